@@ -1,0 +1,187 @@
+"""The one schema of a run: every key, its type, its default and its limits.
+
+Values come from a YAML file and ``key=value`` overrides (see ``config_loading``); nothing changes them afterwards.
+Each group of keys is one class below. Heavy libraries are not imported here: reading a config is instant.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+
+LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+
+
+class Group(BaseModel):
+    """Base of all groups: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+# --- env: the simulator ---------------------------------------------------------------------------------------------
+
+
+class LiberoConfig(Group):
+    """LIBERO tasks in robosuite (MuJoCo)."""
+
+    name: Literal["libero"] = "libero"
+    suite: Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"] = "libero_spatial"
+    tasks: tuple[NonNegative, ...] = Field((0,), description="Task numbers within the suite; empty means all.")
+    image_size: Positive = Field(256, description="Rendered height and width, in pixels.")
+    wrist_camera: bool = Field(False, description="Add the eye-in-hand view.")
+    proprio: bool = Field(True, description="Add end-effector position, axis-angle and gripper joints (8 numbers).")
+    max_episode_steps: Positive | None = Field(None, description="Time limit; null takes the suite's protocol.")
+    settle_steps: NonNegative = Field(10, description="No-op steps after a reset, while objects come to rest.")
+    assets: Literal["auto", "stand-ins"] = Field(
+        "auto", description="auto: LIBERO_ASSETS, the package's, the hub's cache, a download, else stand-ins."
+    )
+
+
+class TabletopConfig(Group):
+    """A fast 2-D tabletop in numpy, for tests and many-seed experiments."""
+
+    name: Literal["tabletop"] = "tabletop"
+    tasks: tuple[Literal["reach", "push", "pick_place"], ...] = Field(("reach",), min_length=1)
+    distractors: NonNegative = Field(1, le=4, description="Objects beside the target.")
+    image_size: Positive = 64
+    proprio: bool = True
+    max_episode_steps: Positive = 64
+    latency_ms: float = Field(0.0, ge=0.0, description="Simulated cost of one control step, slept.")
+
+
+class WorkloadConfig(Group):
+    """Timed no-op episodes: known costs, for tests and benchmarks of the runtime itself."""
+
+    name: Literal["workload"] = "workload"
+    image_size: Positive = 16
+    max_episode_steps: Positive = 32
+    step_ms: float = Field(0.0, ge=0.0, description="Time one control step takes, slept.")
+    render_ms: float = Field(0.0, ge=0.0, description="Time one observation takes, slept.")
+    length_spread: Fraction = Field(0.0, description="Episodes last max_episode_steps * (1 - u * spread), u in [0, 1).")
+
+
+EnvConfig = Annotated[LiberoConfig | TabletopConfig | WorkloadConfig, Field(discriminator="name")]
+
+
+# --- policy ---------------------------------------------------------------------------------------------------------
+
+
+class PolicyConfig(Group):
+    """The vision-language-action model."""
+
+    checkpoint: str | None = Field(None, description="Folder of a checkpoint; null starts from random weights.")
+    size: Literal["tiny", "7b"] = Field("tiny", description="Architecture where no checkpoint is given.")
+    chunk_size: Positive = Field(8, description="Actions per inference.")
+    temperature: PositiveFloat = Field(1.0, description="Of sampling and of log-probabilities alike.")
+    detach_value: bool = Field(True, description="The value head reads the trunk's features without shaping them.")
+
+
+# --- algo -----------------------------------------------------------------------------------------------------------
+
+
+class PPOConfig(Group):
+    """Proximal policy optimization (arXiv:1707.06347) on action chunks."""
+
+    name: Literal["ppo"] = "ppo"
+    gamma: Fraction = Field(0.99, description="Discount per chunk.")
+    gae_lambda: Fraction = 0.95
+    clip_low: PositiveFloat = Field(0.2, description="Ratios are clipped to [1 - clip_low, 1 + clip_high].")
+    clip_high: PositiveFloat = 0.2
+    ratio_level: Literal["token", "action", "chunk"] = Field("action", description="What one probability ratio covers.")
+    value_clip: PositiveFloat | None = Field(0.2, description="Clip range of the value update; null: unclipped.")
+    huber_delta: PositiveFloat = Field(10.0, description="Where the value loss turns from squared to absolute.")
+    value_coef: float = Field(0.5, ge=0.0)
+    entropy_coef: float = Field(0.0, ge=0.0)
+    epochs: Positive = 1
+    minibatches: Positive = Field(4, description="Optimizer steps per epoch.")
+    normalize_advantages: bool = True
+    value_warmup: NonNegative = Field(0, description="Iterations that train the value head only.")
+    recompute_logprobs: bool = Field(False, description="Decoupled objective (arXiv:2505.24298): proximal policy = weights at the update's start.")
+    importance_cap: PositiveFloat | None = Field(None, description="Truncation of behaviour weights pi_prox / pi_behaviour; needs recompute_logprobs.")
+
+    @model_validator(mode="after")
+    def _cap_needs_recompute(self) -> PPOConfig:
+        if self.importance_cap is not None and not self.recompute_logprobs:
+            raise ValueError(
+                f"importance_cap={self.importance_cap} weighs by recomputed log-probabilities: "
+                "set recompute_logprobs=true, or importance_cap=null"
+            )
+        return self
+
+
+AlgoConfig = PPOConfig  # further algorithms join as a union discriminated by name
+
+
+# --- train, learner, placement, log ---------------------------------------------------------------------------------
+
+
+class TrainConfig(Group):
+    """The outer loop."""
+
+    iterations: Positive = Field(100, description="Learner updates.")
+    batch_episodes: Positive = Field(32, description="Episodes in one super-batch.")
+    max_age: NonNegative = Field(2, description="Updates that a chunk's weights may lie behind the weights it trains.")
+    eval_every: NonNegative = Field(10, description="Iterations between evaluations; 0: only at the end.")
+    eval_episodes: NonNegative = Field(50, description="Per evaluation, over the benchmark's initial states; 0: never.")
+    eval_sampled: bool = Field(False, description="Also evaluate with sampled actions.")
+    checkpoint_every: Positive = Field(10, description="Iterations between checkpoints.")
+    keep_checkpoints: Positive = 2
+    max_minutes: PositiveFloat | None = Field(None, description="Stop, with a checkpoint, after this wall-clock time.")
+
+
+class LearnerConfig(Group):
+    """DeepSpeed."""
+
+    ranks: Positive = Field(1, description="Data-parallel learner processes.")
+    zero_stage: int = Field(0, ge=0, le=3)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    micro_batch: Positive = Field(64, description="Chunks per forward and backward pass, on one rank.")
+    lr: float = Field(1e-4, ge=0.0)
+    value_lr: float | None = Field(None, ge=0.0, description="Of the value head; null: lr.")
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0.0)
+    warmup_iterations: NonNegative = Field(0, description="Iterations over which lr rises linearly.")
+    max_grad_norm: PositiveFloat = 1.0
+    threads: Positive = Field(1, description="CPU threads of one rank.")
+
+
+class PlacementConfig(Group):
+    """How many processes of each kind, and how they are fed."""
+
+    env_workers: Positive = Field(2, description="Simulator processes.")
+    slots_per_worker: Positive = Field(4, description="Episodes that one simulator process holds at once.")
+    inference_servers: Positive = 1
+    max_batch: Positive = Field(16, description="Most rows of one inference batch.")
+    max_wait_ms: float = Field(5.0, ge=0.0, description="An inference batch fires when its oldest request is this old.")
+    inference_threads: Positive = 1
+
+
+class LogConfig(Group):
+    """What a run leaves behind."""
+
+    dir: str = Field("runs", description="Folder of run folders.")
+    name: str | None = Field(None, description="Name of the run folder; null: algorithm, simulator and time.")
+    tensorboard: bool = True
+    wandb: Literal["off", "offline", "online"] = "off"
+    wandb_project: str = "vla_rl"
+    video: bool = Field(True, description="Save a short video of each evaluation.")
+
+
+class RunConfig(Group):
+    """One training run."""
+
+    mode: Literal["async", "sync"] = Field("async", description="sync: rollout, then update, in turns; the reference.")
+    seed: NonNegative = 0
+    env: EnvConfig = Field(default_factory=LiberoConfig)
+    policy: PolicyConfig = Field(default_factory=PolicyConfig)
+    algo: AlgoConfig = Field(default_factory=PPOConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    placement: PlacementConfig = Field(default_factory=PlacementConfig)
+    log: LogConfig = Field(default_factory=LogConfig)

@@ -29,6 +29,7 @@ class EnvSpec:
     action_dim: int  # A
     max_episode_steps: int  # control steps until an episode is truncated
     instructions: tuple[str, ...]  # the task id of an Episode indexes this
+    init_states: int = 50  # benchmark initial states a task has; Episode.init_state counts through them
     assets: str = "none"  # where meshes and textures came from, e.g. "stand-ins"; part of every result
 
 
@@ -41,6 +42,7 @@ class Episode:
     seed: int  # of the placement (where the simulator samples it) and of the action sampling
     init_state: int | None = None  # index of a benchmark initial state; None: the simulator samples placements
     group: int = -1  # episodes of one group share task, seed and init_state; -1: no group
+    member: int = 0  # position within the group; with the seed it settles the action sampling
     evaluation: bool = False  # never trained on
     greedy: bool = False  # most likely action instead of a sampled one
     record: bool = False  # keep a frame of every control step, for a video
@@ -113,6 +115,20 @@ class Trajectory:
     @property
     def total_reward(self) -> float:
         return float(self.rewards.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """What is kept of an evaluation episode."""
+
+    episode: Episode
+    success: bool
+    steps: int  # executed control steps
+    total_reward: float
+    oldest_version: int
+    newest_version: int  # equal to oldest_version where one policy played the whole episode
+    seconds: float
+    frames: tuple[Array, ...] = ()  # uint8 [H, W, 3] each, where the episode asked for them
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,42 @@
-"""Packages of vla_rl. The scripts install requirements.txt first (tested as a whole); here stand the open ranges."""
+"""Packages of vla_rl. The scripts install requirements.txt, which was tested as a whole; here stand the open ranges."""
 
 from setuptools import find_packages, setup
+
+CORE = [
+    "deepspeed>=0.17",
+    "h5py",
+    "imageio",
+    "imageio-ffmpeg",
+    "matplotlib",
+    "numpy>=2",
+    "omegaconf>=2.3",
+    "pydantic>=2.10",
+    "pyyaml",
+    "ray>=2.45,<3",
+    "rich>=13",
+    "safetensors>=0.5",
+    "tensorboard",
+    "tokenizers",
+    "torch>=2.7,<3",
+    "transformers>=5,<6",
+]
+EXTRAS = {
+    # robosuite and MuJoCo are driven below their public interfaces: other versions need a test of the physics.
+    "libero": ["hf-libero==0.1.4", "huggingface_hub", "mujoco>=3.2,<3.9", "robosuite==1.4.0"],
+    "wandb": ["wandb"],
+    "dev": ["hypothesis", "mypy>=1.14", "pytest>=8", "pytest-timeout", "pytest-xdist", "ruff>=0.9"],
+}
 
 setup(
     name="vla_rl",
     version="0.1.0",
     description="Asynchronous actor-learner reinforcement learning of vision-language-action policies",
     license="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["vla_rl*", "envs*", "algos*"]),
     include_package_data=True,
-    install_requires=["numpy", "pydantic>=2", "omegaconf", "rich", "safetensors", "tokenizers"],
+    install_requires=CORE,
+    extras_require=EXTRAS,
     entry_points={"console_scripts": ["vla-rl = vla_rl.cli:main"]},
 )

@@ -1,0 +1,46 @@
+"""Simulators behind one protocol (``envs.base``). Each is imported only when it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vla_rl.config import EnvConfig, LiberoConfig, TabletopConfig
+
+if TYPE_CHECKING:
+    from envs.base import VectorEnv
+    from vla_rl.types import EnvSpec
+
+__all__ = ["env_spec", "make_env"]
+
+
+def make_env(config: EnvConfig, num_slots: int) -> VectorEnv:
+    """The simulator that ``config`` describes, with ``num_slots`` slots.
+
+    Raises EnvError where it cannot be set up, ValueError where ``num_slots`` is not positive.
+    """
+    if isinstance(config, LiberoConfig):
+        from envs.libero.env import LiberoVectorEnv
+
+        return LiberoVectorEnv(config, num_slots)
+    if isinstance(config, TabletopConfig):
+        from envs.tabletop import TabletopVectorEnv
+
+        return TabletopVectorEnv(config, num_slots)
+    from envs.workload import WorkloadVectorEnv
+
+    return WorkloadVectorEnv(config, num_slots)
+
+
+def env_spec(config: EnvConfig) -> EnvSpec:
+    """What ``make_env(config, ...).spec`` would be, without starting a simulation. Raises EnvError as it would."""
+    if isinstance(config, LiberoConfig):
+        from envs.libero.env import libero_spec
+
+        return libero_spec(config)
+    if isinstance(config, TabletopConfig):
+        from envs.tabletop import tabletop_spec
+
+        return tabletop_spec(config)
+    from envs.workload import workload_spec
+
+    return workload_spec(config)

@@ -80,6 +80,7 @@ class PolicyConfig(Group):
     chunk_size: Positive = Field(8, description="Actions per inference.")
     temperature: PositiveFloat = Field(1.0, description="Of sampling and of log-probabilities alike.")
     detach_value: bool = Field(True, description="The value head reads the trunk's features without shaping them.")
+    latency_ms: float = Field(0.0, ge=0.0, description="Simulated extra cost of one inference batch, slept.")
 
 
 # --- algo -----------------------------------------------------------------------------------------------------------
@@ -118,6 +119,25 @@ class PPOConfig(Group):
 AlgoConfig = PPOConfig  # further algorithms join as a union discriminated by name
 
 
+# --- sft: the warm start ---------------------------------------------------------------------------------------------
+
+
+class SftConfig(Group):
+    """Behaviour cloning of demonstrations, by `vla-rl sft`."""
+
+    demos: tuple[str, ...] = Field((), description="HDF5 files in LIBERO's layout; empty: the scripted expert plays.")
+    demo_episodes: Positive = Field(100, description="Demonstrations to collect where no files are given.")
+    demo_noise: float = Field(0.2, ge=0.0, le=1.0, description="Noise on executed expert actions; labels stay clean.")
+    updates: Positive = Field(2000, description="Optimizer steps.")
+    batch: Positive = Field(64, description="Action chunks per step.")
+    lr: PositiveFloat = Field(5e-4, description="Peak; rises linearly over 5 % of the updates, falls as a cosine.")
+    weight_decay: float = Field(0.01, ge=0.0)
+    max_shift: NonNegative = Field(4, description="Images are shifted by up to this many pixels, as augmentation.")
+    bin_smoothing: float = Field(0.0, ge=0.0, description="Standard deviation, in bins, of the target distribution.")
+    threads: Positive = 2
+    output: str = Field("checkpoints/sft", description="Folder of the resulting checkpoint.")
+
+
 # --- train, learner, placement, log ---------------------------------------------------------------------------------
 
 
@@ -149,6 +169,7 @@ class LearnerConfig(Group):
     warmup_iterations: NonNegative = Field(0, description="Iterations over which lr rises linearly.")
     max_grad_norm: PositiveFloat = 1.0
     threads: Positive = Field(1, description="CPU threads of one rank.")
+    latency_ms: float = Field(0.0, ge=0.0, description="Simulated extra cost of one update, slept.")
 
 
 class PlacementConfig(Group):
@@ -181,6 +202,7 @@ class RunConfig(Group):
     env: EnvConfig = Field(default_factory=LiberoConfig)
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
     algo: AlgoConfig = Field(default_factory=PPOConfig)
+    sft: SftConfig = Field(default_factory=SftConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     placement: PlacementConfig = Field(default_factory=PlacementConfig)

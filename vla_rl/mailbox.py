@@ -141,7 +141,9 @@ class ServerMailbox:
             rows = self.pending_rows()
             if rows:
                 return rows
-        return [row for row in self._bell.wait(timeout) if row != WAKE]
+        ticket, answered = self.arrays["ticket"], self.arrays["answered"]
+        # a row that the first call found may ring once more
+        return [row for row in self._bell.wait(timeout) if row != WAKE and ticket[row] != answered[row]]
 
     def wake(self) -> None:
         self._bell.ring([WAKE])

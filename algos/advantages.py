@@ -1,0 +1,130 @@
+"""Returns and advantages of ragged episodes, in numpy, float64 throughout.
+
+The M chunks of B episodes lie flat, one episode after the other: rows of episode b are ``offsets[b]:offsets[b + 1]``.
+One action chunk is one decision of the chunk-level MDP: its reward is the sum over its executed steps, the discount
+applies once a chunk. After an episode's last chunk the value is 0 where the task itself ended, and the value of the
+final observation where a time limit cut it (Pardo et al., arXiv:1712.00378).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+Array = np.ndarray
+
+# Far below the spread of any returns worth learning from, far above float32 noise around a constant.
+NORMALIZE_EPSILON = 1e-5
+
+
+def chunk_rewards(rewards: Array, num_steps: Array) -> Array:
+    """float64 [M]: the reward of each chunk, the sum of the first ``num_steps[m]`` of its K ``rewards`` [M, K]."""
+    executed = np.arange(rewards.shape[1])[None, :] < num_steps[:, None]
+    return np.where(executed, rewards, 0.0).sum(axis=1, dtype=np.float64)
+
+
+def gae(
+    rewards: Array,  # [M]
+    values: Array,  # [M], of the observation in which each chunk was chosen
+    offsets: Array,  # [B + 1]
+    final_value: Array,  # [B], read where truncated
+    truncated: Array,  # bool [B]; the other episodes terminated
+    gamma: float,
+    lam: float,
+) -> tuple[Array, Array]:
+    """Generalized advantage estimation (arXiv:1506.02438, equation 16): float64 ``(advantages [M], returns [M])``.
+
+    ``A_t = delta_t + gamma * lam * A_(t+1)`` with ``delta_t = r_t + gamma * V_(t+1) - V_t``; returns are ``A + V``,
+    the lambda-return that the value function learns.
+
+    Raises ValueError where shapes and offsets do not agree, or a reward or value is not finite.
+    """
+    rewards, values = _finite("rewards", rewards), _finite("values", values)
+    last = _last_rows(offsets, rewards, values)
+    next_values = np.append(values[1:], 0.0)
+    next_values[last] = _bootstrap(final_value, truncated, len(last))
+    deltas = rewards + gamma * next_values - values
+    advantages = _discounted_sum(deltas, offsets, np.zeros(len(last)), gamma * lam)
+    return advantages, advantages + values
+
+
+def monte_carlo_returns(rewards: Array, offsets: Array, final_value: Array, truncated: Array, gamma: float) -> Array:
+    """float64 [M]: ``G_t = r_t + gamma * G_(t+1)``, the discounted sum of what followed; shapes as in ``gae``."""
+    rewards = _finite("rewards", rewards)
+    last = _last_rows(offsets, rewards)
+    return _discounted_sum(rewards, offsets, _bootstrap(final_value, truncated, len(last)), gamma)
+
+
+def normalize(advantages: Array, weights: Array | None = None) -> Array:
+    """float64 [M]: shifted and scaled to mean 0 and standard deviation 1 over everything given.
+
+    ``weights`` [M] says how often each entry counts (default: once); an entry of weight 0 has no say in mean and
+    deviation. Call it on the whole super-batch, so that the result does not depend on micro-batches or ranks.
+    Entries that are all alike become 0.
+
+    Raises ValueError where the weights are negative, sum to zero or have another shape.
+    """
+    advantages = np.asarray(advantages, np.float64)
+    weights = np.ones_like(advantages) if weights is None else np.asarray(weights, np.float64)
+    if weights.shape != advantages.shape or np.any(weights < 0) or not weights.sum() > 0:
+        raise ValueError(
+            f"weights of shape {weights.shape}, sum {weights.sum()}, for advantages of shape {advantages.shape}: "
+            "give one non-negative weight an entry, not all zero"
+        )
+    mean = np.average(advantages, weights=weights)
+    deviation = np.sqrt(np.average((advantages - mean) ** 2, weights=weights))
+    return (advantages - mean) / (deviation + NORMALIZE_EPSILON)
+
+
+def explained_variance(returns: Array, values: Array) -> float | None:
+    """``1 - Var(returns - values) / Var(returns)``: 1 is perfect, 0 a constant's. None where all returns are alike."""
+    returns, values = np.asarray(returns, np.float64), np.asarray(values, np.float64)
+    if np.ptp(returns) == 0:
+        return None
+    return float(1.0 - np.var(returns - values) / np.var(returns))
+
+
+def _discounted_sum(x: Array, offsets: Array, after: Array, decay: float) -> Array:
+    """``y_t = x_t + decay * y_(t+1)`` within each episode, where ``after`` [B] stands for y beyond its last row.
+
+    Loops over the time steps of the longest episode, backwards from every episode's own end, so that an episode takes
+    part from the first turn on and drops out when its first row is reached.
+    """
+    lengths = np.diff(offsets)
+    longest_first = np.argsort(-lengths, kind="stable")
+    last = np.asarray(offsets[1:], np.int64)[longest_first] - 1
+    carry = after[longest_first]
+    alive = len(lengths) - np.searchsorted(np.sort(lengths), np.arange(lengths.max()), side="right")
+    y = np.empty_like(x)
+    for back, n in enumerate(alive):
+        rows = last[:n] - back
+        carry = x[rows] + decay * carry[:n]
+        y[rows] = carry
+    return y
+
+
+def _bootstrap(final_value: Array, truncated: Array, episodes: int) -> Array:
+    """float64 [B]: the value of what follows each episode's last chunk."""
+    for name, array in (("final_value", final_value), ("truncated", truncated)):
+        if np.shape(array) != (episodes,):
+            raise ValueError(f"{name} has shape {np.shape(array)} for {episodes} episodes: give one entry an episode")
+    return _finite("final_value", np.where(truncated, final_value, 0.0))
+
+
+def _last_rows(offsets: Array, *per_chunk: Array) -> Array:
+    """int64 [B]: row of each episode's last chunk, after a check that ``offsets`` divides the [M] arrays given."""
+    chunks = {array.shape for array in per_chunk}
+    offsets = np.asarray(offsets, np.int64)
+    if len(offsets) < 2 or offsets[0] != 0 or np.any(np.diff(offsets) < 1) or chunks != {(offsets[-1],)}:
+        raise ValueError(
+            f"offsets {offsets} do not divide arrays of shapes {sorted(chunks)}: "
+            "they must start at 0, rise by at least 1 an episode and end at the number of chunks"
+        )
+    return offsets[1:] - 1
+
+
+def _finite(name: str, array: Array) -> Array:
+    array = np.asarray(array, np.float64)
+    if not np.all(np.isfinite(array)):
+        row = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise ValueError(f"{name}[{row}] is {array.flat[row]}: find what produced it, no advantage can be formed")
+    return array

@@ -1,0 +1,131 @@
+"""What an algorithm is to the learner: targets of a super-batch, and a loss that adds up.
+
+    collate ──▶ targets(super-batch) ──▶ Targets ──rows──▶ loss(micro-batch) ──▶ share of the step's loss
+                     ▲                                        ▲
+       recomputed log-probs and values                 counts(optimizer step)
+       (only where needs_recompute)
+
+An algorithm knows neither processes nor devices. ``targets`` sees the whole super-batch, so every statistic in it is
+global; ``loss`` sees any subset of rows, and its results add up.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algos.advantages import explained_variance
+from algos.losses import RatioLevel
+from algos.metrics import finish_metrics
+from vla_rl.config import AlgoConfig
+from vla_rl.types import Array, SuperBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the sums of one optimizer step are divided by. Counts of disjoint rows add up."""
+
+    chunks: int
+    steps: int  # executed
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.chunks + other.chunks, self.steps + other.steps)
+
+    def elements(self, level: RatioLevel, action_dim: int) -> int:
+        """Number of probability ratios."""
+        return {"token": self.steps * action_dim, "action": self.steps, "chunk": self.chunks}[level]
+
+
+@dataclass(frozen=True, slots=True)
+class RowTargets:
+    """Some rows of ``Targets`` as tensors on the device of the loss, without gradient."""
+
+    advantages: Tensor  # float32 [n]
+    returns: Tensor  # float32 [n]
+    proximal_logprobs: Tensor  # float32 [n, K, A]
+    behaviour_logprobs: Tensor  # float32 [n, K, A]
+    old_values: Tensor  # float32 [n]
+    num_steps: Tensor  # int64 [n]; 0 marks a row of padding, which counts nowhere
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What a super-batch's chunks are trained towards, in the order of its rows."""
+
+    advantages: Array  # float32 [M]
+    returns: Array  # float32 [M]
+    proximal_logprobs: Array  # float32 [M, K, A], of the policy that the clip stays near
+    behaviour_logprobs: Array  # float32 [M, K, A], of the policy that acted
+    old_values: Array  # float32 [M], predictions from which the update starts
+    num_steps: Array  # int32 [M], executed steps
+
+    def rows(self, index: Array | slice, device: torch.device | str = "cpu") -> RowTargets:
+        """The given rows (an int array, a bool array or a slice) as tensors."""
+
+        def tensor(array: Array) -> Tensor:
+            return torch.tensor(array[index], device=device)
+
+        behaviour = tensor(self.behaviour_logprobs)
+        shared = self.proximal_logprobs is self.behaviour_logprobs
+        return RowTargets(
+            advantages=tensor(self.advantages),
+            returns=tensor(self.returns),
+            proximal_logprobs=behaviour if shared else tensor(self.proximal_logprobs),
+            behaviour_logprobs=behaviour,
+            old_values=tensor(self.old_values),
+            num_steps=tensor(self.num_steps).long(),
+        )
+
+
+class Algorithm(ABC):
+    """One algorithm's macro flow. Stateless: what changes from update to update is passed in."""
+
+    config: AlgoConfig
+    needs_recompute: bool  # targets wants log-probabilities and values of the weights at the update's start
+    epochs: int  # passes over a super-batch
+    minibatches: int  # optimizer steps a pass
+
+    @abstractmethod
+    def targets(self, batch: SuperBatch, logprobs: Array | None = None, values: Array | None = None) -> Targets:
+        """Targets of all M chunks of a super-batch.
+
+        ``logprobs`` [M, K, A] and ``values`` [M] come from a forward pass of the weights that the update starts from,
+        and are given exactly where ``needs_recompute``. The values of final observations stay ``batch.final_value``:
+        a caller that recomputes those too passes them with ``dataclasses.replace``.
+
+        Raises ValueError where the batch contradicts itself or holds numbers that are not finite.
+        """
+
+    @abstractmethod
+    def loss(
+        self,
+        logprobs: Tensor,  # [n, K, A], of the recorded tokens under the weights in training
+        entropy: Tensor,  # [n, K, A], nats
+        values: Tensor,  # [n]
+        rows: RowTargets,
+        counts: Counts,  # of the whole optimizer step: all micro-batches of all ranks
+        iteration: int,  # updates before this one
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """These n chunks' share of the optimizer step's loss (a scalar), and sums for ``finish_metrics`` (scalars).
+
+        Shares *sum* to the loss: a data-parallel engine that averages gradients over its ranks, or over accumulated
+        micro-batches, has to be given the share times the number it divides by.
+        """
+
+    def finish_metrics(self, sums: Mapping[str, float], targets: Targets) -> dict[str, float]:
+        """Figures of an update from the metric sums of all its loss calls, on all ranks (see ``algos.metrics``).
+
+        Adds ``explained_variance`` of the values from which the update started, where the returns differ at all.
+        """
+        metrics = finish_metrics(sums)
+        explained = explained_variance(targets.returns, targets.old_values)
+        return metrics if explained is None else metrics | {"explained_variance": explained}
+
+    def counts(self, num_steps: Array) -> Counts:
+        """Counts of chunks with these numbers of executed steps ([m]); those with 0 are padding."""
+        return Counts(chunks=int(np.count_nonzero(num_steps)), steps=int(np.sum(num_steps)))

@@ -1,0 +1,160 @@
+"""Policy-gradient losses as pure functions of flat tensors, in float32 or better.
+
+Shapes: n chunks of K steps of A tokens, of which the first ``num_steps[i]`` steps of chunk i were executed. What lies
+behind them counts nowhere, whatever it holds; a row with ``num_steps`` 0 is padding as a whole.
+
+Every loss is returned as a *sum*. The learner divides by counts of the whole optimizer step, which it knows before the
+first backward pass (``algos.base.Counts``), so that neither the micro-batch size nor the number of ranks changes a
+gradient.
+
+An *element* is what one probability ratio covers: a token, an action (the A tokens of one step) or a chunk (the tokens
+of all executed steps). Tensors at a level have the shape [n, K, A], [n, K] or [n].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+RatioLevel = Literal["token", "action", "chunk"]
+
+# exp(20) is 5e8: far beyond any ratio of use, and finite in float32 even when squared.
+LOG_RATIO_LIMIT = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """Sums over some rows, with gradients. Terms of several micro-batches add up."""
+
+    policy: Tensor  # scalar, negated clipped surrogate summed over elements
+    value: Tensor  # scalar, value loss summed over chunks
+    entropy: Tensor  # scalar, nats, summed over tokens
+
+
+def total_loss(
+    terms: LossTerms, elements: int, chunks: int, *, policy_coef: float, value_coef: float, entropy_coef: float
+) -> Tensor:
+    """The rows' share of an optimizer step's loss, given the counts of that *whole* step.
+
+    ``policy_coef * mean(policy) + value_coef * mean(value) - entropy_coef * mean(entropy)``, with policy and entropy
+    averaged over elements (the entropy of an element is the sum of its tokens') and the value loss over chunks.
+    Linear in ``terms``: the shares of all micro-batches of all ranks sum to the loss of the step.
+    """
+    policy = (policy_coef * terms.policy - entropy_coef * terms.entropy) / max(elements, 1)
+    return policy + value_coef * terms.value / max(chunks, 1)
+
+
+# --- elements ---------------------------------------------------------------------------------------------------------
+
+
+def token_mask(num_steps: Tensor, chunk_size: int, action_dim: int) -> Tensor:
+    """bool [n, K, A]: which tokens were executed."""
+    steps = torch.arange(chunk_size, device=num_steps.device) < num_steps[:, None]
+    return steps[:, :, None].expand(-1, -1, action_dim)
+
+
+def element_mask(tokens: Tensor, level: RatioLevel) -> Tensor:
+    """bool at ``level``: which elements hold an executed token, from the [n, K, A] mask of tokens."""
+    match level:
+        case "token":
+            return tokens
+        case "action":
+            return tokens.any(dim=2)
+        case "chunk":
+            return tokens.any(dim=2).any(dim=1)
+
+
+def pool(per_token: Tensor, tokens: Tensor, level: RatioLevel) -> Tensor:
+    """Sum of [n, K, A] numbers over the executed tokens of each element; 0 in elements without any."""
+    executed = _masked(_at_least_float32(per_token), tokens)
+    match level:
+        case "token":
+            return executed
+        case "action":
+            return executed.sum(dim=2)
+        case "chunk":
+            return executed.sum(dim=(1, 2))
+
+
+def log_ratio(numerator: Tensor, denominator: Tensor, tokens: Tensor, level: RatioLevel) -> Tensor:
+    """Logarithm of the probability ratio of two policies at ``level``, from their [n, K, A] log-probabilities.
+
+    Tokens of a chunk are decoded in parallel, hence independent given the observation: log-ratios add. Limited to
+    +-``LOG_RATIO_LIMIT``, without gradient beyond, so that its exponential and that one's square stay finite.
+    """
+    difference = _at_least_float32(numerator) - _at_least_float32(denominator)
+    return pool(difference, tokens, level).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def clipped_surrogate(
+    log_ratios: Tensor,  # of pi / pi_prox, at a level
+    advantages: Tensor,  # [n]
+    mask: Tensor,  # bool, at the same level
+    clip_low: float,
+    clip_high: float,
+    weights: Tensor | None = None,  # pi_prox / pi_behaviour at the same level, a constant to the gradient
+) -> Tensor:
+    """Sum over elements of ``-w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)``.
+
+    Without weights PPO's objective (arXiv:1707.06347, equation 7), with unequal limits as in arXiv:2503.14476; with
+    weights the decoupled objective (arXiv:2505.24298, after arXiv:2110.00641), in which the clip holds pi
+    near pi_prox while the data may stem from an older pi_behaviour. Equal when pi_prox is pi_behaviour.
+    """
+    ratios = log_ratios.exp()
+    advantages = _per_chunk(advantages, log_ratios)
+    surrogate = torch.minimum(ratios * advantages, ratios.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
+    if weights is not None:
+        surrogate = surrogate * weights.detach()
+    return -_masked(surrogate, mask).sum()
+
+
+def truncated_weights(log_weights: Tensor, cap: float | None) -> Tensor:
+    """``min(exp(log_weights), cap)``: importance weights truncated as in V-trace (arXiv:1802.01561).
+
+    ``cap`` None leaves them whole: unbiased, of higher variance.
+    """
+    weights = log_weights.exp()
+    return weights if cap is None else weights.clamp(max=cap)
+
+
+def clipped_value_loss(
+    values: Tensor,  # [n]
+    returns: Tensor,  # [n]
+    old_values: Tensor,  # [n], the predictions from which the update started
+    mask: Tensor,  # bool [n]
+    clip: float | None,
+    huber_delta: float,
+) -> Tensor:
+    """Sum over chunks of the Huber loss of ``values - returns``; 0.5 * error ** 2 up to ``huber_delta``, then linear.
+
+    With ``clip`` the larger of that loss and the loss of ``old_values + clamp(values - old_values, -clip, clip)``: a
+    prediction gains nothing from moving further than ``clip`` in one update (OpenAI baselines' PPO2; compared with
+    others in arXiv:2006.05990).
+    """
+    values, returns, old = (_masked(_at_least_float32(x), mask) for x in (values, returns, old_values))
+    loss = functional.huber_loss(values, returns, reduction="none", delta=huber_delta)
+    if clip is not None:
+        near = old + (values - old).clamp(-clip, clip)
+        loss = torch.maximum(loss, functional.huber_loss(near, returns, reduction="none", delta=huber_delta))
+    return loss.sum()
+
+
+def _masked(x: Tensor, mask: Tensor) -> Tensor:
+    """Zero outside the mask. A product with the mask would keep infinities and NaN alive, in values and gradients."""
+    return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _per_chunk(x: Tensor, like: Tensor) -> Tensor:
+    """[n] as [n, 1, ...], to be combined with a tensor at any level."""
+    return _at_least_float32(x).reshape(-1, *(1,) * (like.dim() - 1))

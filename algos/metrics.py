@@ -1,0 +1,120 @@
+"""Figures of an update, as sums that merge by addition over micro-batches, optimizer steps and ranks.
+
+Each loss call yields a dict of scalar float64 tensors without gradient; adding two such dicts key by key merges them.
+``finish_metrics`` turns the grand total into means, once an update.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from algos.losses import LOG_RATIO_LIMIT, LossTerms
+
+QUANTILES = (0.01, 0.5, 0.99)
+
+# Quantiles and maxima of ratios do not add up, histograms do. Bins are even in asinh(log_ratio / FINE): even in the
+# log-ratio below FINE, even in its logarithm above. Their number is odd so that a ratio of exactly 1 is a bin's centre.
+BINS = 129
+FINE = 0.01
+_REACH = math.asinh(LOG_RATIO_LIMIT / FINE)
+_BIN_NAMES = tuple(f"ratio_bin_{i}" for i in range(BINS))
+
+
+def loss_metrics(terms: LossTerms, mask: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+    """Sums of the loss terms and what divides them: elements (``mask``, bool at the ratio level), tokens, chunks."""
+    sums = {
+        "policy_loss": terms.policy,
+        "value_loss": terms.value,
+        "entropy": terms.entropy,
+        "elements": mask.sum(),
+        "tokens": tokens.sum(),
+        "chunks": tokens.flatten(1).any(dim=1).sum(),
+    }
+    return {name: x.detach().double() for name, x in sums.items()}
+
+
+def ratio_metrics(
+    log_ratios: Tensor, mask: Tensor, clip_low: float, clip_high: float, log_weights: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Sums about pi / pi_prox (``log_ratios``) and pi_prox / pi_behaviour (``log_weights``; None: always 1).
+
+    KL(pi_prox, pi) is estimated by k1 = -log r and k3 = r - 1 - log r (joschu.net/blog/kl-approx.html): k1 is unbiased
+    where the data stem from pi_prox, k3 never negative.
+    """
+    log_r = log_ratios.detach().double()
+    ratio = log_r.exp()
+    total = ratio if log_weights is None else (log_r + log_weights.detach().double()).exp()
+    sums = {
+        "k1": -log_r,
+        "k3": torch.expm1(log_r) - log_r,
+        "clipped": ((ratio < 1.0 - clip_low) | (ratio > 1.0 + clip_high)).double(),
+        "ratio": ratio,
+        "importance": total,
+        "importance_sq": total**2,
+    }
+    counted = mask.double()
+    return {name: (x * counted).sum() for name, x in sums.items()} | _histogram(log_r, counted)
+
+
+def weight_metrics(log_weights: Tensor, mask: Tensor, cap: float | None) -> dict[str, Tensor]:
+    """Sums about the behaviour weights pi_prox / pi_behaviour before truncation, and how many the cap cuts."""
+    weights, counted = log_weights.detach().double().exp(), mask.double()
+    cut = (weights > (math.inf if cap is None else cap)).double()
+    return {"behaviour_weight": (weights * counted).sum(), "behaviour_weight_cut": (cut * counted).sum()}
+
+
+def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Means from the summed metrics of a whole update; empty where nothing was summed.
+
+    policy_loss           mean over elements (see ``algos.losses``)
+    value_loss            mean over chunks
+    entropy               nats a token
+    approx_kl             k3 estimate of KL(pi_prox, pi), nats an element; approx_kl_k1: the k1 estimate
+    clip_fraction         elements whose ratio lies outside the clip range, 0..1
+    ratio_mean            of pi / pi_prox
+    ratio_max, ratio_pNN  from a histogram: their logarithms are right to 7 %, or 0.0007 where that is more
+    ess                   effective sample size of the weights pi / pi_behaviour, as a fraction of the elements:
+                          (sum w)^2 / (elements * sum w^2)
+    behaviour_weight_mean, behaviour_weight_cut   mean of pi_prox / pi_behaviour, and the fraction above importance_cap;
+                          only in the decoupled objective
+    """
+    elements = sums.get("elements", 0.0)
+    if elements == 0:
+        return {}
+    histogram = [sums[name] for name in _BIN_NAMES]
+    metrics = {
+        "policy_loss": sums["policy_loss"] / elements,
+        "value_loss": sums["value_loss"] / sums["chunks"],
+        "entropy": sums["entropy"] / sums["tokens"],
+        "approx_kl": sums["k3"] / elements,
+        "approx_kl_k1": sums["k1"] / elements,
+        "clip_fraction": sums["clipped"] / elements,
+        "ratio_mean": sums["ratio"] / elements,
+        "ratio_max": _ratio_quantile(histogram, 1.0),
+        "ess": sums["importance"] ** 2 / (elements * sums["importance_sq"]),
+    }
+    metrics |= {f"ratio_p{round(100 * q):02d}": _ratio_quantile(histogram, q) for q in QUANTILES}
+    if "behaviour_weight" in sums:
+        metrics["behaviour_weight_mean"] = sums["behaviour_weight"] / elements
+        metrics["behaviour_weight_cut"] = sums["behaviour_weight_cut"] / elements
+    return metrics
+
+
+def _histogram(log_r: Tensor, counted: Tensor) -> dict[str, Tensor]:
+    bins = ((torch.asinh(log_r / FINE) / _REACH + 1.0) * (BINS / 2)).long().clamp(0, BINS - 1)
+    histogram = torch.zeros(BINS, dtype=torch.float64, device=log_r.device)
+    histogram.scatter_add_(0, bins.flatten(), counted.flatten())
+    return dict(zip(_BIN_NAMES, histogram.unbind(), strict=True))
+
+
+def _ratio_quantile(histogram: list[float], q: float) -> float:
+    """The ratio at the centre of the bin in which a fraction ``q`` of all entries is reached."""
+    reached = list(itertools.accumulate(histogram))
+    index = bisect.bisect_left(reached, q * reached[-1])
+    return math.exp(FINE * math.sinh(((2 * index + 1) / BINS - 1.0) * _REACH))

@@ -1,0 +1,128 @@
+"""LIBERO's suites and tasks, read from the installed package without importing it.
+
+The package itself imports torch for this, which costs an environment worker time and memory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import pickle
+import re
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs.base import EnvError
+
+STEP_LIMITS = {  # control steps, the protocol of the OpenVLA papers (longest demonstration of a suite plus some slack)
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_goal": 300,
+    "libero_10": 520,
+    "libero_90": 400,
+}
+
+_SCENE_PREFIX = re.compile(r"^[A-Z_]+SCENE\d+_")  # "KITCHEN_SCENE3_": file names of libero_10 and libero_90
+
+
+@dataclass(frozen=True, slots=True)
+class LiberoTask:
+    """One of the 130 tasks."""
+
+    suite: str
+    number: int  # within the suite
+    name: str
+    instruction: str  # as the benchmark states it; the BDDL file's own sentence differs in places
+    bddl_file: Path
+    init_states_file: Path
+
+    def __str__(self) -> str:
+        return f"{self.suite}/{self.number}"
+
+
+@cache
+def suite_tasks(suite: str) -> tuple[LiberoTask, ...]:
+    """All tasks of a suite, in the benchmark's order.
+
+    Raises EnvError where the suite is unknown or LIBERO is not installed.
+    """
+    if suite not in STEP_LIMITS:
+        raise EnvError(f"LIBERO has no suite {suite!r}: use one of {', '.join(STEP_LIMITS)}")
+    root = _package_root()
+    return tuple(
+        LiberoTask(
+            suite=suite,
+            number=number,
+            name=name,
+            instruction=_SCENE_PREFIX.sub("", name).replace("_", " "),
+            bddl_file=root / "bddl_files" / suite / f"{name}.bddl",
+            init_states_file=root / "init_files" / suite / f"{name}.pruned_init",
+        )
+        for number, name in enumerate(_task_names(root)[suite])
+    )
+
+
+def select_tasks(suite: str, numbers: tuple[int, ...]) -> tuple[LiberoTask, ...]:
+    """The tasks with these numbers, in this order; all of the suite where ``numbers`` is empty.
+
+    Raises EnvError where a number does not exist.
+    """
+    tasks = suite_tasks(suite)
+    for number in numbers:
+        if not 0 <= number < len(tasks):
+            raise EnvError(f"{suite} has no task {number}: its tasks are 0..{len(tasks) - 1}")
+    return tuple(tasks[number] for number in numbers) if numbers else tasks
+
+
+@cache
+def load_init_states(task: LiberoTask) -> np.ndarray:
+    """float64 [I, 1 + nq + nv], read-only: time, positions and velocities of the benchmark's initial states.
+
+    The files are written by ``torch.save``: a zip archive around a pickled array.
+
+    Raises EnvError where the file is missing or damaged.
+    """
+    try:
+        with zipfile.ZipFile(task.init_states_file) as archive:
+            (entry,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            states = _ArrayUnpickler(io.BytesIO(archive.read(entry))).load()
+    except (OSError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise EnvError(
+            f"initial states of {task} cannot be read from {task.init_states_file} ({error}): reinstall hf-libero"
+        ) from error
+    if not isinstance(states, np.ndarray) or states.ndim != 2:
+        raise EnvError(f"{task.init_states_file} holds no table of initial states: reinstall hf-libero")
+    states.flags.writeable = False
+    return states
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads arrays and nothing else, also those pickled under numpy 1's module names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] != "numpy" and (module, name) != ("_codecs", "encode"):
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of an array")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def _package_root() -> Path:
+    spec = importlib.util.find_spec("libero")
+    if spec is None or not spec.submodule_search_locations:
+        raise EnvError('Python package "libero" is missing: pip install "vla_rl[libero]"')
+    return Path(next(iter(spec.submodule_search_locations))) / "libero"
+
+
+@cache
+def _task_names(root: Path) -> dict[str, list[str]]:
+    file = root / "benchmark" / "libero_suite_task_map.py"
+    spec = importlib.util.spec_from_file_location("_libero_suite_task_map", file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise EnvError(f"{file} is missing, which lists LIBERO's tasks: reinstall hf-libero")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return dict(module.libero_task_map)

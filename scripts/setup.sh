@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# Makes the environment in .venv, once; a later start only checks that it still fits. Needs Debian or Ubuntu with Python
+# 3.11 or 3.12; a system package that is missing is installed where this user may, else the one command is printed.
+#   bash scripts/setup.sh          PYTHON=/path/to/python3 names the interpreter
+# Writes into .venv and into VLA_RL_CACHE (default ~/.cache/vla_rl). Exit status 2: something that the user can mend.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly venv=.venv
+readonly stamp=$venv/vla_rl-complete # the fingerprint, written last
+readonly unfinished=$venv/vla_rl-unfinished
+readonly log=$venv/setup.log
+export PIP_CACHE_DIR=${PIP_CACHE_DIR:-${VLA_RL_CACHE:-$HOME/.cache/vla_rl}/pip}
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
+
+say() { printf '[%3d s] %s\n' "$SECONDS" "$*"; }
+
+fail() {
+    printf 'setup: %s\n' "$@" >&2
+    exit 2
+}
+
+# run TITLE COMMAND...: output goes to the log; every 10 s a line says how it stands; a failure shows the log's end.
+run() {
+    local title=$1 next=$((SECONDS + 10))
+    shift
+    say "$title"
+    "$@" >>"$log" 2>&1 </dev/null &
+    child=$!
+    trap 'kill "$child" 2>/dev/null || true' EXIT
+    while kill -0 "$child" 2>/dev/null; do
+        sleep 0.2
+        if [ "$SECONDS" -ge "$next" ]; then
+            next=$((SECONDS + 10))
+            say "    $(tail -n 1 "$log" | cut -c 1-100)"
+        fi
+    done
+    trap - EXIT
+    if ! wait "$child"; then
+        tail -n 25 "$log" >&2
+        fail "this step failed: $title" "all of its output is in $log; the next start repairs what is half done"
+    fi
+}
+
+# system_package WHAT PACKAGE: installs a Debian package where this user may, else prints the command.
+system_package() {
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        fail "$1" "install it with: sudo apt-get update && sudo apt-get install -y $2"
+    fi
+    say "$1; installing the system package $2"
+    apt_install "$2" 2>/dev/null || { apt-get -qq update && apt_install "$2"; } ||
+        fail "apt-get cannot install $2: mend what it says above, and start again"
+}
+
+apt_install() { DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$1" </dev/null >/dev/null; }
+
+# Prints the first Python 3.11 or 3.12, one that can make environments before one that cannot.
+find_python() {
+    local candidate version bare=""
+    for candidate in ${PYTHON:-python3.11 python3.12 python3 python}; do
+        version=$("$candidate" -I -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
+        case $version in 3.11 | 3.12) ;; *) continue ;; esac
+        if "$candidate" -I -c 'import ensurepip, venv' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+        bare=${bare:-$candidate $version}
+    done
+    if [ -n "$bare" ]; then
+        system_package "${bare% *} has no venv module" "python${bare#* }-venv" >&2
+        echo "${bare% *}"
+        return
+    fi
+    fail "no Python 3.11 or 3.12 among: ${PYTHON:-python3.11 python3.12 python3 python}" \
+        "install one with: sudo apt-get update && sudo apt-get install -y python3 python3-venv (Debian 12, Ubuntu 24.04)," \
+        "or name one: PYTHON=/path/to/python3.12 bash scripts/setup.sh"
+}
+
+# What the environment is made from: interpreter, place and requirements. Empty without a working interpreter.
+fingerprint() {
+    local version
+    version=$("$venv/bin/python" -I -S -c 'import sys; print(sys.version)' 2>/dev/null) || return 0
+    { printf '%s\n' "$version" "$(pwd -P)" && cat requirements.txt setup.py pyproject.toml; } | sha256sum
+}
+
+complete() { [ -f "$stamp" ] && [ "$(<"$stamp")" = "$(fingerprint)" ]; }
+
+# Half-made, of another Python, or moved here from elsewhere (its scripts name their interpreter by its full path).
+beyond_repair() {
+    [ -e "$unfinished" ] || [ -z "$(fingerprint)" ] || ! grep -qsF "$(pwd -P)/$venv/bin/python" "$venv/bin/pip" ||
+        ! "$venv/bin/python" -I -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'
+}
+
+make_environment() {
+    local python
+    if beyond_repair; then
+        python=$(find_python)
+        say "making $venv with $("$python" --version); this happens once and takes some minutes"
+        rm -rf "$venv/bin" "$venv" # without its interpreter, a half-removed environment is seen as such
+        mkdir "$venv"
+        touch "$unfinished"
+        run "creating the environment" "$python" -m venv "$venv"
+    fi
+    touch "$unfinished"
+    rm -f "$stamp"
+    local pip=("$venv/bin/python" -m pip install)
+    # All packages are pinned; some name dependencies that nothing here imports and that break others (see the file).
+    run "installing $(grep -c '^[^#]' requirements.txt) packages" "${pip[@]}" --no-deps -r requirements.txt
+    run "adding what this build of torch needs" "${pip[@]}" -c requirements.txt torch
+    run "installing vla_rl itself" "${pip[@]}" --no-deps --no-build-isolation -e .
+    run "checking the environment" "$venv/bin/python" -c 'import torch, ray, deepspeed, transformers, mujoco, vla_rl'
+    fingerprint >"$stamp"
+    rm "$unfinished"
+    say "the environment is complete"
+}
+
+gl_problem() {
+    "$venv/bin/python" - <<'PY'
+from envs.base import EnvError
+from envs.libero.bootstrap import select_gl_backend
+
+try:
+    select_gl_backend()
+except EnvError as error:
+    print(error)
+PY
+}
+
+if ! complete; then
+    exec 9<scripts/setup.sh # one set-up at a time; the lock falls with its last process
+    flock -n 9 || { say "another set-up is under way here; waiting for it" && flock 9; }
+    complete || make_environment
+fi
+
+problem=$(gl_problem)
+if [ -n "$problem" ]; then
+    [ -z "${MUJOCO_GL:-}${PYOPENGL_PLATFORM:-}" ] || fail "$problem"
+    system_package "off-screen OpenGL is missing" libosmesa6
+    problem=$(gl_problem)
+    [ -z "$problem" ] || fail "$problem"
+fi

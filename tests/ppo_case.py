@@ -1,0 +1,74 @@
+"""A super-batch on its way through PPO, as the learner would drive it, in float64."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import fields, replace
+from typing import get_args
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from algos import make_algorithm
+from algos.base import Counts, RowTargets
+from algos.losses import RatioLevel
+from tests.reference_algos import random_super_batch
+from vla_rl.config import PPOConfig
+
+LEVELS: tuple[RatioLevel, ...] = get_args(RatioLevel)
+SEED = st.integers(0, 2**32 - 1)
+PLAIN = PPOConfig(entropy_coef=0.01, huber_delta=0.8)
+DECOUPLED = PPOConfig(entropy_coef=0.01, recompute_logprobs=True, importance_cap=1.5)
+CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in (PLAIN, DECOUPLED) for level in LEVELS]
+
+
+class Case:
+    """A super-batch, the proximal policy's numbers, and the current policy's as float64 leaves."""
+
+    def __init__(self, config: PPOConfig, seed: int = 0, episodes: int = 6, **shape: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.algorithm = make_algorithm(config)
+        self.batch = random_super_batch(rng, episodes, **shape)
+        chunks, size, dim = self.batch.tokens.shape
+
+        def near(logprobs: np.ndarray) -> np.ndarray:
+            return (logprobs + 0.15 * rng.normal(size=logprobs.shape)).astype(np.float32)
+
+        self.proximal = near(self.batch.logprobs) if config.recompute_logprobs else None
+        self.values = np.asarray(rng.normal(size=chunks), np.float32) if config.recompute_logprobs else None
+        self.targets = self.algorithm.targets(self.batch, self.proximal, self.values)
+        self.logprobs = torch.tensor(near(self.targets.proximal_logprobs), dtype=torch.float64, requires_grad=True)
+        self.entropy = torch.tensor(rng.random((chunks, size, dim)), requires_grad=True)
+        self.predictions = torch.tensor(self.targets.old_values + 0.3 * rng.normal(size=chunks), requires_grad=True)
+
+    def rows(self, index: np.ndarray | slice) -> RowTargets:
+        return in_float64(self.targets.rows(index))
+
+    def loss(
+        self, index: np.ndarray, counts: Counts | None = None, iteration: int = 0
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        at = torch.as_tensor(index)
+        counts = self.algorithm.counts(self.batch.num_steps[index]) if counts is None else counts
+        outputs = self.logprobs[at], self.entropy[at], self.predictions[at]
+        return self.algorithm.loss(*outputs, self.rows(index), counts, iteration)
+
+    def whole(self, iteration: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.loss(np.arange(self.batch.num_chunks), iteration=iteration)
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(loss, [self.logprobs, self.entropy, self.predictions]))
+
+
+def in_float64(rows: RowTargets) -> RowTargets:
+    converted = {f.name: getattr(rows, f.name).double() for f in fields(rows) if f.name != "num_steps"}
+    return replace(rows, **converted)
+
+
+def summed(parts: list[dict[str, Tensor]]) -> dict[str, float]:
+    total: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for name, x in part.items():
+            total[name] += float(x)
+    return total

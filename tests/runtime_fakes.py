@@ -1,0 +1,60 @@
+"""Pieces for tests of the runtime that are about processes and data flow, not about simulators or models."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vla_rl.types import ActionBatch, EnvSpec, Episode, EpisodeResult, Observation, Trajectory
+
+K, A, SIZE = 4, 7, 16
+SPEC = EnvSpec("fake", ("main",), SIZE, 3, A, 12, ("do it", "do that"))
+
+
+def trajectory(
+    episode: Episode, chunks: int = 3, version: int = 0, *, truncated: bool = False, success: bool = True
+) -> Trajectory:
+    """Every array holds numbers that tell episode and chunk."""
+    rows = chunks + truncated
+    marks = (episode.id + np.arange(chunks) / 100).astype(np.float32)
+    return Trajectory(
+        episode=episode,
+        images=np.full((rows, 1, SIZE, SIZE, 3), episode.id % 251, np.uint8),
+        proprio=np.tile(np.arange(rows, dtype=np.float32)[:, None], (1, 3)),
+        tokens=np.full((chunks, K, A), episode.id % 256, np.uint8),
+        logprobs=np.broadcast_to(marks[:, None, None], (chunks, K, A)).copy(),
+        values=marks,
+        versions=np.full(chunks, version, np.int32),
+        rewards=np.eye(1, chunks * K, chunks * K - 1, dtype=np.float32).reshape(chunks, K) * success,
+        num_steps=np.full(chunks, K, np.int32),
+        final_value=0.5 if truncated else 0.0,
+        terminated=not truncated,
+        truncated=truncated,
+        success=success,
+    )
+
+
+def result(episode: Episode, version: int = 0) -> EpisodeResult:
+    return EpisodeResult(episode, episode.id % 2 == 0, 10, 1.0, version, version, 0.1)
+
+
+class EchoActor:
+    """Answers with numbers computed from the observation, so that a mix-up of rows shows."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.batches: list[int] = []
+
+    def refresh(self) -> int:
+        return self.version
+
+    def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
+        n = len(observation.task)
+        self.batches.append(n)
+        mark = observation.images[:, 0, 0, 0, 0].astype(np.float32)
+        return ActionBatch(
+            actions=np.broadcast_to(mark[:, None, None], (n, K, A)).astype(np.float32),
+            tokens=np.broadcast_to(observation.task[:, None, None], (n, K, A)).astype(np.uint8),
+            logprobs=uniforms.copy(),
+            values=greedy.astype(np.float32),
+            version=self.version,
+        )

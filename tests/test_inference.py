@@ -1,0 +1,145 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.runtime_fakes import SPEC, A, EchoActor, K
+from vla_rl.inference import BatchRule, InferenceServer
+from vla_rl.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
+
+WORKERS, SLOTS = 3, 4
+
+
+@pytest.fixture
+def address(tmp_path):
+    address = PoolAddress(str(tmp_path), "server0", WORKERS, SLOTS)
+    create_pool(address, SPEC, K)
+    return address
+
+
+@pytest.fixture
+def start(address):
+    """start(rule) -> running server; stopped at the end."""
+    running = []
+
+    def _start(max_batch=8, max_wait_s=0.005, actor=None):
+        server = InferenceServer(actor or EchoActor(), ServerMailbox(address), BatchRule(max_batch, max_wait_s))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        running.append((server, thread))
+        return server
+
+    yield _start
+    for server, thread in running:
+        server.stop()
+        thread.join(5.0)
+        assert not thread.is_alive()
+
+
+def _ask(mailbox: WorkerMailbox, slots, marks, greedy=False) -> np.ndarray:
+    for slot, mark in zip(slots, marks, strict=True):
+        mailbox.observation.images[slot] = mark
+        mailbox.observation.task[slot] = mark % 2
+    uniforms = np.random.default_rng(0).random((len(slots), K, A)).astype(np.float32)
+    mailbox.request(slots, uniforms, np.full(len(slots), greedy))
+    return uniforms
+
+
+def _wait(mailbox: WorkerMailbox, count: int) -> set[int]:
+    answered: set[int] = set()
+    deadline = time.monotonic() + 10
+    while len(answered) < count and time.monotonic() < deadline:
+        answered.update(mailbox.wait(1.0))
+    return answered
+
+
+@pytest.mark.parametrize(
+    ("pending", "age_s", "left"), [(1, 0.0, 0.02), (1, 0.015, 0.005), (1, 0.02, 0.0), (1, 9.0, 0.0), (8, 0.0, 0.0)]
+)
+def test_batch_rule_counts_from_the_oldest_request(pending, age_s, left):
+    rule = BatchRule(max_batch=8, max_wait_s=0.02)
+    now = 10**12
+    assert rule.seconds_left(pending, now - int(age_s * 1e9), now) == pytest.approx(left, abs=1e-9)
+
+
+def test_every_slot_gets_its_own_answer(address, start):
+    start()
+    mailboxes = [WorkerMailbox(address, w) for w in range(WORKERS)]
+    uniforms = {}
+    for w, mailbox in enumerate(mailboxes):
+        uniforms[w] = _ask(mailbox, [0, 2, 3], [10 * w + 1, 10 * w + 2, 10 * w + 3], greedy=w == 1)
+    for w, mailbox in enumerate(mailboxes):
+        assert _wait(mailbox, 3) == {0, 2, 3}
+        batch, versions = mailbox.answer([0, 2, 3])
+        assert batch.actions[:, 0, 0].tolist() == [10 * w + 1, 10 * w + 2, 10 * w + 3]
+        assert batch.tokens[:, 0, 0].tolist() == [(10 * w + m) % 2 for m in (1, 2, 3)]
+        assert np.array_equal(batch.logprobs, uniforms[w])
+        assert batch.values.tolist() == [float(w == 1)] * 3
+        assert versions.tolist() == [0, 0, 0]
+
+
+def test_batches_are_capped_and_a_full_one_does_not_wait(address, start):
+    actor = EchoActor()
+    mailboxes = [WorkerMailbox(address, w) for w in range(WORKERS)]
+    for mailbox in mailboxes:
+        _ask(mailbox, range(SLOTS), range(SLOTS))
+    begin = time.monotonic()
+    start(max_batch=6, max_wait_s=60.0, actor=actor)
+    for mailbox in mailboxes:
+        assert len(_wait(mailbox, SLOTS)) == SLOTS
+    assert actor.batches == [6, 6]
+    assert time.monotonic() - begin < 5.0
+
+
+def test_a_lone_request_is_answered_at_its_deadline(address, start):
+    start(max_batch=8, max_wait_s=0.2)
+    mailbox = WorkerMailbox(address, 0)
+    begin = time.monotonic()
+    _ask(mailbox, [1], [5])
+    assert _wait(mailbox, 1) == {1}
+    assert 0.19 < time.monotonic() - begin < 2.0
+
+
+def test_requests_outlive_a_server(address, start):
+    """A server that starts later (or again) finds what was asked before."""
+    mailbox = WorkerMailbox(address, 2)
+    _ask(mailbox, [0, 1], [3, 4])
+    ServerMailbox(address).wait(1.0)  # a server that read the doorbell and died
+    start()
+    assert _wait(mailbox, 2) == {0, 1}
+    assert mailbox.answer([0, 1])[0].actions[:, 0, 0].tolist() == [3, 4]
+
+
+def test_answers_to_a_dead_worker_are_not_taken_for_its_successors(address):
+    server = ServerMailbox(address)
+    dead = WorkerMailbox(address, 0)
+    _ask(dead, [0], [1])
+    rows = server.wait(1.0)
+    tickets = server.arrays["ticket"][rows]
+    successor = WorkerMailbox(address, 0)
+    _ask(successor, [0], [2])
+    batch = EchoActor().act(dead.observation, np.zeros((SLOTS, K, A), np.float32), np.zeros(SLOTS, bool))
+    one = type(batch)(batch.actions[:1], batch.tokens[:1], batch.logprobs[:1], batch.values[:1], 0)
+    server.answer(rows, tickets, one)
+    assert successor.wait(0.2) == [], "that was the answer to the dead worker's request"
+    assert server.pending_rows() == [0]
+
+
+def test_version_of_each_answer(address, start):
+    actor = EchoActor()
+    start(actor=actor)
+    mailbox = WorkerMailbox(address, 0)
+    for version in (0, 3):
+        actor.version = version
+        _ask(mailbox, [0], [1])
+        assert _wait(mailbox, 1) == {0}
+        assert mailbox.answer([0])[1].tolist() == [version]
+
+
+def test_idle_server_uses_no_processor_time(start):
+    start()
+    time.sleep(0.1)
+    used = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - used < 0.1

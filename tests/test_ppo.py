@@ -1,0 +1,236 @@
+"""algos.ppo as the learner uses it: losses that add up, metrics that merge, masks and padding that hold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import Tensor
+
+from algos import make_algorithm
+from algos.advantages import explained_variance
+from algos.base import Counts
+from algos.losses import RatioLevel
+from tests.ppo_case import CONFIGS, DECOUPLED, LEVELS, PLAIN, SEED, Case, summed
+from tests.reference_algos import ppo_reference, random_super_batch
+from vla_rl.config import PPOConfig
+from vla_rl.types import SuperBatch
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.ratio_level}-{c.recompute_logprobs}")
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_and_metrics_equal_the_reference(config: PPOConfig, seed: int) -> None:
+    case = Case(config, seed)
+    loss, sums = case.whole()
+    rows = case.rows(slice(None))
+    expected = ppo_reference(
+        config,
+        case.batch.num_steps,
+        case.logprobs.detach().numpy(),
+        case.entropy.detach().numpy(),
+        case.predictions.detach().numpy(),
+        rows.advantages.numpy(),
+        rows.returns.numpy(),
+        rows.proximal_logprobs.numpy(),
+        rows.behaviour_logprobs.numpy(),
+        rows.old_values.numpy(),
+    )
+    assert loss.item() == pytest.approx(expected.loss(config.value_coef, config.entropy_coef), abs=1e-10)
+    metrics = case.algorithm.finish_metrics(summed([sums]), case.targets)
+    elements = expected.elements
+    for name, value in {
+        "policy_loss": expected.policy / elements,
+        "value_loss": expected.value / expected.chunks,
+        "entropy": expected.entropy / expected.tokens,
+        "approx_kl": expected.k3 / elements,
+        "approx_kl_k1": expected.k1 / elements,
+        "clip_fraction": expected.clipped / elements,
+        "ratio_mean": expected.ratio / elements,
+        "ess": expected.importance**2 / (elements * expected.importance_sq),
+    }.items():
+        assert metrics[name] == pytest.approx(value, abs=1e-10), name
+    assert math.log(metrics["ratio_max"]) == pytest.approx(math.log(expected.largest), rel=0.07)
+    assert metrics["explained_variance"] == explained_variance(case.targets.returns, case.targets.old_values)
+    assert ("behaviour_weight_cut" in metrics) == config.recompute_logprobs
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=SEED, config=st.sampled_from(CONFIGS), ranks=st.integers(1, 4), data=st.data())
+def test_ranks_and_micro_batches_do_not_change_loss_gradient_or_metrics(
+    seed: int, config: PPOConfig, ranks: int, data: st.DataObject
+) -> None:
+    case = Case(config, seed)
+    whole, whole_sums = case.whole()
+    order = np.random.default_rng(seed).permutation(case.batch.num_chunks)
+    counts = case.algorithm.counts(case.batch.num_steps)
+    shares, sums = [], []
+    for rank in range(ranks):
+        size = data.draw(st.integers(1, 9), label=f"micro-batch of rank {rank}")
+        mine = order[rank::ranks]
+        for start in range(0, len(mine), size):
+            share, part = case.loss(mine[start : start + size], counts)
+            shares.append(share)
+            sums.append(part)
+    total = torch.stack(shares).sum()
+    assert total.item() == pytest.approx(whole.item(), abs=1e-12)
+    for split, together in zip(case.gradients(total), case.gradients(whole), strict=True):
+        assert_allclose(split.numpy(), together.numpy(), rtol=0, atol=1e-12)
+    merged = case.algorithm.finish_metrics(summed(sums), case.targets)
+    expected = case.algorithm.finish_metrics(summed([whole_sums]), case.targets)
+    assert merged == pytest.approx(expected, abs=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=SEED, config=st.sampled_from(CONFIGS), garbage=st.sampled_from([0.0, 1e4, -1e4, math.inf, math.nan]))
+def test_what_lies_behind_the_end_never_matters(seed: int, config: PPOConfig, garbage: float) -> None:
+    clean, dirty = Case(config, seed), Case(config, seed)
+    behind = ~clean.batch.step_mask
+    dirty.batch.logprobs[behind] = garbage
+    dirty.batch.rewards[behind] = garbage
+    if dirty.proximal is not None:
+        dirty.proximal[behind] = garbage
+    dirty.targets = dirty.algorithm.targets(dirty.batch, dirty.proximal, dirty.values)
+    for leaf in (dirty.logprobs, dirty.entropy):
+        leaf.data[torch.as_tensor(behind)] = garbage
+    assert_array_equal(dirty.targets.advantages, clean.targets.advantages)
+    (loss, sums), (expected, expected_sums) = dirty.whole(), clean.whole()
+    assert loss.item() == expected.item()
+    assert summed([sums]) == summed([expected_sums])
+    for found, wanted in zip(dirty.gradients(loss), clean.gradients(expected), strict=True):
+        assert torch.equal(found, wanted)
+        assert torch.all(torch.isfinite(found))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.ratio_level}-{c.recompute_logprobs}")
+def test_rows_without_steps_are_padding(config: PPOConfig) -> None:
+    case = Case(config)
+    counts = case.algorithm.counts(case.batch.num_steps)
+    rows = case.rows(slice(None))
+    padding = replace(rows, num_steps=torch.zeros_like(rows.num_steps), advantages=rows.advantages * math.nan)
+    loss, sums = case.algorithm.loss(case.logprobs, case.entropy, case.predictions, padding, counts, 0)
+    assert loss.item() == 0.0
+    assert set(summed([sums]).values()) == {0.0}
+    assert all(torch.all(gradient == 0) for gradient in case.gradients(loss))
+
+
+def test_counts_add_up_and_skip_padding() -> None:
+    algorithm = make_algorithm(PPOConfig())
+    left, right = algorithm.counts(np.array([8, 3, 0])), algorithm.counts(np.array([5], np.int32))
+    assert left == Counts(chunks=2, steps=11)
+    assert left + right == algorithm.counts(np.array([8, 3, 0, 5])) == Counts(chunks=3, steps=16)
+    assert [(left + right).elements(level, action_dim=7) for level in LEVELS] == [112, 16, 3]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_decoupled_with_equal_policies_is_plain_ppo_exactly(level: RatioLevel) -> None:
+    plain = Case(PLAIN.model_copy(update={"ratio_level": level}))
+    for cap in (None, 1.0, 5.0):
+        config = plain.algorithm.config.model_copy(update={"recompute_logprobs": True, "importance_cap": cap})
+        decoupled = Case(config)
+        decoupled.batch, decoupled.logprobs = plain.batch, plain.logprobs
+        decoupled.entropy, decoupled.predictions = plain.entropy, plain.predictions
+        decoupled.targets = decoupled.algorithm.targets(plain.batch, plain.batch.logprobs.copy(), plain.batch.values)
+        loss, expected = decoupled.whole()[0], plain.whole()[0]
+        assert loss.item() == expected.item()
+        for found, wanted in zip(decoupled.gradients(loss), plain.gradients(expected), strict=True):
+            assert torch.equal(found, wanted)
+
+
+def test_all_levels_agree_for_one_token_a_chunk() -> None:
+    results = []
+    for level in LEVELS:
+        case = Case(PLAIN.model_copy(update={"ratio_level": level}), chunk_size=1, action_dim=1)
+        loss, _ = case.whole()
+        results.append((loss.item(), *(g.flatten().tolist() for g in case.gradients(loss))))
+    assert results[0] == results[1] == results[2]
+
+
+def test_value_warmup_trains_the_value_head_only() -> None:
+    case = Case(PLAIN.model_copy(update={"value_warmup": 3}))
+    policy, entropy, values = case.gradients(case.whole(iteration=2)[0])
+    assert torch.all(policy == 0)
+    assert torch.all(entropy == 0)
+    assert torch.any(values != 0)
+    policy, entropy, values_after = case.gradients(case.whole(iteration=3)[0])
+    assert torch.any(policy != 0)
+    assert torch.any(entropy != 0)
+    assert torch.equal(values, values_after)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.ratio_level}-{c.recompute_logprobs}")
+def test_gradcheck_of_the_whole_loss(config: PPOConfig) -> None:
+    case = Case(config, episodes=2, longest=2)
+    counts, rows = case.algorithm.counts(case.batch.num_steps), case.rows(slice(None))
+
+    def loss(logprobs: Tensor, entropy: Tensor, values: Tensor) -> Tensor:
+        return case.algorithm.loss(logprobs, entropy, values, rows, counts, 0)[0]
+
+    assert torch.autograd.gradcheck(loss, (case.logprobs, case.entropy, case.predictions))
+
+
+def test_float32_is_close_to_float64() -> None:
+    case = Case(DECOUPLED, episodes=30)
+    everything = slice(None)
+    outputs = (case.logprobs.float(), case.entropy.float(), case.predictions.float())
+    counts = case.algorithm.counts(case.batch.num_steps)
+    single, _ = case.algorithm.loss(*outputs, case.targets.rows(everything), counts, 0)
+    assert single.dtype == torch.float32
+    assert single.item() == pytest.approx(case.whole()[0].item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.ratio_level}-{c.recompute_logprobs}")
+def test_loss_stays_on_its_device_and_never_waits_for_it(config: PPOConfig) -> None:
+    """Tensors of the meta device mix with no others, and reading one back raises."""
+    case = Case(config)
+    counts = case.algorithm.counts(case.batch.num_steps)
+    outputs = [x.detach().to("meta").requires_grad_() for x in (case.logprobs, case.entropy, case.predictions)]
+    rows = case.targets.rows(slice(None), "meta")
+    loss, sums = case.algorithm.loss(outputs[0], outputs[1], outputs[2], rows, counts, 0)
+    loss.backward()
+    assert {x.device.type for x in (loss, *sums.values())} == {"meta"}
+    assert {x.shape for x in (loss, *sums.values())} == {torch.Size([])}
+    assert not any(x.requires_grad for x in sums.values())
+
+
+def test_repeated_updates_on_stale_data_find_the_best_token() -> None:
+    """A bandit with 6 tokens whose data come from a policy that is never refreshed."""
+    generator = torch.Generator().manual_seed(0)
+    behaviour = torch.log_softmax(torch.randn(6, generator=generator), 0)
+    tokens = torch.multinomial(behaviour.exp(), 512, replacement=True, generator=generator)
+    reward = (tokens == 2).numpy().astype(np.float32)
+    batch = bandit_batch(reward, behaviour[tokens].numpy())
+    algorithm = make_algorithm(PPOConfig(recompute_logprobs=True, importance_cap=5.0, gamma=1.0))
+    logits = behaviour.clone().requires_grad_()
+    optimizer = torch.optim.SGD([logits], lr=1.0)
+    for iteration in range(60):
+        proximal = torch.log_softmax(logits.detach(), 0)[tokens].reshape(-1, 1, 1).numpy()
+        targets = algorithm.targets(batch, proximal, batch.values)
+        new = torch.log_softmax(logits, 0)[tokens].reshape(-1, 1, 1)
+        counts = algorithm.counts(batch.num_steps)
+        everything = targets.rows(slice(None))
+        loss, _ = algorithm.loss(new, torch.zeros_like(new), torch.zeros(512), everything, counts, iteration)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert behaviour.exp()[2] < 0.2
+    assert torch.softmax(logits.detach(), 0)[2] > 0.9
+
+
+def bandit_batch(reward: np.ndarray, logprobs: np.ndarray) -> SuperBatch:
+    """Episodes of one chunk of one token."""
+    size = len(reward)
+    template = random_super_batch(np.random.default_rng(0), size, longest=1, chunk_size=1, action_dim=1)
+    return replace(
+        template,
+        rewards=reward[:, None],
+        logprobs=logprobs.reshape(-1, 1, 1),
+        values=np.zeros(size, np.float32),
+        terminated=np.ones(size, bool),
+        truncated=np.zeros(size, bool),
+    )

@@ -1,0 +1,250 @@
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.runtime_fakes import result, trajectory
+from vla_rl.checkpoint import load_trajectories, save_trajectories
+from vla_rl.replay import ReplayStore, StoreRules
+from vla_rl.schedule import evaluation_episodes, training_episode
+from vla_rl.superbatch import collate, describe
+
+
+def _rules(**changes) -> StoreRules:
+    return StoreRules(**({"batch_episodes": 4, "max_age": 1, "num_tasks": 2, "seed": 0, "iterations": 100} | changes))
+
+
+@pytest.fixture
+def make_store():
+    stores = []
+
+    def make(**changes) -> ReplayStore:
+        stores.append(ReplayStore(_rules(**changes)))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.stop()
+
+
+def _balanced(store: ReplayStore) -> bool:
+    c = store.counters()
+    ended = c["trained"] + c["stale"] + c["filtered"] + c["evaluated"] + c["lost"]
+    return c["started"] == ended + c["running"] + c["buffered"] + c["in_training"]
+
+
+# --- admission and age ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_age", [0, 1, 3])
+def test_gate_admits_what_will_be_young_enough(make_store, max_age):
+    store = make_store(max_age=max_age)
+    assert len(store.take(0, 1000, 0.0)) == (max_age + 1) * 4
+    assert store.take(0, 1, 0.05) == []
+    store.version = 1  # a published version opens the gate by one batch
+    assert len(store.take(0, 1000, 0.0)) == 4
+
+
+def test_gate_blocks_and_opens(make_store):
+    store = make_store(max_age=0)
+    for episode in store.take(0, 4, 0.0):
+        store.add(0, trajectory(episode))
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(store.take(0, 2, 10.0)))
+    thread.start()
+    assert store.next_batch(5.0) is not None
+    time.sleep(0.1)
+    assert not got
+    store.advance(1)
+    thread.join(5.0)
+    assert len(got) == 2
+
+
+def test_nothing_is_started_beyond_the_last_iteration(make_store):
+    store = make_store(max_age=50, iterations=3)
+    assert len(store.take(0, 1000, 0.0)) == 12
+
+
+def test_too_old_episodes_are_dropped_where_they_would_be_trained(make_store):
+    store = make_store(max_age=1)
+    episodes = store.take(0, 8, 0.0)
+    slow, rest = episodes[0], episodes[1:]
+    for episode in rest[:4]:
+        store.add(0, trajectory(episode, version=0))
+    assert store.next_batch(5.0).version == 0
+    store.advance(1)
+    for episode in store.take(0, 4, 0.0)[:1] + rest[4:]:
+        store.add(0, trajectory(episode, version=1))
+    assert store.next_batch(5.0).version == 1
+    store.advance(2)
+    store.add(0, trajectory(slow, version=0))  # age 2 where it would be trained now
+    for episode in store.take(0, 4, 0.0):
+        store.add(0, trajectory(episode, version=2))
+    batch = store.next_batch(5.0)
+    assert slow.id not in batch.episode_id
+    assert batch.ages.max() <= 1
+    assert store.counters()["stale"] == 1
+    assert _balanced(store)
+
+
+def test_the_next_batch_is_filled_while_one_is_in_training(make_store):
+    store = make_store(max_age=2)
+    for episode in store.take(0, 8, 0.0):
+        store.add(0, trajectory(episode))
+    first = store.next_batch(5.0)
+    second = store.next_batch(5.0)  # no advance() in between: both were ready
+    assert (first.version, second.version) == (0, 1)
+    assert not set(first.episode_id) & set(second.episode_id)
+
+
+# --- workers and evaluations ----------------------------------------------------------------------------------------
+
+
+def test_a_dead_workers_episodes_are_lost_and_played_again(make_store):
+    store = make_store()
+    mine, theirs = store.take(0, 2, 0.0), store.take(1, 3, 0.0)
+    assert store.worker_lost(1) == 3
+    again = store.take(0, 3, 0.0)
+    assert [(e.task, e.seed) for e in again] == [(e.task, e.seed) for e in theirs]
+    assert not {e.id for e in again} & {e.id for e in theirs}
+    store.add(1, trajectory(theirs[0]))  # arrives after its worker was given up
+    store.add(0, trajectory(mine[0]))
+    assert store.meter.counts["refused"] == 1
+    counters = store.counters()
+    assert (counters["lost"], counters["buffered"]) == (3, 1)
+    assert _balanced(store)
+
+
+def test_evaluations_go_first_and_never_into_a_batch(make_store):
+    store = make_store(max_age=0)
+    store.order_evaluation(evaluation_episodes(0, 6, 2, 50, seed=0))
+    evaluations = store.take(0, 100, 0.0)
+    assert [e.evaluation for e in evaluations] == [True] * 6
+    training = store.take(0, 100, 0.0)
+    assert [e.evaluation for e in training] == [False] * 4
+    for episode in evaluations:
+        store.add(0, result(episode))
+    results = store.evaluation_results(6, 1.0)
+    assert sorted(r.episode.id for r in results) == [e.id for e in evaluations]
+    assert store.next_batch(0.05) is None
+    assert _balanced(store)
+
+
+def test_waiting_callers_come_back(make_store):
+    store = make_store()
+    assert store.next_batch(0.05) is None
+    assert store.evaluation_results(1, 0.05) is None
+    threading.Timer(0.1, store.stop).start()
+    start = time.monotonic()
+    assert store.next_batch(30.0) is None
+    assert time.monotonic() - start < 5
+
+
+# --- conservation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_conservation_through_chaos(make_store, tmp_path, seed):
+    """Random takes, finishes, deaths, updates, evaluations, checkpoints with resume: nothing is lost or counted twice."""
+    rng = random.Random(seed)
+    store = make_store(max_age=rng.choice([0, 1, 3]))
+    running: dict[int, list] = {0: [], 1: [], 2: []}
+    trained: set[int] = set()
+    for _ in range(1200):
+        worker = rng.randrange(3)
+        match rng.choice(["take", "take", "finish", "finish", "finish", "die", "update", "evaluate", "resume"]):
+            case "take":
+                running[worker] += store.take(worker, rng.randint(1, 4), 0.0)
+            case "finish" if running[worker]:
+                episode = running[worker].pop(rng.randrange(len(running[worker])))
+                version = max(0, store.version - rng.choice([0, 0, 1, 4]))
+                store.add(worker, result(episode) if episode.evaluation else trajectory(episode, version=version))
+            case "die" if rng.random() < 0.05:
+                store.worker_lost(worker)
+                running[worker] = []
+            case "update":
+                batch = store.next_batch(0.005)
+                if batch is not None:
+                    assert batch.ages.max() <= store.rules.max_age
+                    assert batch.version == store.version
+                    assert not trained & set(batch.episode_id.tolist())
+                    trained |= set(batch.episode_id.tolist())
+                    assert _balanced(store)
+                    store.advance(store.version + 1)
+            case "evaluate" if rng.random() < 0.1:
+                store.order_evaluation(evaluation_episodes(0, 3, 2, 50, seed=0))
+            case "resume" if rng.random() < 0.05:
+                record, trajectories = store.state()
+                save_trajectories(tmp_path / "t.npz", trajectories)
+                store = make_store(max_age=store.rules.max_age)
+                store.restore(record, load_trajectories(tmp_path / "t.npz"))
+                running = {0: [], 1: [], 2: []}
+        assert _balanced(store)
+    assert store.counters()["trained"] == len(trained)
+    assert len(trained) >= 20, "the chaos must not keep the store from working"
+
+
+def test_restored_store_goes_on_where_it_was(make_store, tmp_path):
+    store = make_store(max_age=1)
+    episodes = store.take(0, 8, 0.0)
+    for episode in episodes[:6]:
+        store.add(0, trajectory(episode))
+    store.next_batch(5.0)
+    store.advance(1)
+    record, trajectories = store.state()
+    save_trajectories(tmp_path / "t.npz", trajectories)
+    again = make_store(max_age=1)
+    again.restore(record, load_trajectories(tmp_path / "t.npz"))
+    replayed = again.take(0, 2, 0.0)
+    assert [e.seed for e in replayed] == [e.seed for e in episodes[6:]], "what was running is played again, first"
+    assert again.capacity() == 2 * 4 - 2 - 2, "the gate counts buffered and running episodes"
+    for episode in replayed:
+        again.add(0, trajectory(episode, version=1))
+    batch = again.next_batch(5.0)
+    assert batch.version == 1
+    assert set(batch.episode_id[:2]) == {e.id for e in episodes[4:6]}
+
+
+# --- super-batches --------------------------------------------------------------------------------------------------
+
+
+def test_collate_keeps_every_row_and_pads_nothing():
+    episodes = [training_episode(i, 2, 0) for i in range(3)]
+    batch = collate(
+        [trajectory(episodes[0], 2), trajectory(episodes[1], 4, truncated=True, success=False), trajectory(episodes[2], 1)],
+        version=5,
+    )
+    assert batch.offsets.tolist() == [0, 2, 6, 7]
+    assert batch.obs_row.tolist() == [0, 1, 2, 3, 4, 5, 7]  # row 6 is the final observation of the truncated episode
+    assert batch.final_row.tolist() == [-1, 6, -1]
+    assert batch.images[batch.obs_row][:, 0, 0, 0, 0].tolist() == [0, 0, 1, 1, 1, 1, 2]
+    assert batch.task.tolist() == [0, 0, 1, 1, 1, 1, 0]
+    assert batch.final_value.tolist() == [0, 0.5, 0]
+    assert batch.ages.tolist() == [5] * 7
+    assert batch.step_mask.all()
+    stats = describe(batch)
+    assert stats["rollout/success"] == pytest.approx(2 / 3)
+    assert stats["rollout/return"] == pytest.approx(2 / 3)
+    assert stats["rollout/episode_steps"] == pytest.approx(28 / 3)
+
+
+def test_trajectories_survive_the_disk(tmp_path):
+    before = [trajectory(training_episode(i, 2, 0), i + 1, truncated=i == 1) for i in range(3)]
+    save_trajectories(tmp_path / "t.npz", before)
+    after = load_trajectories(tmp_path / "t.npz")
+    for a, b in zip(before, after, strict=True):
+        assert a.episode == b.episode
+        for name in a.__slots__:
+            x, y = getattr(a, name), getattr(b, name)
+            assert np.array_equal(x, y) if isinstance(x, np.ndarray) else x == y
+            assert not isinstance(x, np.ndarray) or x.dtype == y.dtype
+
+
+def test_schedule_depends_on_number_and_seed_only():
+    assert training_episode(7, 3, 1) == training_episode(7, 3, 1)
+    seeds = {training_episode(i, 3, seed).seed for i in range(100) for seed in (0, 1)}
+    assert len(seeds) == 200
+    evaluations = evaluation_episodes(10, 100, 2, 50, seed=0)
+    assert {(e.task, e.init_state) for e in evaluations} == {(t, s) for t in range(2) for s in range(50)}

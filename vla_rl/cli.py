@@ -1,0 +1,165 @@
+"""The command ``vla-rl``. Each handler imports what it needs, so that help and mistakes are answered at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vla_rl.errors import UserError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status.
+
+    0: done. 1: the command found something missing (``doctor``). 2: something the user can mend, named in one message.
+    130: interrupted. Unexpected errors keep their traceback, with which Python exits with status 1.
+    """
+    args = _parse(sys.argv[1:] if argv is None else argv)
+    try:
+        return args.handler(args)
+    except UserError as error:
+        print(f"vla-rl {args.command}: error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print(f"vla-rl {args.command}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="vla-rl",
+        description="Asynchronous actor-learner reinforcement learning of vision-language-action policies.",
+    )
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    for add in (_add_train, _add_eval, _add_sft, _add_doctor):
+        add(commands)
+    args, rest = parser.parse_known_args(argv)
+    misplaced = [text for text in rest if text.startswith("-") or "overrides" not in args]
+    if misplaced:
+        parser.error(f"unrecognized arguments: {' '.join(misplaced)}")
+    if rest:  # argparse leaves over what follows an option that stands between positionals
+        args.overrides = [*args.overrides, *rest]
+    return args
+
+
+def _add_train(commands: Any) -> None:
+    parser = _add_command(commands, "train", _train, "train a policy by reinforcement learning")
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML file, such as configs/libero_ppo.yaml")
+    _add_overrides(parser)
+    parser.add_argument("--resume", metavar="RUN", type=Path, help="continue the run in this folder, with its config")
+
+
+def _add_eval(commands: Any) -> None:
+    parser = _add_command(commands, "eval", _eval, "measure a policy's success rate")
+    parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", type=Path, help="folder of a run or of a checkpoint")
+    _add_overrides(parser)
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file; by default the run's own config")
+    parser.add_argument("--suite", metavar="NAME", help="LIBERO suite, all its tasks; as env.suite=NAME env.tasks=[]")
+    parser.add_argument("--tasks", metavar="N,N,...", help="task numbers within the suite; as env.tasks=[N,N,...]")
+    parser.add_argument("--episodes", metavar="N", type=_positive, help="how many episodes, over all tasks together")
+    parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
+    _add_json(parser)
+
+
+def _add_sft(commands: Any) -> None:
+    parser = _add_command(commands, "sft", _sft, "warm-start a policy from demonstrations, by behaviour cloning")
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
+    _add_overrides(parser)
+    _add_json(parser)
+
+
+def _add_doctor(commands: Any) -> None:
+    parser = _add_command(commands, "doctor", _doctor, "say what this machine has, what it lacks and how to mend that")
+    _add_json(parser)
+
+
+def _add_command(
+    commands: Any, name: str, handler: Callable[[argparse.Namespace], int], summary: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "overrides",
+        metavar="KEY=VALUE",
+        nargs="*",
+        help="any key of the config, such as train.iterations=2, env.tasks=[0,1] or algo=NAME",
+    )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", metavar="FILE", type=_json_file, help="also write the figures to this file")
+
+
+def _json_file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: name a file in a folder that exists")
+    return path
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _train(args: argparse.Namespace) -> int:
+    from vla_rl.config_loading import load_config
+    from vla_rl.machine import Machine
+
+    file, overrides = args.config, args.overrides
+    if file is not None and "=" in file and not Path(file).exists():
+        file, overrides = None, [file, *overrides]
+    if args.resume is not None:
+        if file is not None:
+            raise UserError(f"a resumed run has its own config: leave out {file}, or leave out --resume {args.resume}")
+        file = args.resume / "config.yaml"
+        if not file.is_file():
+            raise UserError(f"--resume {args.resume}: no run folder, {file} does not exist; name a folder below runs/")
+    elif file is None:
+        raise UserError("no config given: name one, such as `vla-rl train configs/libero_ppo.yaml`")
+    config = load_config(Path(file), overrides, Machine.detect())
+    iterations = config.train.iterations
+    print(f"{file}: {config.algo.name} on {config.env.name}, {iterations} iterations; loading libraries", flush=True)
+
+    from vla_rl.runner import train
+
+    return train(config, args.resume)
+
+
+def _eval(args: argparse.Namespace) -> int:
+    from vla_rl.evaluate import evaluate_command
+
+    given = []
+    if args.suite is not None:
+        given += [f"env.suite={args.suite}", "env.tasks=[]"]
+    if args.tasks is not None:
+        given += [f"env.tasks=[{args.tasks}]"]
+    args.overrides = [*given, *args.overrides]
+    return evaluate_command(args)
+
+
+def _sft(args: argparse.Namespace) -> int:
+    from vla_rl.sft import sft_command
+
+    return sft_command(args)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from vla_rl.doctor import doctor_command
+
+    return doctor_command(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,395 @@
+"""From a plan to supervised processes. The only file that knows Ray.
+
+Ray places, starts and watches the processes, and carries whole trajectories and super-batches through its object store;
+observations, actions and weights go through shared memory (``mailbox``, ``weights``). Every component is a plain class;
+the small classes here build one inside its process and forward a handful of calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from vla_rl.checkpoint import save_trajectories
+from vla_rl.config import RunConfig
+from vla_rl.errors import UserError
+from vla_rl.inference import BatchRule
+from vla_rl.mailbox import PoolAddress, create_pool
+from vla_rl.placement import Plan, Process, Resources
+from vla_rl.replay import ReplayStore, StoreRules
+from vla_rl.sharedmem import shared_root
+from vla_rl.types import EnvSpec, Episode, EpisodeResult, SuperBatch, Trajectory
+
+_PREFIX = "vla_rl-"
+_SETUP_TIMEOUT_S = 600.0  # building simulators and models
+_CALL_TIMEOUT_S = 60.0  # anything that only reads or writes state
+
+
+class ProcessDied(RuntimeError):
+    """A process that the run cannot go on without has died."""
+
+
+# --- inside the processes -------------------------------------------------------------------------------------------
+
+
+class _Orders:
+    """The store as an env worker sees it."""
+
+    def __init__(self, store: ActorHandle) -> None:
+        self._store = store
+
+    def take(self, worker: int, count: int, timeout: float) -> list[Episode]:
+        return ray.get(self._store.take.remote(worker, count, timeout), timeout=timeout + _CALL_TIMEOUT_S)
+
+    def add(self, worker: int, finished: Trajectory | EpisodeResult) -> None:
+        self._store.add.remote(worker, finished)
+
+
+class _EnvWorkerProcess:
+    def __init__(self, config: RunConfig, index: int) -> None:
+        self._config, self._index = config, index
+        self._worker: Any = None
+
+    def run(self, address: PoolAddress, row_owner: int, plan: Plan, store: ActorHandle) -> None:
+        """Build everything in the thread that will use it (an OpenGL context belongs to one thread), then play."""
+        from envs import make_env
+        from vla_rl.mailbox import WorkerMailbox
+        from vla_rl.rollout import EnvWorker
+
+        env = make_env(self._config.env, plan.slots)
+        mailbox = WorkerMailbox(address, row_owner)
+        self._worker = EnvWorker(
+            self._index, env, mailbox, _Orders(store), self._config.policy.chunk_size, plan.stages
+        )
+        self._worker.run()
+
+    def stats(self) -> dict[str, float]:
+        return self._worker.meter.snapshot() if self._worker else {}
+
+    def stop(self) -> None:
+        if self._worker:
+            self._worker.stop()
+
+
+class _InferenceProcess:
+    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process) -> None:
+        self._config, self._spec, self._process = config, spec, process
+        self._server: Any = None
+
+    def setup(self, address: PoolAddress, weights: Path | None) -> None:
+        import torch
+
+        from vla_rl.actor import PolicyActor
+        from vla_rl.inference import InferenceServer
+        from vla_rl.learner import DTYPES
+        from vla_rl.mailbox import ServerMailbox
+        from vla_rl.policies import build_policy
+        from vla_rl.weights import WeightReader
+
+        torch.set_num_threads(self._process.threads)
+        policy = build_policy(self._config.policy, self._spec, self._config.seed)
+        policy.to(DTYPES[self._config.learner.precision])
+        reader = WeightReader(weights) if weights else None
+        settings = self._config.policy
+        actor = PolicyActor(
+            policy, settings.temperature, reader, self._process.device, latency_s=settings.latency_ms * 1e-3
+        )
+        rule = BatchRule(self._config.placement.max_batch, self._config.placement.max_wait_ms * 1e-3)
+        self._server = InferenceServer(actor, ServerMailbox(address), rule)
+
+    def run(self) -> None:
+        self._server.run()
+
+    def stats(self) -> dict[str, float]:
+        return self._server.meter.snapshot() if self._server else {}
+
+    def stop(self) -> None:
+        if self._server:
+            self._server.stop()
+
+
+class _LearnerProcess:
+    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process) -> None:
+        self._config, self._spec, self._process = config, spec, process
+        self._learner: Any = None
+        self._publisher: Any = None
+
+    def address(self) -> tuple[str, int]:
+        """A free port on this process's node, for the process group."""
+        with socket.socket() as s:
+            s.bind(("", 0))
+            return ray.util.get_node_ip_address(), s.getsockname()[1]
+
+    def setup(self, address: tuple[str, int], weights: Path, state: Path | None, version: int) -> None:
+        """Build the model, join the other ranks, continue from ``state`` if given, and publish ``version``."""
+        import torch
+
+        from algos import make_algorithm
+        from vla_rl.learner import Learner, join_ranks
+        from vla_rl.policies import build_policy
+        from vla_rl.weights import WeightPublisher, create_weights
+
+        torch.set_num_threads(self._process.threads)
+        rank, world_size = self._process.index, self._config.learner.ranks
+        join_ranks(rank, world_size, *address, self._process.device)
+        policy = build_policy(self._config.policy, self._spec, self._config.seed)
+        self._learner = Learner(
+            self._config,
+            policy,
+            make_algorithm(self._config.algo),
+            rank=rank,
+            world_size=world_size,
+            device=self._process.device,
+        )
+        if state is not None:
+            self._learner.load(state)
+        if rank == 0:
+            create_weights(weights, self._learner.parameters())
+            self._publisher = WeightPublisher(weights)
+        self.publish(version)
+
+    def update(self, batch: SuperBatch, iteration: int) -> dict[str, float]:
+        return self._learner.update(batch, iteration)
+
+    def publish(self, version: int) -> None:
+        self._learner.publish(version, self._publisher)
+
+    def save(self, folder: Path, metadata: dict[str, Any]) -> None:
+        """Learner state on all ranks, and the policy as a checkpoint that stands alone from rank 0."""
+        from vla_rl.policies import save_policy
+
+        self._learner.save(folder / "learner")
+        policy = self._learner.whole_policy()
+        if self._process.index == 0:
+            save_policy(policy, folder / "policy", metadata)
+
+    def stats(self) -> dict[str, float]:
+        return self._learner.meter.snapshot()
+
+
+class _StoreProcess(ReplayStore):
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the finished, untrained trajectories; returns the counters."""
+        record, trajectories = self.state()
+        save_trajectories(folder / "trajectories.npz", trajectories)
+        return record
+
+
+# --- the driver's side ----------------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """All processes of one run; a context manager that leaves none behind."""
+
+    def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec, rules: StoreRules) -> None:
+        self.config, self.plan, self.spec = config, plan, spec
+        self._rules = rules
+        self._loops: dict[ray.ObjectRef, tuple[str, int]] = {}
+        self.restarts = 0
+        self.store: ActorHandle
+        self._workers: list[ActorHandle] = []
+        self._servers: list[ActorHandle] = []
+        self.learners: list[ActorHandle] = []
+
+    def __enter__(self) -> Cluster:
+        sweep_leftovers()
+        self._shared = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=shared_root()))
+        # sockets live there: a path of more than 107 characters would be refused by the kernel
+        self._session = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=tempfile.gettempdir()))
+        try:
+            self._start_ray()
+        except BaseException:
+            self._remove_files()
+            raise
+        return self
+
+    def _start_ray(self) -> None:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=object_store_bytes(self.config, self.spec),
+            _temp_dir=str(self._session),
+        )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Ask the loops to end, give them a moment, then end everything."""
+        if ray.is_initialized():
+            stops = [a.stop.remote() for a in (*self._workers, *self._servers)]
+            if hasattr(self, "store"):
+                stops.append(self.store.stop.remote())
+            ray.wait([*stops, *self._loops], num_returns=len(stops) + len(self._loops), timeout=5.0)
+            ray.shutdown()
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        for folder in (self._shared, self._session):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # --- starting ---------------------------------------------------------------------------------------------------
+
+    def start(self, state: Path | None, version: int) -> None:
+        """Create store, learners and servers, and wait until ``version`` is published; workers follow with
+        ``open_for_work``, when the store is in its right state.
+
+        ``state``: folder of a learner state to continue from. Raises UserError for what a process finds wrong with the
+        user's input.
+        """
+        spec, plan = self.spec, self.plan
+        for index in range(len(plan.servers)):
+            create_pool(self._address(index), spec, self.config.policy.chunk_size)
+        self.store = self._actor(_StoreProcess, threads=1, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
+        self.learners = [
+            self._actor(_LearnerProcess, threads=p.threads, gpus=p.gpu_share).remote(self.config, spec, p)
+            for p in plan.learners
+        ]
+        self._servers = [self._new_server(p) for p in plan.servers]
+        weights = self._shared / "weights" if self.learners else None
+        if weights:
+            address = self.get(self.learners[0].address.remote(), "the learner's address", _SETUP_TIMEOUT_S)
+            setups = [learner.setup.remote(address, weights, state, version) for learner in self.learners]
+            self.get(setups, "the learner to be built", _SETUP_TIMEOUT_S)
+        self._weights = weights
+        self.get(
+            [s.setup.remote(self._address(i), weights) for i, s in enumerate(self._servers)],
+            "the inference servers to be built",
+            _SETUP_TIMEOUT_S,
+        )
+        for i, server in enumerate(self._servers):
+            self._loops[server.run.remote()] = ("inference server", i)
+
+    def open_for_work(self) -> None:
+        """Start the env workers; from now on episodes are played."""
+        self._workers = [self._new_worker(p.index) for p in self.plan.workers]
+
+    def _actor(self, cls: type, *, threads: int, gpus: float = 0.0, concurrency: int = 4) -> Any:
+        variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "LP_NUM_THREADS": "1"}
+        return ray.remote(cls).options(
+            num_cpus=0, num_gpus=gpus, max_concurrency=concurrency, runtime_env={"env_vars": variables}
+        )
+
+    def _new_server(self, process: Process) -> ActorHandle:
+        return self._actor(_InferenceProcess, threads=process.threads, gpus=process.gpu_share).remote(
+            self.config, self.spec, process
+        )
+
+    def _new_worker(self, index: int) -> ActorHandle:
+        worker = self._actor(_EnvWorkerProcess, threads=1).remote(self.config, index)
+        server = self.plan.server_of(index)
+        row_owner = self.plan.workers_of(server).index(index)
+        self._loops[worker.run.remote(self._address(server), row_owner, self.plan, self.store)] = ("env worker", index)
+        return worker
+
+    def _address(self, server: int) -> PoolAddress:
+        return PoolAddress(str(self._shared), f"server{server}", len(self.plan.workers_of(server)), self.plan.slots)
+
+    # --- calls and supervision --------------------------------------------------------------------------------------
+
+    def get(self, refs: Any, what: str, timeout: float) -> Any:
+        """The results of remote calls, while watching all processes.
+
+        A dead env worker or inference server is replaced; a dead learner or store ends the run.
+        Raises UserError (the process blames the input), ProcessDied, or TimeoutError naming ``what``.
+        """
+        wanted = refs if isinstance(refs, list) else [refs]
+        deadline = time.monotonic() + timeout
+        while True:
+            missing = ray.wait(wanted, num_returns=len(wanted), timeout=0)[1]
+            if not missing:
+                break
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"waited {timeout:.0f} s for {what}")
+            ready, _ = ray.wait([*missing, *self._loops], num_returns=1, timeout=min(left, 5.0))
+            for ref in ready:
+                if ref in self._loops:
+                    self._loop_ended(ref)
+        try:
+            return ray.get(refs)
+        except RayTaskError as error:
+            if isinstance(error.cause, UserError):
+                raise error.cause from None
+            raise
+        except RayActorError as error:
+            raise ProcessDied(f"a process died while the run waited for {what}: {error}") from error
+
+    def _loop_ended(self, ref: ray.ObjectRef) -> None:
+        """A worker or server ended by itself: blame the input if it does, else replace it."""
+        role, index = self._loops.pop(ref)
+        try:
+            ray.get(ref)
+            reason = "it returned"
+        except RayTaskError as error:
+            if isinstance(error.cause, UserError):
+                raise error.cause from None
+            raise ProcessDied(f"{role} {index} failed:\n{error}") from error
+        except RayActorError as error:
+            reason = str(error).splitlines()[0]
+        self.restarts += 1
+        if self.restarts > 10 * (len(self._workers) + len(self._servers)):
+            raise ProcessDied(f"{role} {index} died ({reason}), and {self.restarts - 1} others before it: giving up")
+        if role == "env worker":
+            self.store.worker_lost.remote(index)
+            self._workers[index] = self._new_worker(index)
+        else:
+            server = self._new_server(self.plan.servers[index])
+            self.get(server.setup.remote(self._address(index), self._weights), "a new inference server", _SETUP_TIMEOUT_S)
+            self._servers[index] = server
+            self._loops[server.run.remote()] = (role, index)
+
+    def call_store(self, method: str, *args: Any) -> Any:
+        """A quick call of the store."""
+        return self.get(getattr(self.store, method).remote(*args), f"the replay store ({method})", _CALL_TIMEOUT_S)
+
+    def stats(self) -> dict[str, list[dict[str, float]]]:
+        """Meter totals of every process; a process that does not answer now is left out."""
+        groups = {"worker": self._workers, "server": self._servers, "learner": self.learners, "store": []}
+        return {name: _answers([a.stats.remote() for a in actors]) for name, actors in groups.items()}
+
+
+def _answers(refs: Sequence[ray.ObjectRef]) -> list[dict[str, float]]:
+    answers = []
+    for ref in refs:
+        with contextlib.suppress(GetTimeoutError, RayActorError):
+            answers.append(ray.get(ref, timeout=_CALL_TIMEOUT_S))
+    return answers
+
+
+def detect_resources() -> Resources:
+    """Cores this process may use, and CUDA devices, without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = len([d for d in visible.split(",") if d]) if visible is not None else len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return Resources(cpus=len(os.sched_getaffinity(0)), gpus=gpus)
+
+
+def object_store_bytes(config: RunConfig, spec: EnvSpec) -> int:
+    """Room for the trajectories under way and two super-batches, at their longest."""
+    chunks = -(-spec.max_episode_steps // config.policy.chunk_size) + 1
+    image_bytes = len(spec.views) * spec.image_size**2 * 3
+    episodes = config.train.batch_episodes * (config.train.max_age + 4)
+    return max(200 << 20, int(1.5 * episodes * chunks * (image_bytes + 4096)))
+
+
+def sweep_leftovers() -> None:
+    """Remove shared memory and session folders of runs whose driver is dead."""
+    for root in {shared_root(), Path(tempfile.gettempdir())}:
+        for folder in root.glob(f"{_PREFIX}*-*"):
+            pid = folder.name.removeprefix(_PREFIX).split("-")[0]
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,92 @@
+"""Combinations of keys, each valid by itself, that cannot run together or not on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_rl.config import LiberoConfig, RunConfig
+from vla_rl.config_errors import KeyPath, Problem
+from vla_rl.machine import Machine
+
+LIBERO_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A question about a config, and the keys that it reads."""
+
+    reads: tuple[KeyPath, ...]
+    find: Callable[[RunConfig], Iterable[Problem]]
+
+
+def config_checks() -> tuple[Check, ...]:
+    """What holds on every machine."""
+    return (
+        Check((("env",),), _tasks_exist),
+        Check((("env",), ("policy", "chunk_size")), _chunk_fits_episode),
+        Check((("learner", "betas"),), _betas_below_one),
+        Check((("placement",),), _servers_have_slots),
+    )
+
+
+def machine_checks(machine: Machine) -> tuple[Check, ...]:
+    """What ``machine`` must have for the run."""
+    return (
+        Check((("policy", "checkpoint"),), _checkpoint_exists),
+        Check((("learner", "ranks"),), lambda config: _ranks_have_processors(config, machine)),
+    )
+
+
+def _tasks_exist(config: RunConfig) -> Iterator[Problem]:
+    key = ("env", "tasks")
+    tasks: tuple[int | str, ...] = getattr(config.env, "tasks", ())
+    if isinstance(config.env, LiberoConfig):
+        count = LIBERO_TASKS[config.env.suite]
+        absent = [task for task in config.env.tasks if task >= count]
+        if absent:
+            names = ", ".join(map(str, absent))
+            yield Problem(key, f"{config.env.suite} has tasks 0..{count - 1}, not {names}", list(tasks))
+    twice = sorted({str(task) for task in tasks if tasks.count(task) > 1})
+    if twice:
+        yield Problem(key, f"names {', '.join(twice)} more than once; name each task once", list(tasks))
+
+
+def _chunk_fits_episode(config: RunConfig) -> Iterator[Problem]:
+    steps, chunk = config.env.max_episode_steps, config.policy.chunk_size
+    if steps is not None and chunk > steps:
+        remedy = f"an episode of env.max_episode_steps={steps} would be over within one chunk; use at most {steps}"
+        yield Problem(("policy", "chunk_size"), remedy, chunk)
+
+
+def _betas_below_one(config: RunConfig) -> Iterator[Problem]:
+    if max(config.learner.betas) >= 1.0:
+        yield Problem(("learner", "betas"), "AdamW needs both below 1, such as [0.9,0.95]", list(config.learner.betas))
+
+
+def _servers_have_slots(config: RunConfig) -> Iterator[Problem]:
+    placement = config.placement
+    slots = placement.env_workers * placement.slots_per_worker
+    if placement.inference_servers > slots:
+        remedy = f"more servers than the {slots} episodes that run at once (env_workers x slots_per_worker); use fewer"
+        yield Problem(("placement", "inference_servers"), remedy, placement.inference_servers)
+
+
+def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:
+    checkpoint = config.policy.checkpoint
+    if checkpoint is None:
+        return
+    folder = Path(checkpoint).expanduser().absolute()
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "does not exist"
+        remedy = f"{folder} {what}; name the folder of a checkpoint, or null to start from random weights"
+        yield Problem(("policy", "checkpoint"), remedy, checkpoint)
+
+
+def _ranks_have_processors(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    ranks, key = config.learner.ranks, ("learner", "ranks")
+    if machine.gpus and ranks > len(machine.gpus):
+        yield Problem(key, f"this machine shows {len(machine.gpus)} GPUs; use at most that many", ranks)
+    elif not machine.gpus and ranks > machine.cpus:
+        yield Problem(key, f"this machine has {machine.cpus} CPU cores and no GPU; use at most {machine.cpus}", ranks)

@@ -1,0 +1,94 @@
+"""A YAML config file as plain values, each with the line that gave it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from vla_rl.config_errors import KeyPath, Problem
+
+SHIPPED_CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@dataclass(slots=True)
+class ConfigFile:
+    """What a file holds, and what is wrong with its form."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[KeyPath, str] = field(default_factory=dict)  # "file:line" of each key
+    problems: list[Problem] = field(default_factory=list)
+    readable: bool = True  # False: values are missing
+
+
+def parse_value(text: str) -> Any:
+    """A value in YAML, as OmegaConf reads it (``1e-4`` is a number).
+
+    Raises yaml.YAMLError or OmegaConfBaseException.
+    """
+    return _plain(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+
+
+def read_config_file(path: Path) -> ConfigFile:
+    """Read ``path``. Nothing that the file holds raises: see ``problems``."""
+    file = ConfigFile()
+    place, wrong = str(path), ""
+    try:
+        file.values = _read(path, file)
+    except FileNotFoundError:
+        wrong = f"does not exist{_shipped()}"
+    except (OSError, UnicodeDecodeError) as error:
+        wrong = f"cannot be read ({error}); name a YAML text file"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else place
+        wrong = f"not valid YAML: {error.problem or error.context}; mend this line or the one before"
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        wrong = f"not valid YAML: {str(error).splitlines()[0]}"
+    if wrong:
+        file.readable = False
+        file.problems.append(Problem((place,), wrong))
+    return file
+
+
+def _read(path: Path, file: ConfigFile) -> dict[str, Any]:
+    text = path.read_text(encoding="utf-8")
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="aliases are not supported", problem_mark=event.start_mark)
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is None:
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        raise yaml.MarkedYAMLError(problem="expected groups of KEY: VALUE", problem_mark=root.start_mark)
+    _note_keys(root, (), path, file)
+    return _plain(OmegaConf.create(yaml.serialize(root)))
+
+
+def _note_keys(group: yaml.MappingNode, above: KeyPath, path: Path, file: ConfigFile) -> None:
+    """Note the line of each key; of a key given twice, report the second and take it out."""
+    seen: dict[str, int] = {}
+    for pair in list(group.value):
+        name, line = str(pair[0].value), pair[0].start_mark.line + 1
+        key = (*above, name)
+        if name in seen:
+            file.problems.append(Problem(key, f"given before on line {seen[name]}; keep one", place=f"{path}:{line}"))
+            group.value.remove(pair)
+            continue
+        seen[name] = line
+        file.places[key] = f"{path}:{line}"
+        if isinstance(pair[1], yaml.MappingNode):
+            _note_keys(pair[1], key, path, file)
+
+
+def _plain(values: Any) -> dict[str, Any]:
+    return OmegaConf.to_container(values)  # type: ignore[return-value]
+
+
+def _shipped() -> str:
+    names = sorted(file.name for file in SHIPPED_CONFIGS.glob("*.yaml"))
+    return f"; configs that come with vla_rl: {', '.join(f'configs/{name}' for name in names)}" if names else ""

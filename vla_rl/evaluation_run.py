@@ -1,0 +1,75 @@
+"""`vla-rl eval`: simulators and inference servers without a learner."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from vla_rl.cluster import Cluster, detect_resources
+from vla_rl.config import RunConfig
+from vla_rl.config_loading import load_config
+from vla_rl.errors import UserError
+from vla_rl.evaluate import Evaluation
+from vla_rl.machine import Machine
+from vla_rl.placement import make_plan
+from vla_rl.replay import StoreRules
+from vla_rl.run_folder import RunFolder, git_commit, write_video
+from vla_rl.runner import run_evaluation
+
+
+def evaluate_command(args: Any) -> int:
+    """Evaluate a run's newest checkpoint, or a policy checkpoint, as the arguments of `vla-rl eval` say."""
+    config = _config(args.target, args.config, args.overrides)
+    episodes = args.episodes or config.train.eval_episodes or 50
+    evaluation = evaluate_policy(config, episodes, greedy=not args.sampled, record=3 if args.video else 0)
+    console = Console()
+    about = f"{evaluation.spec.name}, assets: {evaluation.spec.assets}"
+    console.print(f"{config.policy.checkpoint} on {about}", highlight=False, markup=False)
+    console.print(evaluation.text(), highlight=False, markup=False)
+    if evaluation.spec.assets == "stand-ins":
+        console.print("on stand-in assets: not a benchmark number", highlight=False)
+    if args.video and evaluation.frames:
+        write_video(args.video, [frame for episode in evaluation.frames for frame in episode])
+        console.print(f"video: {args.video}", highlight=False, markup=False)
+    if args.json:
+        record = {"checkpoint": config.policy.checkpoint, "git_commit": git_commit()} | evaluation.record()
+        args.json.write_text(json.dumps(record, indent=2) + "\n")
+    return 0
+
+
+def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: int = 0) -> Evaluation:
+    """Play ``episodes`` over the benchmark's initial states with ``policy.checkpoint`` as it is."""
+    from envs import env_spec
+    from vla_rl.policies import check_policy
+
+    spec = env_spec(config.env)
+    check_policy(config.policy, spec)
+    rules = StoreRules(config.train.batch_episodes, 0, len(spec.instructions), config.seed, iterations=0)
+    plan = make_plan(config, detect_resources(), training=False)
+    with Console().status("starting processes") as line, Cluster(config, plan, spec, rules) as cluster:
+        cluster.start(None, 0)
+        cluster.open_for_work()
+        return run_evaluation(
+            cluster, spec, episodes, config.seed, greedy=greedy, record=record, status=lambda text: line.update(text)
+        )
+
+
+def _config(target: Path, file: Path | None, overrides: list[str]) -> RunConfig:
+    """The config of a run folder, or that of the run a checkpoint belongs to, pointing at the checkpoint."""
+    if (target / "config.yaml").is_file():
+        run = RunFolder(target, load_config(target / "config.yaml"))
+        checkpoint, default = run.checkpoints.newest() / "policy", target / "config.yaml"
+    elif (target / "policy").is_dir():
+        checkpoint, default = target / "policy", target.parent.parent / "config.yaml"
+    else:
+        checkpoint, default = target, target / "config.yaml"
+    file = file or (default if default.is_file() else None)
+    if file is None:
+        raise UserError(
+            f"{target}: neither a run folder nor a checkpoint of one, so its simulator is not known; "
+            "give the config with --config FILE"
+        )
+    return load_config(file, [f"policy.checkpoint={json.dumps(str(checkpoint))}", *overrides], Machine.detect())

@@ -1,0 +1,213 @@
+"""One rank of the learner: DeepSpeed around the policy, and the update on one super-batch.
+
+Every rank sees the whole super-batch (it is mapped, not copied) and computes the same targets from it; only the forward
+and backward passes are divided. So no statistic depends on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from algos.base import Algorithm, Targets
+from vla_rl.config import RunConfig
+from vla_rl.meter import Meter
+from vla_rl.policies import OpenVLAOFT, token_entropy, token_logprobs
+from vla_rl.types import SuperBatch
+from vla_rl.weights import WeightPublisher
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def join_ranks(rank: int, world_size: int, address: str, port: int, device: str) -> None:
+    """Enter the process group of the learner; collective, called once before a Learner is made."""
+    os.environ |= {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": "0" if device == "cuda" else str(rank),
+        "DS_ACCELERATOR": device,
+    }
+    import deepspeed
+    from deepspeed.ops import __compatible_ops__
+
+    __compatible_ops__["deepspeed_shm_comm"] = False  # else compiled at first use, for tens of seconds
+    deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
+
+
+class Learner:
+    """Trains a policy on super-batches and hands its weights over."""
+
+    def __init__(
+        self, config: RunConfig, policy: OpenVLAOFT, algorithm: Algorithm, *, rank: int, world_size: int, device: str
+    ) -> None:
+        """``join_ranks`` comes first. Moves ``policy`` to ``device`` and the configured precision."""
+        import deepspeed
+
+        self.config = config
+        self.algorithm = algorithm
+        self.meter = Meter()
+        self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
+        policy.to(device=self._device, dtype=DTYPES[config.learner.precision])
+        settings = config.learner
+        value_lr = settings.lr if settings.value_lr is None else settings.value_lr
+        groups = [
+            {"params": list(policy.trunk_parameters()), "lr": settings.lr, "peak_lr": settings.lr},
+            {"params": list(policy.value_parameters()), "lr": value_lr, "peak_lr": value_lr},
+        ]
+        optimizer = torch.optim.AdamW(groups, betas=settings.betas, weight_decay=settings.weight_decay)
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(
+            model=policy, optimizer=optimizer, config=self._deepspeed_config()
+        )
+        self.policy: OpenVLAOFT = self._engine.module
+
+    def _deepspeed_config(self) -> dict[str, Any]:
+        settings = self.config.learner
+        return {
+            "train_micro_batch_size_per_gpu": settings.micro_batch,
+            # boundaries are set by hand: the number of micro-batches differs from one optimizer step to the next
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": settings.max_grad_norm,
+            "zero_optimization": {"stage": settings.zero_stage},
+            "bf16": {"enabled": settings.precision == "bf16"},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+
+    # --- one update -------------------------------------------------------------------------------------------------
+
+    def update(self, batch: SuperBatch, iteration: int) -> dict[str, float]:
+        """All epochs and minibatches of one iteration; returns global metrics (the same on every rank)."""
+        with self.meter.time("train"):
+            time.sleep(self.config.learner.latency_ms * 1e-3)
+            self._set_learning_rate(iteration)
+            logprobs, values = self._recompute(batch) if self.algorithm.needs_recompute else (None, None)
+            targets = self.algorithm.targets(batch, logprobs, values)
+            sums: dict[str, float] = defaultdict(float)
+            grad_norms: list[float] = []
+            for epoch in range(self.algorithm.epochs):
+                rng = np.random.default_rng((self.config.seed, iteration, epoch))
+                for rows in np.array_split(rng.permutation(batch.num_chunks), self.algorithm.minibatches):
+                    for name, value in self._optimizer_step(batch, targets, rows, iteration).items():
+                        sums[name] += value
+                    grad_norms.append(float(self._engine.get_global_grad_norm() or 0.0))
+            self.meter.count("updates")
+            metrics = self.algorithm.finish_metrics(dict(sums), targets)
+            metrics |= {"grad_norm": float(np.mean(grad_norms)), "lr": self._optimizer.param_groups[0]["lr"]}
+            return {f"learner/{name}": value for name, value in metrics.items()}
+
+    def _set_learning_rate(self, iteration: int) -> None:
+        warmup = self.config.learner.warmup_iterations
+        factor = min(1.0, (iteration + 1) / (warmup + 1))
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+
+    def _micro_batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
+        """This rank's share of ``rows`` as (chunk rows, is padding); equally many on every rank, for the collectives."""
+        mine = rows[self._rank :: self._world_size]
+        largest_share = -(-len(rows) // self._world_size)
+        parts = max(1, -(-largest_share // self.config.learner.micro_batch))
+        for part in np.array_split(mine, parts):
+            yield (part, False) if part.size else (rows[:1], True)
+
+    def _forward(self, batch: SuperBatch, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """logprobs [n, K, A], entropy [n, K, A], values [n] of these chunks under the current weights."""
+        obs = batch.obs_row[rows]
+        output = self._engine(
+            torch.from_numpy(batch.images[obs]).to(self._device),
+            torch.from_numpy(batch.proprio[obs]).to(self._device),
+            torch.from_numpy(batch.task[rows]).to(self._device),
+            self.config.policy.temperature,
+            self.config.policy.detach_value,
+        )
+        tokens = torch.from_numpy(batch.tokens[rows]).to(self._device)
+        return token_logprobs(output.logits, tokens), token_entropy(output.logits), output.values.float()
+
+    def _optimizer_step(
+        self, batch: SuperBatch, targets: Targets, rows: np.ndarray, iteration: int
+    ) -> dict[str, float]:
+        counts = self.algorithm.counts(batch.num_steps[rows])
+        sums: dict[str, torch.Tensor] = {}
+        parts = list(self._micro_batches(rows))
+        for i, (part, padding) in enumerate(parts):
+            logprobs, entropy, values = self._forward(batch, part)
+            tensors = targets.rows(part, self._device)
+            loss, metrics = self.algorithm.loss(logprobs, entropy, values, tensors, counts, iteration)
+            self._engine.set_gradient_accumulation_boundary(i == len(parts) - 1)
+            # DeepSpeed averages gradients over the ranks; our loss terms are shares of one sum
+            self._engine.backward(loss * (0.0 if padding else self._world_size))
+            self._engine.step()
+            if not padding:
+                for name, value in metrics.items():
+                    sums[name] = sums.get(name, torch.zeros((), device=self._device)) + value.detach()
+        return self._sum_over_ranks(sums)
+
+    def _sum_over_ranks(self, sums: dict[str, torch.Tensor]) -> dict[str, float]:
+        names = sorted(sums)
+        stacked = torch.stack([sums[name].double() for name in names])
+        if self._world_size > 1:
+            torch.distributed.all_reduce(stacked)
+        return dict(zip(names, stacked.tolist(), strict=True))
+
+    @torch.no_grad()
+    def _recompute(self, batch: SuperBatch) -> tuple[np.ndarray, np.ndarray]:
+        """Log-probabilities [M, K, A] and values [M] of the whole super-batch under the weights before the update."""
+        logprobs = torch.zeros(batch.logprobs.shape, device=self._device)
+        values = torch.zeros(batch.values.shape, device=self._device)
+        for part, padding in self._micro_batches(np.arange(batch.num_chunks)):
+            part_logprobs, _, part_values = self._forward(batch, part)
+            if not padding:
+                index = torch.from_numpy(part).to(self._device)
+                logprobs[index], values[index] = part_logprobs, part_values
+        if self._world_size > 1:  # every rank filled its own rows and left zeros elsewhere
+            torch.distributed.all_reduce(logprobs)
+            torch.distributed.all_reduce(values)
+        return logprobs.cpu().numpy(), values.cpu().numpy()
+
+    # --- weights and checkpoints ------------------------------------------------------------------------------------
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """All parameters, whole, on every rank; collective under ZeRO-3."""
+        if self.config.learner.zero_stage < 3:
+            return dict(self.policy.named_parameters())
+        import deepspeed
+
+        whole = {}
+        for name, parameter in self.policy.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter]):
+                whole[name] = parameter.detach().clone()
+        return whole
+
+    def whole_policy(self) -> OpenVLAOFT:
+        """The policy with all of its weights in one place; collective under ZeRO-3."""
+        if self.config.learner.zero_stage < 3:
+            return self.policy
+        p = self.policy
+        whole = OpenVLAOFT(p.architecture, p.codec, p.tokenizer, p.proprio_bounds)
+        whole.load_state_dict(self.parameters())
+        return whole
+
+    def publish(self, version: int, publisher: WeightPublisher | None) -> None:
+        """Hand the weights over; all ranks call it, the one with a publisher writes."""
+        with self.meter.time("publish"):
+            parameters = self.parameters()
+            if publisher is not None:
+                publisher.publish(version, parameters)
+
+    def save(self, folder: Path) -> None:
+        """Weights, optimizer and sharded state; collective."""
+        self._engine.save_checkpoint(str(folder), tag="state")
+
+    def load(self, folder: Path) -> None:
+        """Raises FileNotFoundError where ``folder`` holds no state."""
+        path, _ = self._engine.load_checkpoint(str(folder), tag="state")
+        if path is None:
+            raise FileNotFoundError(f"no learner state in {folder}")

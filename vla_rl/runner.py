@@ -1,0 +1,241 @@
+"""A training run: the macro flow, in one screen.
+
+    while there are iterations left:
+        batch   = store.next_batch()          filled and collated while the batch before was trained
+        metrics = learners.update(batch)      meanwhile workers and servers fill the next
+        learners.publish(version)             servers swap between two inference batches
+        store.advance(version)                the admission gate opens
+        evaluate, checkpoint, log             when due
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vla_rl.checkpoint import load_trajectories, read_state
+from vla_rl.cluster import Cluster, detect_resources
+from vla_rl.config import RunConfig
+from vla_rl.evaluate import Evaluation
+from vla_rl.placement import make_plan
+from vla_rl.replay import StoreRules
+from vla_rl.run_folder import RunFolder, metadata
+from vla_rl.schedule import evaluation_episodes
+from vla_rl.signals import StopRequest
+from vla_rl.superbatch import describe
+from vla_rl.throughput import Throughput
+from vla_rl.types import EnvSpec, SuperBatch
+from vla_rl.view import TrainingView
+
+_STALL_S = 900.0  # without a single finished episode for this long, something is wrong
+_UPDATE_TIMEOUT_S = 3600.0
+_CHECKPOINT_TIMEOUT_S = 600.0
+
+
+def train(config: RunConfig, resume: Path | None = None) -> int:
+    """Run or continue a training; returns the exit status. Raises UserError before anything is started where it can."""
+    from envs import env_spec
+    from vla_rl.policies import check_policy
+
+    spec = env_spec(config.env)
+    check_policy(config.policy, spec)
+    checkpoint = RunFolder(resume, config).checkpoints.newest() if resume else None
+    state = read_state(checkpoint) if checkpoint else {"iteration": 0, "seconds": 0.0}
+    run = RunFolder.reopen(resume, config, state["iteration"]) if resume else RunFolder.create(config, spec, sys.argv)
+    rules = StoreRules(
+        batch_episodes=config.train.batch_episodes,
+        max_age=0 if config.mode == "sync" else config.train.max_age,
+        num_tasks=len(spec.instructions),
+        seed=config.seed,
+        iterations=config.train.iterations,
+    )
+    title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {run.path}"
+    plan = make_plan(config, detect_resources())
+    with (
+        StopRequest() as stop,
+        TrainingView(title, spec, config.train.iterations, state["iteration"]) as view,
+        Cluster(config, plan, spec, rules) as cluster,
+    ):
+        trainer = Trainer(config, spec, run, cluster, view, stop, state["iteration"], state["seconds"])
+        try:
+            trainer.run(checkpoint)
+        finally:
+            run.close()
+    return 0
+
+
+@dataclass(slots=True)
+class Trainer:
+    """The outer loop over a started cluster."""
+
+    config: RunConfig
+    spec: EnvSpec
+    run_folder: RunFolder
+    cluster: Cluster
+    view: TrainingView
+    stop: StopRequest
+    iteration: int  # updates done; also the newest policy version
+    seconds: float  # spent in earlier sessions of this run
+    started: float = field(default_factory=time.monotonic)
+    _throughput: Throughput = field(default_factory=Throughput)
+
+    # consumes: super-batches. waits for: the store, the learners. unblocked by: their answers, time limits, Ctrl-C.
+    def run(self, checkpoint: Path | None) -> None:
+        train = self.config.train
+        self._start(checkpoint)
+        if self.iteration == 0 and train.eval_episodes:
+            self._log(self._evaluate())
+        while self.iteration < train.iterations and not self._should_stop():
+            batch_ref, batch = self._next_batch()
+            if batch is None:
+                break
+            metrics = self._update(batch_ref) | describe(batch)
+            self.iteration += 1
+            self._publish()
+            if train.eval_episodes and self._due(train.eval_every):
+                metrics |= self._evaluate()
+            self._log(metrics | self._throughput.measure(self.cluster.stats()))
+            if self._due(train.checkpoint_every) or self.stop.requested:
+                self._checkpoint()
+        self._finish()
+
+    def _start(self, checkpoint: Path | None) -> None:
+        self.view.status("starting processes")
+        self.cluster.start(checkpoint / "learner" if checkpoint else None, self.iteration)
+        if checkpoint:
+            record = read_state(checkpoint)["store"]
+            self.cluster.call_store("restore", record, load_trajectories(checkpoint / "trajectories.npz"))
+        self.cluster.open_for_work()
+
+    def _should_stop(self) -> bool:
+        limit = self.config.train.max_minutes
+        return self.stop.requested or (limit is not None and self._elapsed() > 60 * limit)
+
+    def _elapsed(self) -> float:
+        return self.seconds + time.monotonic() - self.started
+
+    def _due(self, every: int) -> bool:
+        return self.iteration == self.config.train.iterations or (every > 0 and self.iteration % every == 0)
+
+    def _next_batch(self) -> tuple[Any, SuperBatch | None]:
+        """The next super-batch as (reference, value); (None, None) where the run is asked to stop meanwhile."""
+        patience = time.monotonic() + _STALL_S
+        ended = -1
+        while not self._should_stop():
+            ref = self.cluster.store.next_batch.remote(2.0)
+            batch = self.cluster.get(ref, "the next super-batch", 120.0)
+            if batch is not None:
+                return ref, batch
+            counters = self.cluster.call_store("counters")
+            self.view.status(
+                f"filling the next super-batch: {counters['buffered']} of {self.config.train.batch_episodes} episodes, "
+                f"{counters['running']} running"
+            )
+            if counters["started"] + counters["buffered"] != ended:
+                ended, patience = counters["started"] + counters["buffered"], time.monotonic() + _STALL_S
+            if time.monotonic() > patience:
+                raise TimeoutError(f"no episode finished for {_STALL_S:.0f} s; the store's counters: {counters}")
+        return None, None
+
+    def _update(self, batch_ref: Any) -> dict[str, float]:
+        self.view.status("training")
+        updates = [learner.update.remote(batch_ref, self.iteration) for learner in self.cluster.learners]
+        return self.cluster.get(updates, "the learner's update", _UPDATE_TIMEOUT_S)[0]
+
+    def _publish(self) -> None:
+        publications = [learner.publish.remote(self.iteration) for learner in self.cluster.learners]
+        self.cluster.get(publications, "the hand-over of weights", _UPDATE_TIMEOUT_S)
+        self.cluster.call_store("advance", self.iteration)
+
+    def _evaluate(self) -> dict[str, float]:
+        """Evaluate the newest version. No update happens meanwhile, so that one version plays all episodes."""
+        metrics = {}
+        for greedy in (True, False) if self.config.train.eval_sampled else (True,):
+            kind = "greedy" if greedy else "sampled"
+            evaluation = run_evaluation(
+                self.cluster,
+                self.spec,
+                self.config.train.eval_episodes,
+                self.config.seed,
+                greedy=greedy,
+                record=3 if greedy and self.config.log.video else 0,
+                status=self.view.status,
+            )
+            self.view.say(f"iteration {self.iteration}: {evaluation.text()}")
+            name = f"{self.iteration:06d}-{kind}"
+            self.run_folder.save_evaluation(name, evaluation.record(), evaluation.frames)
+            low, high = evaluation.interval
+            metrics |= {
+                f"eval/{kind}_success": evaluation.success,
+                f"eval/{kind}_low95": low,
+                f"eval/{kind}_high95": high,
+            }
+        return metrics
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        counters = self.cluster.call_store("counters")
+        metrics = metrics | {f"episodes/{name}": float(value) for name, value in counters.items()}
+        elapsed = self._elapsed()
+        metrics |= {"time/seconds": elapsed, "restarts": float(self.cluster.restarts)}
+        if self.iteration:
+            metrics["time/left_s"] = elapsed / self.iteration * (self.config.train.iterations - self.iteration)
+        self.run_folder.log(self.iteration, metrics)
+        self.view.update(self.iteration, metrics)
+
+    def _checkpoint(self) -> None:
+        self.view.status("writing a checkpoint")
+        with self.run_folder.checkpoints.write(self.iteration) as folder:
+            about = {"run": self.run_folder.path.name, "iteration": self.iteration} | metadata(self.spec, sys.argv)
+            saves = [learner.save.remote(folder, about) for learner in self.cluster.learners]
+            record = self.cluster.get(self.cluster.store.save.remote(folder), "the store's state", _CHECKPOINT_TIMEOUT_S)
+            self.cluster.get(saves, "the learner's checkpoint", _CHECKPOINT_TIMEOUT_S)
+            state = {"iteration": self.iteration, "seconds": self._elapsed(), "store": record}
+            (folder / "state.json").write_text(json.dumps(state, indent=2))
+
+    def _finish(self) -> None:
+        complete = self.run_folder.checkpoints.complete()
+        if not complete or complete[-1].name != f"{self.iteration:06d}":
+            self._checkpoint()
+        from vla_rl.report import draw_curves
+
+        draw_curves(self.run_folder.metrics(), self.run_folder.path / "curves.png", self.run_folder.path.name)
+        if self.iteration < self.config.train.iterations:
+            self.view.say(
+                f"stopped after {self.iteration} of {self.config.train.iterations} iterations; "
+                f"continue with: vla-rl train --resume {self.run_folder.path}"
+            )
+        self.view.say(f"results: {self.run_folder.path} (curves.png, evaluations/, checkpoints/)")
+
+
+def run_evaluation(
+    cluster: Cluster,
+    spec: EnvSpec,
+    episodes: int,
+    seed: int,
+    *,
+    greedy: bool,
+    record: int,
+    status: Any,
+) -> Evaluation:
+    """Play evaluation episodes on a started cluster. ``status``: called with a line of progress."""
+    orders = evaluation_episodes(
+        0, episodes, len(spec.instructions), spec.init_states, seed, greedy=greedy, record=record
+    )
+    cluster.call_store("order_evaluation", orders)
+    kind = "greedy" if greedy else "sampled"
+    patience, done = time.monotonic() + _STALL_S, 0
+    while True:
+        ref = cluster.store.evaluation_results.remote(episodes, 2.0)
+        results = cluster.get(ref, "evaluation episodes", 120.0)
+        if results is not None:
+            return Evaluation(spec, greedy, tuple(results))
+        now_done = cluster.call_store("evaluations_done")
+        status(f"evaluating ({kind}): {now_done} of {episodes} episodes")
+        if now_done != done:
+            done, patience = now_done, time.monotonic() + _STALL_S
+        if time.monotonic() > patience:
+            raise TimeoutError(f"no evaluation episode finished for {_STALL_S:.0f} s ({done} of {episodes} done)")

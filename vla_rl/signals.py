@@ -1,0 +1,28 @@
+"""Ctrl-C as a request: the first one asks for a clean end, the second one insists."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+
+
+class StopRequest:
+    """Within the block, SIGINT and SIGTERM set ``requested``; a second signal raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: dict[int, signal.Handlers | int | None] = {}
+
+    def __enter__(self) -> StopRequest:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._on_signal)  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

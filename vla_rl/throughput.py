@@ -1,0 +1,61 @@
+"""From the meters' growing totals to rates and shares of the time since the last measurement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+Totals = dict[str, float]
+
+
+@dataclass(slots=True)
+class Throughput:
+    """Call ``measure`` once an iteration."""
+
+    _since: float = field(default_factory=time.monotonic)
+    _before: dict[str, list[Totals]] = field(default_factory=dict)
+
+    def measure(self, stats: Mapping[str, Sequence[Totals]]) -> dict[str, float]:
+        """``stats``: the meter totals of each process by group (worker, server, learner)."""
+        now = time.monotonic()
+        wall, self._since = now - self._since, now
+        growth = {group: self._growth(group, list(totals)) for group, totals in stats.items()}
+        workers, servers, learners = (growth.get(g, []) for g in ("worker", "server", "learner"))
+        batches, rows = _total(servers, "batches"), _total(servers, "rows")
+        return {
+            "throughput/env_steps_per_s": _total(workers, "env_steps") / wall,
+            "throughput/chunks_per_s": _total(workers, "chunks") / wall,
+            "throughput/batches_per_s": 1.0 / wall,
+            "throughput/episodes_per_s": _total(workers, "episodes") / wall,
+            "throughput/inference_batch": rows / batches if batches else 0.0,
+            "busy/env_workers": _share(workers, ("simulate_s", "render_s", "reset_s"), wall),
+            "busy/simulate": _share(workers, ("simulate_s",), wall),
+            "busy/render": _share(workers, ("render_s",), wall),
+            "busy/reset": _share(workers, ("reset_s",), wall),
+            "busy/inference": _share(servers, ("infer_s",), wall),
+            "busy/learner": _share(learners, ("train_s", "publish_s"), wall),
+            "time/iteration_s": wall,
+        }
+
+    def _growth(self, group: str, totals: list[Totals]) -> list[Totals]:
+        before = self._before.get(group, [])
+        self._before[group] = totals
+        if len(before) != len(totals):
+            before = [{} for _ in totals]
+        # a restarted process counts from zero again
+        return [
+            {name: value - b.get(name, 0.0) if value >= b.get(name, 0.0) else value for name, value in t.items()}
+            for t, b in zip(totals, before, strict=True)
+        ]
+
+
+def _total(processes: Sequence[Totals], name: str) -> float:
+    return sum(p.get(name, 0.0) for p in processes)
+
+
+def _share(processes: Sequence[Totals], names: Sequence[str], wall: float) -> float:
+    """Mean share of the time that the processes spent in these activities."""
+    if not processes:
+        return 0.0
+    return sum(_total(processes, name) for name in names) / (wall * len(processes))

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vla_rl.errors import UserError
 from vla_rl.types import EnvSpec, Episode, Observation, StepResult
 
 
-class EnvError(RuntimeError):
+class EnvError(UserError):
     """A simulator cannot be set up or cannot go on. The text names the cause and the remedy."""
 
 

@@ -3,7 +3,7 @@
 Lengths are in table widths: the table is the unit square, x to the right, y away from the viewer, z up. One control step
 moves the finger tips by at most ``MAX_STEP`` along each axis. The rules are few:
 
-* Below ``BLOCK_HEIGHT`` the fingers push a block that they touch, and it moves along with them as if it stuck to them.
+* Below ``BLOCK_HEIGHT`` the fingers push a block that they touch: it moves as they do, without slipping off.
 * Coming down on a block the fingers stop on its top, unless they are open and straddle it.
 * Straddled blocks are dragged along; closing the fingers around a block grasps it, opening them drops it where it is.
 * A moving block shoves other blocks out of its way, one deep (what they would shove in turn is left overlapping).
@@ -116,18 +116,23 @@ def _pushed(
 ) -> np.ndarray:
     """[n, B, 2]: the blocks after the fingers, now at ``tip``, have pushed what they touch and dragged what they straddle.
 
-    A pushed block leaves the fingers along the line of centres and follows their motion across that line in full:
-    contact without slip, which makes pushing stable and so feasible in open loop.
+    From the moment of contact on a pushed block moves as the fingers do: contact without slip, which makes pushing
+    stable and so feasible in open loop.
     """
     if not (touched.any() or around.any()):
         return blocks.copy()
     away = blocks - tip[:, None, :2]
-    away /= np.maximum(gap, _ROUNDING)[..., None]
+    drag = away * ((np.minimum(gap, GRASP) - gap) / np.maximum(gap, _ROUNDING))[..., None]
     motion = (tip - before)[:, None, :2]
-    along = (away * motion).sum(axis=2, keepdims=True)
-    push = away * (CONTACT - gap)[..., None] + (motion - along * away)
-    drag = away * (np.minimum(gap, GRASP) - gap)[..., None]
-    return blocks + np.where(touched[..., None], push, 0.0) + np.where(around[..., None], drag, 0.0)
+    start = blocks - before[:, None, :2]
+    towards = (start * motion).sum(axis=2)
+    length = np.maximum((motion * motion).sum(axis=2), _ROUNDING)
+    # the fingers are at distance CONTACT from the block after this share of the step
+    root = np.sqrt(np.maximum(towards**2 - length * ((start * start).sum(axis=2) - CONTACT**2), 0.0))
+    share = np.clip((towards - root) / length, 0.0, 1.0)
+    push = motion * (1.0 - share)[..., None]
+    blocks = blocks + np.where((touched & (towards > 0.0))[..., None], push, 0.0)
+    return blocks + np.where(around[..., None], drag, 0.0)
 
 
 def _shove(blocks: np.ndarray, old: np.ndarray, held: np.ndarray, airborne: np.ndarray) -> None:

@@ -9,6 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly venv=.venv
 readonly stamp=$venv/vla_rl-complete # the fingerprint, written last
 readonly unfinished=$venv/vla_rl-unfinished
+readonly renderer=$venv/vla_rl-renderer # the settings with which an off-screen renderer was found
 readonly log=$venv/setup.log
 export PIP_CACHE_DIR=${PIP_CACHE_DIR:-${VLA_RL_CACHE:-$HOME/.cache/vla_rl}/pip}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
@@ -32,7 +33,8 @@ run() {
         sleep 0.2
         if [ "$SECONDS" -ge "$next" ]; then
             next=$((SECONDS + 10))
-            say "    $(tail -n 1 "$log" | cut -c 1-100)"
+            say "  $(find "$venv"/lib*/python*/site-packages -maxdepth 1 -name '*.dist-info' 2>/dev/null | wc -l) packages" \
+                "in place; now: $(tail -n 1 "$log" | sed 's/^ *//' | cut -c 1-80)"
         fi
     done
     trap - EXIT
@@ -103,7 +105,7 @@ make_environment() {
     fi
     touch "$unfinished"
     rm -f "$stamp"
-    local pip=("$venv/bin/python" -m pip install)
+    local pip=("$venv/bin/python" -m pip install --no-compile) # Python compiles what it imports, at the first import
     # All packages are pinned; some name dependencies that nothing here imports and that break others (see the file).
     run "installing $(grep -c '^[^#]' requirements.txt) packages" "${pip[@]}" --no-deps -r requirements.txt
     run "adding what this build of torch needs" "${pip[@]}" -c requirements.txt torch
@@ -114,7 +116,8 @@ make_environment() {
     say "the environment is complete"
 }
 
-gl_problem() {
+# Prints what keeps MuJoCo from rendering off-screen; nothing where it can.
+renderer_problem() {
     "$venv/bin/python" - <<'PY'
 from envs.base import EnvError
 from envs.libero.bootstrap import select_gl_backend
@@ -126,16 +129,23 @@ except EnvError as error:
 PY
 }
 
+find_renderer() {
+    local problem
+    problem=$(renderer_problem)
+    if [ -n "$problem" ] && [ -z "${MUJOCO_GL:-}${PYOPENGL_PLATFORM:-}" ]; then
+        system_package "off-screen OpenGL is missing" libosmesa6
+        problem=$(renderer_problem)
+    fi
+    [ -z "$problem" ] || fail "$problem"
+}
+
 if ! complete; then
-    exec 9<scripts/setup.sh # one set-up at a time; the lock falls with its last process
+    exec 9<scripts/setup.sh # one set-up at a time; the lock falls with the last process of this one
     flock -n 9 || { say "another set-up is under way here; waiting for it" && flock 9; }
     complete || make_environment
 fi
-
-problem=$(gl_problem)
-if [ -n "$problem" ]; then
-    [ -z "${MUJOCO_GL:-}${PYOPENGL_PLATFORM:-}" ] || fail "$problem"
-    system_package "off-screen OpenGL is missing" libosmesa6
-    problem=$(gl_problem)
-    [ -z "$problem" ] || fail "$problem"
+settings="MUJOCO_GL=${MUJOCO_GL:-} PYOPENGL_PLATFORM=${PYOPENGL_PLATFORM:-}"
+if [ "$(cat "$renderer" 2>/dev/null)" != "$settings" ]; then
+    find_renderer
+    echo "$settings" >"$renderer"
 fi

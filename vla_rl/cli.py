@@ -63,6 +63,9 @@ def _add_eval(commands: Any) -> None:
     parser.add_argument("--suite", metavar="NAME", help="LIBERO suite, all its tasks; as env.suite=NAME env.tasks=[]")
     parser.add_argument("--tasks", metavar="N,N,...", help="task numbers within the suite; as env.tasks=[N,N,...]")
     parser.add_argument("--episodes", metavar="N", type=_positive, help="how many episodes, over all tasks together")
+    parser.add_argument(
+        "--video", metavar="FILE", type=_new_file, help="save a video of the first episodes, an mp4 file"
+    )
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
     _add_json(parser)
 
@@ -97,10 +100,10 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", metavar="FILE", type=_json_file, help="also write the figures to this file")
+    parser.add_argument("--json", metavar="FILE", type=_new_file, help="also write the figures to this file")
 
 
-def _json_file(text: str) -> Path:
+def _new_file(text: str) -> Path:
     path = Path(text)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written: name a file in a folder that exists")
@@ -138,7 +141,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _eval(args: argparse.Namespace) -> int:
-    from vla_rl.evaluate import evaluate_command
+    from vla_rl.evaluation_run import evaluate_command
 
     given = []
     if args.suite is not None:

@@ -28,6 +28,7 @@ from vla_rl.errors import UserError
 from vla_rl.inference import BatchRule
 from vla_rl.mailbox import PoolAddress, create_pool
 from vla_rl.placement import Plan, Process, Resources
+from vla_rl.reaper import start_reaper
 from vla_rl.replay import ReplayStore, StoreRules
 from vla_rl.sharedmem import shared_root
 from vla_rl.types import EnvSpec, Episode, EpisodeResult, SuperBatch, Trajectory
@@ -208,10 +209,11 @@ class Cluster:
         self._shared = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=shared_root()))
         # sockets live there: a path of more than 107 characters would be refused by the kernel
         self._session = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=tempfile.gettempdir()))
+        self._reaper = start_reaper([self._shared, self._session])
         try:
             self._start_ray()
         except BaseException:
-            self._remove_files()
+            self._clean_up()
             raise
         return self
 
@@ -236,11 +238,13 @@ class Cluster:
                 stops.append(self.store.stop.remote())
             ray.wait([*stops, *self._loops], num_returns=len(stops) + len(self._loops), timeout=5.0)
             ray.shutdown()
-        self._remove_files()
+        self._clean_up()
 
-    def _remove_files(self) -> None:
-        for folder in (self._shared, self._session):
-            shutil.rmtree(folder, ignore_errors=True)
+    def _clean_up(self) -> None:
+        """What is left of the processes and their files; the reaper does the same if this process is killed."""
+        assert self._reaper.stdin is not None
+        self._reaper.stdin.close()
+        self._reaper.wait(timeout=_CALL_TIMEOUT_S)
 
     # --- starting ---------------------------------------------------------------------------------------------------
 

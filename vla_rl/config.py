@@ -103,8 +103,12 @@ class PPOConfig(Group):
     minibatches: Positive = Field(4, description="Optimizer steps per epoch.")
     normalize_advantages: bool = True
     value_warmup: NonNegative = Field(0, description="Iterations that train the value head only.")
-    recompute_logprobs: bool = Field(False, description="Decoupled objective (arXiv:2505.24298): proximal policy = weights at the update's start.")
-    importance_cap: PositiveFloat | None = Field(None, description="Truncation of behaviour weights pi_prox / pi_behaviour; needs recompute_logprobs.")
+    recompute_logprobs: bool = Field(
+        False, description="Decoupled objective (arXiv:2505.24298): clip around the weights at the update's start."
+    )
+    importance_cap: PositiveFloat | None = Field(
+        None, description="Largest behaviour weight pi_prox / pi_behaviour; needs recompute_logprobs."
+    )
 
     @model_validator(mode="after")
     def _cap_needs_recompute(self) -> PPOConfig:

@@ -10,6 +10,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from algos.base import Algorithm, Targets
 from vla_rl.config import RunConfig
 from vla_rl.meter import Meter
-from vla_rl.policies import OpenVLAOFT, token_entropy, token_logprobs
+from vla_rl.policies import OpenVLAOFT, PolicyOutput, token_entropy, token_logprobs
 from vla_rl.types import SuperBatch
 from vla_rl.weights import WeightPublisher
 
@@ -89,13 +90,15 @@ class Learner:
         with self.meter.time("train"):
             time.sleep(self.config.learner.latency_ms * 1e-3)
             self._set_learning_rate(iteration)
-            logprobs, values = self._recompute(batch) if self.algorithm.needs_recompute else (None, None)
-            targets = self.algorithm.targets(batch, logprobs, values)
+            if self.algorithm.needs_recompute:
+                batch, logprobs, values = self._recompute(batch)
+                targets = self.algorithm.targets(batch, logprobs, values)
+            else:
+                targets = self.algorithm.targets(batch)
             sums: dict[str, float] = defaultdict(float)
             grad_norms: list[float] = []
             for epoch in range(self.algorithm.epochs):
-                rng = np.random.default_rng((self.config.seed, iteration, epoch))
-                for rows in np.array_split(rng.permutation(batch.num_chunks), self.algorithm.minibatches):
+                for rows in self._minibatches(batch.num_chunks, iteration, epoch):
                     for name, value in self._optimizer_step(batch, targets, rows, iteration).items():
                         sums[name] += value
                     grad_norms.append(float(self._engine.get_global_grad_norm() or 0.0))
@@ -103,6 +106,11 @@ class Learner:
             metrics = self.algorithm.finish_metrics(dict(sums), targets)
             metrics |= {"grad_norm": float(np.mean(grad_norms)), "lr": self._optimizer.param_groups[0]["lr"]}
             return {f"learner/{name}": value for name, value in metrics.items()}
+
+    def _minibatches(self, chunks: int, iteration: int, epoch: int) -> list[np.ndarray]:
+        """A random division of all chunks, the same on every rank."""
+        order = np.random.default_rng((self.config.seed, iteration, epoch)).permutation(chunks)
+        return np.array_split(order, min(chunks, self.algorithm.minibatches))
 
     def _set_learning_rate(self, iteration: int) -> None:
         warmup = self.config.learner.warmup_iterations
@@ -118,18 +126,24 @@ class Learner:
         for part in np.array_split(mine, parts):
             yield (part, False) if part.size else (rows[:1], True)
 
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _output(self, batch: SuperBatch, obs_rows: np.ndarray, task: np.ndarray) -> PolicyOutput:
+        policy = self.config.policy
+        return self._engine(
+            self._tensor(batch.images[obs_rows]),
+            self._tensor(batch.proprio[obs_rows]),
+            self._tensor(task),
+            policy.temperature,
+            policy.detach_value,
+        )
+
     def _forward(self, batch: SuperBatch, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """logprobs [n, K, A], entropy [n, K, A], values [n] of these chunks under the current weights."""
-        obs = batch.obs_row[rows]
-        output = self._engine(
-            torch.from_numpy(batch.images[obs]).to(self._device),
-            torch.from_numpy(batch.proprio[obs]).to(self._device),
-            torch.from_numpy(batch.task[rows]).to(self._device),
-            self.config.policy.temperature,
-            self.config.policy.detach_value,
-        )
-        tokens = torch.from_numpy(batch.tokens[rows]).to(self._device)
-        return token_logprobs(output.logits, tokens), token_entropy(output.logits), output.values.float()
+        output = self._output(batch, batch.obs_row[rows], batch.task[rows])
+        logprobs = token_logprobs(output.logits, self._tensor(batch.tokens[rows]))
+        return logprobs, token_entropy(output.logits), output.values.float()
 
     def _optimizer_step(
         self, batch: SuperBatch, targets: Targets, rows: np.ndarray, iteration: int
@@ -140,37 +154,48 @@ class Learner:
         for i, (part, padding) in enumerate(parts):
             logprobs, entropy, values = self._forward(batch, part)
             tensors = targets.rows(part, self._device)
+            if padding:  # chunks without an executed step count nowhere
+                tensors = replace(tensors, num_steps=torch.zeros_like(tensors.num_steps))
             loss, metrics = self.algorithm.loss(logprobs, entropy, values, tensors, counts, iteration)
             self._engine.set_gradient_accumulation_boundary(i == len(parts) - 1)
-            # DeepSpeed averages gradients over the ranks; our loss terms are shares of one sum
-            self._engine.backward(loss * (0.0 if padding else self._world_size))
+            # DeepSpeed averages gradients over the ranks; our losses are shares of one sum
+            self._engine.backward(loss * self._world_size)
             self._engine.step()
-            if not padding:
-                for name, value in metrics.items():
-                    sums[name] = sums.get(name, torch.zeros((), device=self._device)) + value.detach()
+            for name, value in metrics.items():
+                sums[name] = sums[name] + value.detach() if name in sums else value.detach()
         return self._sum_over_ranks(sums)
 
     def _sum_over_ranks(self, sums: dict[str, torch.Tensor]) -> dict[str, float]:
-        names = sorted(sums)
-        stacked = torch.stack([sums[name].double() for name in names])
+        stacked = torch.stack([sums[name].double() for name in sorted(sums)])
         if self._world_size > 1:
             torch.distributed.all_reduce(stacked)
-        return dict(zip(names, stacked.tolist(), strict=True))
+        return dict(zip(sorted(sums), stacked.tolist(), strict=True))
 
     @torch.no_grad()
-    def _recompute(self, batch: SuperBatch) -> tuple[np.ndarray, np.ndarray]:
-        """Log-probabilities [M, K, A] and values [M] of the whole super-batch under the weights before the update."""
+    def _recompute(self, batch: SuperBatch) -> tuple[SuperBatch, np.ndarray, np.ndarray]:
+        """The batch with recomputed final values, log-probabilities [M, K, A] and values [M], all under the weights
+        before the update."""
         logprobs = torch.zeros(batch.logprobs.shape, device=self._device)
         values = torch.zeros(batch.values.shape, device=self._device)
         for part, padding in self._micro_batches(np.arange(batch.num_chunks)):
-            part_logprobs, _, part_values = self._forward(batch, part)
+            tokens = self._tensor(batch.tokens[part])
+            output = self._output(batch, batch.obs_row[part], batch.task[part])
             if not padding:
-                index = torch.from_numpy(part).to(self._device)
-                logprobs[index], values[index] = part_logprobs, part_values
+                index = self._tensor(part)
+                logprobs[index] = token_logprobs(output.logits, tokens)
+                values[index] = output.values.float()
+        final_value = torch.from_numpy(batch.final_value).to(self._device)
+        cut = np.flatnonzero(batch.truncated)
+        if cut.size:
+            final_value = torch.zeros_like(final_value)
+            for part, padding in self._micro_batches(cut):
+                output = self._output(batch, batch.final_row[part], batch.task[batch.offsets[part]])
+                if not padding:
+                    final_value[self._tensor(part)] = output.values.float()
         if self._world_size > 1:  # every rank filled its own rows and left zeros elsewhere
-            torch.distributed.all_reduce(logprobs)
-            torch.distributed.all_reduce(values)
-        return logprobs.cpu().numpy(), values.cpu().numpy()
+            for tensor in (logprobs, values, *([final_value] if cut.size else [])):
+                torch.distributed.all_reduce(tensor)
+        return replace(batch, final_value=final_value.cpu().numpy()), logprobs.cpu().numpy(), values.cpu().numpy()
 
     # --- weights and checkpoints ------------------------------------------------------------------------------------
 
@@ -208,6 +233,6 @@ class Learner:
 
     def load(self, folder: Path) -> None:
         """Raises FileNotFoundError where ``folder`` holds no state."""
-        path, _ = self._engine.load_checkpoint(str(folder), tag="state")
-        if path is None:
+        if not (folder / "state").is_dir():
             raise FileNotFoundError(f"no learner state in {folder}")
+        self._engine.load_checkpoint(str(folder), tag="state")

@@ -146,10 +146,11 @@ class EnvWorker:
 
     def _start_episodes(self) -> None:
         """Fill free slots with ordered episodes."""
-        free = (s for s in range(self.env.num_slots) if s not in self._slots)
         started: list[int] = []
-        while self._inbox:
-            slot, episode = next(free), self._inbox.popleft()
+        for slot in range(self.env.num_slots):
+            if slot in self._slots or not self._inbox:
+                continue
+            episode = self._inbox.popleft()
             self._slots[slot] = _Slot(episode, np.random.default_rng((episode.seed, episode.member)))
             with self.meter.time("reset"):
                 self.env.reset([slot], [episode])

@@ -41,7 +41,7 @@ class Renderer:
 
     def __init__(self, model: Any, size: int) -> None:
         self._model = model
-        self._data = mujoco.MjData(model)
+        self._data = mujoco.MjData(model)  # its own: a slot's poses belong to another moment than its images
         self._gl = _gl_context()
         self._gl.make_current()
         self._context = _new_context(model, size)

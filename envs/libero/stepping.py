@@ -1,9 +1,9 @@
 """Fast control steps that equal robosuite's bit for bit.
 
-A control step of the untouched environment costs 25 physics substeps, in each of which robosuite runs the whole forward
-dynamics three times (before the controller, inside it, and in ``mj_step``) and looks everything up by name. None of that
-changes the result: ``mj_step1`` (all that depends on position and velocity), the controller's torques, ``mj_step2``
-(actuation, constraints, integration) is one pass over the same equations.
+A control step of the untouched environment costs 25 physics substeps, in each of which robosuite runs the whole
+forward dynamics three times (before the controller, inside it, and in ``mj_step``) and looks everything up by name.
+None of that changes the result: ``mj_step1`` (all that depends on position and velocity), the controller's torques,
+``mj_step2`` (actuation, constraints, integration) is one pass over the same equations.
 
 The torques are those of robosuite's operational-space controller (Khatib 1987, OSC_POSE with fixed gains). Its compiled
 functions are called as they are, and every numpy product keeps its operand order and memory layout, because floating
@@ -36,8 +36,8 @@ class RobotLayout:
     torque_low: np.ndarray  # float64 [7]
     torque_high: np.ndarray  # float64 [7]
     finger_actuators: tuple[int, int]
-    finger_bias: tuple[float, float]
-    finger_weight: tuple[float, float]
+    finger_bias: list[float]  # [2]
+    finger_weight: list[float]  # [2]
     kp: tuple[np.ndarray, np.ndarray]  # float64 [3] each, for position and orientation
     kd: tuple[np.ndarray, np.ndarray]
     action_scale: np.ndarray  # float64 [6]: a full action moves the goal by this much, metres and radians
@@ -76,11 +76,11 @@ class RobotLayout:
             torque_low=low.copy(),
             torque_high=high.copy(),
             finger_actuators=(fingers[0], fingers[1]),
-            finger_bias=tuple(float(x) for x in 0.5 * (ranges[:, 1] + ranges[:, 0])),
-            finger_weight=tuple(float(x) for x in 0.5 * (ranges[:, 1] - ranges[:, 0])),
+            finger_bias=[float(x) for x in 0.5 * (ranges[:, 1] + ranges[:, 0])],
+            finger_weight=[float(x) for x in 0.5 * (ranges[:, 1] - ranges[:, 0])],
             kp=(controller.kp[:3].copy(), controller.kp[3:].copy()),
             kd=(controller.kd[:3].copy(), controller.kd[3:].copy()),
-            action_scale=abs(controller.output_max - controller.output_min) / abs(controller.input_max - controller.input_min),
+            action_scale=(controller.output_max - controller.output_min) / (controller.input_max - controller.input_min),
         )
 
 

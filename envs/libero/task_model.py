@@ -4,9 +4,9 @@ Building it costs a fraction of a second and tens of megabytes, so it is done on
 changes *in the model* while it runs (where fixtures stand, whether the stove's burner glows) is kept per slot and
 written back whenever another slot takes its turn; everything else of a slot lives in its own ``MjData``.
 
-LIBERO rebuilds the model at every reset, although nothing random enters the model's XML: fixtures are placed by writing
-``body_pos`` and ``body_quat`` after compilation. Restoring those rows and drawing from LIBERO's own samplers in its order
-therefore gives the state of a rebuild, bit for bit (held by a test).
+LIBERO rebuilds the model at every reset, although nothing random enters the model's XML: fixtures are placed by
+writing ``body_pos`` and ``body_quat`` after compilation. Restoring those rows and drawing from LIBERO's own samplers in
+its order therefore gives the state of a rebuild, bit for bit (held by a test).
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class TaskModel:
         self._lamp_site = np.array([lamp.site for lamp in self._lamps], dtype=int)
         self._hidden_alpha = self.model.site_rgba[self._lamp_site, 3].copy()
         self._owner: SlotState | None = None
+        self.scratch = mujoco.MjData(self.model)  # for whoever needs another pose than a slot's; holds nothing for long
 
     def new_slot(self) -> SlotState:
         """A slot's state, to be filled by ``place``."""
@@ -94,9 +95,7 @@ class TaskModel:
                 if self._try_placement(slot):
                     break
             else:
-                raise EnvError(
-                    f"LIBERO found no valid placement for {self.task} in {_MAX_PLACEMENT_ATTEMPTS} attempts (seed {seed})"
-                )
+                raise EnvError(f"LIBERO finds no valid placement for {self.task} with seed {seed}: use another seed")
         slot.fixture_pos[:] = self.model.body_pos[self._fixtures]
         slot.fixture_quat[:] = self.model.body_quat[self._fixtures]
         slot.arm.start(self.env.robots[0].controller)
@@ -234,7 +233,7 @@ def _build_env(task: LiberoTask, assets: LiberoAssets) -> Any:
             except RandomizationError:
                 continue
         else:
-            raise EnvError(f"LIBERO found no valid placement for {task} in {_MAX_PLACEMENT_ATTEMPTS} attempts")
+            raise EnvError(f"LIBERO finds no valid placement for {task}: do its assets belong to this hf-libero?")
     env.visualize(vis_settings=dict.fromkeys(env._visualizations, False))
     return env
 

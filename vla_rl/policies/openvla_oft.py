@@ -35,7 +35,7 @@ from vla_rl.policies.prompt import PromptTokenizer
 _VALUE_INIT_STD = 0.01  # values start near 0, whatever the features
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: ZeRO-3 looks for the output's tensors in its __dict__
 class PolicyOutput:
     """One forward pass for N observations."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.libero.standins_shapes import (
+from envs.libero.standins.shapes import (
     Bar,
     Block,
     Color,

@@ -1,0 +1,99 @@
+"""A learner in the test's own process, and in groups of processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.runtime_fakes import trajectory
+from vla_rl.config import RunConfig
+from vla_rl.schedule import training_episode
+from vla_rl.superbatch import collate
+from vla_rl.types import EnvSpec, SuperBatch
+
+SPEC = EnvSpec("fake", ("main",), 48, 3, 7, 12, ("reach the red block", "push the green block to the right"))
+
+
+def config(**groups: dict[str, Any]) -> RunConfig:
+    base: dict[str, dict] = {
+        "policy": {"chunk_size": 4},
+        "learner": {"micro_batch": 64, "lr": 1e-3},
+        "algo": {"name": "ppo", "minibatches": 2},
+    }
+    return RunConfig.model_validate({name: base.get(name, {}) | groups.get(name, {}) for name in base | groups})
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def make_learner(cfg: RunConfig, rank: int = 0, world_size: int = 1, port: int | None = None) -> Any:
+    from algos import make_algorithm
+    from vla_rl.learner import Learner, join_ranks
+    from vla_rl.policies import build_policy
+
+    join_ranks(rank, world_size, "127.0.0.1", port or free_port(), "cpu")
+    policy = build_policy(cfg.policy, SPEC, cfg.seed)
+    return Learner(cfg, policy, make_algorithm(cfg.algo), rank=rank, world_size=world_size, device="cpu")
+
+
+def random_batch(seed: int = 0, episodes: int = 5) -> SuperBatch:
+    """Episodes of different lengths with random contents, recorded under the seed-0 policy's rough likelihoods."""
+    rng = np.random.default_rng(seed)
+    trajectories = []
+    for i in range(episodes):
+        chunks, truncated = int(rng.integers(1, 5)), bool(rng.integers(2))
+        t = trajectory(training_episode(i, 2, 0), chunks, truncated=truncated, success=not truncated)
+        rows = chunks + truncated
+        num_steps = t.num_steps.copy()
+        num_steps[-1] = rng.integers(1, 5)
+        trajectories.append(
+            replace(
+                t,
+                images=rng.integers(0, 256, (rows, 1, 48, 48, 3)).astype(np.uint8),
+                proprio=rng.normal(size=(rows, 3)).astype(np.float32),
+                tokens=rng.integers(0, 256, (chunks, 4, 7)).astype(np.uint8),
+                logprobs=np.log(rng.uniform(0.5, 2.0, (chunks, 4, 7)) / 256).astype(np.float32),
+                values=rng.normal(size=chunks).astype(np.float32),
+                rewards=rng.normal(size=(chunks, 4)).astype(np.float32)
+                * (np.arange(4) < num_steps[:, None]).astype(np.float32),
+                num_steps=num_steps,
+            )
+        )
+    return collate(trajectories, version=0)
+
+
+def parameters(learner: Any) -> dict[str, np.ndarray]:
+    return {name: p.detach().float().cpu().numpy().copy() for name, p in learner.parameters().items()}
+
+
+def run_ranks(function: Callable, world_size: int, folder: Path, *arguments: Any) -> list[Any]:
+    """``function(rank, world_size, port, *arguments)`` in that many processes; what each returned."""
+    context = multiprocessing.get_context("spawn")
+    port = free_port()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    processes = [
+        context.Process(target=_rank, args=(function, rank, world_size, port, folder, arguments))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+        assert process.exitcode == 0
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]
+
+
+def _rank(function: Callable, rank: int, world_size: int, port: int, folder: Path, arguments: tuple) -> None:
+    torch.set_num_threads(1)
+    torch.save(function(rank, world_size, port, *arguments), folder / f"rank{rank}.pt")

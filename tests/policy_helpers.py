@@ -1,0 +1,49 @@
+"""Small policies and inputs that the policy tests share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from vla_rl.policies.action_codec import ActionCodec, Bounds
+from vla_rl.policies.architecture import Architecture, LanguageModel, VisionTower, tiny
+from vla_rl.policies.factory import make_policy
+from vla_rl.policies.openvla_oft import OpenVLAOFT
+
+INSTRUCTIONS = ("pick up the bowl", "open the top drawer of the wooden cabinet and put the wine bottle in it", "push it")
+CODEC = ActionCodec(Bounds((-1.0,) * 7, (1.0,) * 7, (True,) * 6 + (False,)))
+PROPRIO = Bounds((-0.5,) * 8, (0.5,) * 8, (True,) * 8)
+
+
+def nano(*, views: int = 1, proprio_dim: int = 8, chunk_size: int = 2, center_crop: bool = False) -> Architecture:
+    """Smaller than tiny: milliseconds per forward pass."""
+    return dataclasses.replace(
+        tiny(views=views, proprio_dim=proprio_dim, chunk_size=chunk_size),
+        image_size=24,
+        patch_size=12,
+        center_crop=center_crop,
+        dino=VisionTower(width=32, layers=3, heads=2, intermediate=64),
+        siglip=VisionTower(width=48, layers=2, heads=2, intermediate=80),
+        projector_hidden=64,
+        llm=LanguageModel(
+            width=64, layers=3, heads=4, intermediate=96, rms_norm_eps=1e-6, rope_theta=1e4, initializer_range=0.1
+        ),
+        value_hidden=(32, 16),
+    )
+
+
+def make(architecture: Architecture, instructions: tuple[str, ...] = INSTRUCTIONS, seed: int = 0) -> OpenVLAOFT:
+    proprio = PROPRIO if architecture.proprio_dim else None
+    return make_policy(architecture, instructions, CODEC, proprio, vocabulary=INSTRUCTIONS, seed=seed).eval()
+
+
+def inputs(
+    architecture: Architecture, rows: int = 3, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random images and proprioception; task i in row i, counted through the three instructions."""
+    generator = torch.Generator().manual_seed(seed)
+    size = architecture.image_size
+    images = torch.randint(0, 256, (rows, architecture.views, size, size, 3), dtype=torch.uint8, generator=generator)
+    proprio = torch.rand(rows, architecture.proprio_dim, generator=generator) - 0.5
+    return images, proprio, torch.arange(rows) % len(INSTRUCTIONS)

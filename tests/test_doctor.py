@@ -1,0 +1,84 @@
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from envs.base import EnvError
+from envs.libero.assets import LiberoAssets
+from vla_rl import doctor
+from vla_rl.doctor import doctor_command, examine
+from vla_rl.machine import Gpu, Machine
+
+
+def findings() -> dict[str, doctor.Finding]:
+    return {finding.topic: finding for finding in examine()}
+
+
+@pytest.fixture(autouse=True)
+def assets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LiberoAssets:
+    """Looking for the real ones is another module's work."""
+    found = LiberoAssets(tmp_path, "stand-ins")
+    monkeypatch.setattr(doctor, "resolve_assets", lambda: found)
+    return found
+
+
+def test_the_report_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "report.json"
+    assert doctor_command(argparse.Namespace(json=file)) == 0
+    assert "Training can run." in capsys.readouterr().out
+    report = json.loads(file.read_text())
+    assert report["ready"] is True
+    rows = {row["topic"]: row for row in report["findings"]}
+    assert {"Python", "torch", "GPU", "ray", "deepspeed", "off-screen GL", "Vulkan", "libero", "LIBERO assets"} <= set(
+        rows
+    )
+    assert rows["libero"]["found"] == "0.1.4"
+    assert rows["LIBERO assets"]["found"].startswith("stand-ins")
+    assert all(row["state"] in ("ok", "note", "missing") for row in rows.values())
+    assert all(bool(row["remedy"]) == (row["state"] != "ok") for row in rows.values())
+
+
+def test_a_required_thing_that_is_missing_gives_status_1_and_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def no_gl() -> str:
+        raise EnvError("no off-screen GL library found: install one")
+
+    monkeypatch.setattr(doctor, "select_gl_backend", no_gl)
+    assert findings()["off-screen GL"].state == "missing"
+    assert doctor_command(argparse.Namespace(json=None)) == 1
+    assert "Training cannot run yet" in capsys.readouterr().out
+
+
+def test_looking_changes_neither_the_renderer_nor_the_hub_settings(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    seen = {}
+    monkeypatch.setattr(
+        doctor, "resolve_assets", lambda: seen.update(doctor.os.environ) or LiberoAssets(Path(), "package")
+    )
+    assert findings()["LIBERO assets"].state == "ok"
+    assert seen["HF_HUB_OFFLINE"] == "1"
+    assert doctor.os.environ["HF_HUB_OFFLINE"] == "0"
+    assert "MUJOCO_GL" not in doctor.os.environ
+
+
+def test_a_renderer_set_by_the_user_that_cannot_work_is_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MUJOCO_GL", "wgl")
+    found = findings()["off-screen GL"]
+    assert found.state == "missing"
+    assert "MUJOCO_GL=wgl" in found.remedy
+
+
+def test_missing_packages_and_little_room_have_a_remedy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "_SIMULATORS", {"no_such_simulator": "no-such-simulator"})
+    monkeypatch.setattr(Machine, "detect", lambda: Machine(cpus=1, memory=4 << 30, gpus=(Gpu("H200", 139 << 30),)))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: argparse.Namespace(free=1 << 20, total=1 << 40))
+    found = findings()
+    assert found["no_such_simulator"].state == "missing"
+    assert 'pip install "vla_rl[libero]"' in found["no_such_simulator"].remedy
+    assert found["processors"].state == "note"
+    assert "H200 (139 GiB)" in found["GPU"].found
+    assert "--shm-size" in found["shared memory"].remedy
+    assert "VLA_RL_CACHE" in found["cache folder's disk"].remedy

@@ -1,0 +1,46 @@
+"""Configurations become simulators, and only the one asked for is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from envs import env_spec, make_env
+from vla_rl.config import EnvConfig, LiberoConfig, TabletopConfig, WorkloadConfig
+
+
+@pytest.mark.parametrize("config", [TabletopConfig(), TabletopConfig(tasks=("push", "reach")), WorkloadConfig()])
+def test_the_spec_is_that_of_the_environment(config: EnvConfig) -> None:
+    env = make_env(config, 3)
+    assert env.num_slots == 3
+    assert env.spec == env_spec(config)
+    assert env.spec.name == config.name
+    env.close()
+
+
+@pytest.mark.libero
+def test_libero_is_registered() -> None:
+    config = LiberoConfig(image_size=64, settle_steps=0)
+    env = make_env(config, 1)
+    try:
+        assert type(env).__name__ == "LiberoVectorEnv"
+        assert env.spec == env_spec(config)
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize("config", [TabletopConfig(), WorkloadConfig()])
+def test_no_slots_are_refused(config: EnvConfig) -> None:
+    with pytest.raises(ValueError, match="num_slots=0"):
+        make_env(config, 0)
+
+
+def test_importing_the_registry_imports_no_simulator() -> None:
+    code = (
+        "import sys; from envs import env_spec; from vla_rl.config import WorkloadConfig; env_spec(WorkloadConfig());"
+        "print([m for m in sys.modules if m in ('envs.tabletop', 'libero', 'robosuite', 'mujoco', 'torch', 'ray')])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,138 @@
+"""Dependencies point one way (docs: which room may know of which other)."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("vla_rl", "envs", "algos")
+BASE = {"vla_rl", "vla_rl.types", "vla_rl.config", "vla_rl.errors"}
+APPLICATIONS = {"vla_rl.runner", "vla_rl.evaluation_run", "vla_rl.sft"}
+SIMULATORS = {"gymnasium", "libero", "mani_skill", "mujoco", "robosuite", "sapien"}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(modules()[module].read_text())
+
+
+def names(node: ast.AST) -> Iterator[str]:
+    """Modules that one statement imports, also by ``import_module`` with a literal name."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            submodule = f"{node.module}.{alias.name}"
+            yield submodule if submodule in modules() else node.module or ""
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+        yield from (arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Everything that a module imports, wherever in it."""
+    return frozenset(name for node in ast.walk(tree(module)) for name in names(node))
+
+
+@cache
+def imports_on_load(module: str) -> frozenset[str]:
+    """What is imported as soon as the module is."""
+
+    def visit(node: ast.AST) -> Iterator[str]:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            return
+        yield from names(node)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child)
+
+    return frozenset(visit(tree(module)))
+
+
+def own(found: frozenset[str]) -> set[str]:
+    return {name for name in found if name.split(".")[0] in PACKAGES}
+
+
+def roots(found: frozenset[str]) -> set[str]:
+    return {name.split(".")[0] for name in found}
+
+
+def room(module: str) -> str:
+    if module in BASE:
+        return "base"
+    if module.split(".")[0] in ("envs", "algos"):
+        return module.split(".")[0]
+    if module == "vla_rl.policies" or module.startswith("vla_rl.policies."):
+        return "policies"
+    if module in APPLICATIONS:
+        return "application"
+    return {"vla_rl.cluster": "cluster", "vla_rl.cli": "cli"}.get(module, "component")
+
+
+MAY_KNOW = {
+    "base": {"base"},
+    "envs": {"base", "envs"},
+    "algos": {"base", "algos"},
+    "policies": {"base", "policies"},
+    "component": {"base", "envs", "algos", "policies", "component"},
+    "cluster": {"base", "envs", "algos", "policies", "component", "cluster"},
+    "application": {"base", "envs", "algos", "policies", "component", "cluster", "application"},
+    "cli": {"base", "component", "application"},
+}
+
+
+def test_the_rooms_are_found():
+    assert {room(module) for module in modules()} == set(MAY_KNOW)
+    assert modules().keys() >= BASE | APPLICATIONS
+    assert own(imports("vla_rl.rollout")) >= {"vla_rl.types", "vla_rl.mailbox"}
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_knows_only_rooms_below_its_own(module: str):
+    above = {name for name in own(imports(module)) if room(name) not in MAY_KNOW[room(module)]}
+    assert not above, f"{module} ({room(module)}) imports {sorted(above)}"
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_are_absolute_and_of_modules_that_exist(module: str):
+    relative = [node.lineno for node in ast.walk(tree(module)) if isinstance(node, ast.ImportFrom) and node.level]
+    assert not relative, f"{module} imports relatively on lines {relative}"
+    assert own(imports(module)) <= modules().keys()
+
+
+def test_only_the_cluster_knows_ray():
+    assert [module for module in modules() if "ray" in roots(imports(module))] == ["vla_rl.cluster"]
+
+
+def test_only_simulator_rooms_know_simulators():
+    assert not {module for module in modules() if roots(imports(module)) & SIMULATORS and room(module) != "envs"}
+
+
+def test_simulators_do_not_load_torch():
+    assert not {module for module in modules() if room(module) == "envs" and "torch" in roots(imports_on_load(module))}
+
+
+def test_the_planner_is_pure():
+    assert own(imports("vla_rl.placement")) <= {"vla_rl.types", "vla_rl.config"}
+    assert "torch" not in roots(imports("vla_rl.placement"))
+
+
+def test_no_module_needs_itself_to_load():
+    edges = {module: own(imports_on_load(module)) & modules().keys() - {module} for module in modules()}
+    while leaves := {module for module in edges if not edges[module]}:
+        edges = {module: needed - leaves for module, needed in edges.items() if module not in leaves}
+    assert not edges, f"these modules import each other in a circle: {sorted(edges)}"

@@ -1,0 +1,82 @@
+import ctypes
+import os
+
+import pytest
+
+from vla_rl import machine
+from vla_rl.machine import Machine, library_loads
+
+
+@pytest.fixture
+def cgroup(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    files: dict[str, str] = {}
+    monkeypatch.setattr(machine, "_cgroup_words", lambda name: files.get(name, "").split())
+    return files
+
+
+def test_this_machine(cgroup: dict[str, str]):
+    found = Machine.detect()
+    assert found.cpus == len(os.sched_getaffinity(0))
+    assert found.memory > 1 << 30
+
+
+def test_a_control_group_limits_processors_and_memory(cgroup: dict[str, str]):
+    cgroup |= {"cpu.max": "50000 100000", "memory.max": str(1 << 30)}
+    found = Machine.detect()
+    assert (found.cpus, found.memory) == (1, 1 << 30)
+    cgroup |= {"cpu.max": "max 100000", "memory.max": "max"}
+    assert Machine.detect().memory > 1 << 30
+
+
+class FakeNvml:
+    """Two GPUs, as the driver's library reports them."""
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count) -> int:
+        count._obj.value = 2
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index, handle) -> int:
+        handle._obj.value = index.value + 1
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle, memory) -> int:
+        memory._obj.total = handle.value << 30
+        return 0
+
+    def nvmlDeviceGetName(self, handle, name, size) -> int:
+        name.value = b"GPU %d" % handle.value
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [(None, ["GPU 1", "GPU 2"]), ("0,1", ["GPU 1", "GPU 2"]), ("0", ["GPU 1"]), ("", []), ("-1", [])],
+)
+def test_gpus_are_those_that_cuda_would_show(monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeNvml())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = Machine.detect().gpus
+    assert [gpu.name for gpu in found] == names
+    assert [gpu.memory >> 30 for gpu in found] == [1, 2][: len(names)]
+
+
+def test_no_driver_is_no_gpu(monkeypatch: pytest.MonkeyPatch):
+    def missing(name: str):
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert Machine.detect().gpus == ()
+    assert machine.vulkan_devices() is None
+
+
+def test_libraries():
+    assert library_loads("libno-such-thing.so.9", "libc.so.6")
+    assert not library_loads("libno-such-thing.so.9")

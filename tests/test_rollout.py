@@ -1,0 +1,163 @@
+"""Env workers, inference servers and the store together, in threads of one process: no Ray, no model."""
+
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from envs.workload import WorkloadVectorEnv, decode_image, plan_episode
+from tests.runtime_fakes import A, EchoActor
+from vla_rl.config import WorkloadConfig
+from vla_rl.inference import BatchRule, InferenceServer
+from vla_rl.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
+from vla_rl.replay import ReplayStore, StoreRules
+from vla_rl.rollout import EnvWorker
+from vla_rl.schedule import evaluation_episodes
+from vla_rl.types import ActionBatch, Observation
+
+K = 4
+
+
+class Actor(EchoActor):
+    def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
+        n = len(observation.task)
+        self.batches.append(n)
+        episodes = [decode_image(image[0])[0] for image in observation.images]
+        return ActionBatch(
+            actions=np.zeros((n, K, A), np.float32),
+            tokens=np.asarray(episodes)[:, None, None].repeat(K, 1).repeat(A, 2).astype(np.uint8),
+            logprobs=uniforms.copy(),
+            values=np.full(n, 0.25, np.float32),
+            version=self.version,
+        )
+
+
+@dataclass
+class System:
+    store: ReplayStore
+    workers: list[EnvWorker]
+    actor: Actor
+    threads: list[threading.Thread] = field(default_factory=list)
+
+
+@contextmanager
+def running(tmp_path, config, *, workers=2, slots=3, stages=None, batch_episodes=8, max_age=3, actor=None):
+    """A started system; everything must end within seconds of being told to."""
+    store = ReplayStore(StoreRules(batch_episodes, max_age, 2, 0, iterations=1000))
+    address = PoolAddress(str(tmp_path), "server0", workers, slots)
+    actor = actor or Actor()
+    envs = [WorkloadVectorEnv(config, slots) for _ in range(workers)]
+    create_pool(address, envs[0].spec, K)
+    server = InferenceServer(actor, ServerMailbox(address), BatchRule(workers * slots, 0.002))
+    players = [
+        EnvWorker(w, env, WorkerMailbox(address, w), store, K, stages or slots) for w, env in enumerate(envs)
+    ]
+    system = System(store, players, actor, [threading.Thread(target=c.run) for c in (server, *players)])
+    for thread in system.threads:
+        thread.start()
+    try:
+        yield system
+    finally:
+        for component in (*players, server, store):
+            component.stop()
+        for thread in system.threads:
+            thread.join(10.0)
+            assert not thread.is_alive(), "a loop did not end"
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_what_the_simulator_wrote_is_what_is_trained_on(tmp_path, stages):
+    config = WorkloadConfig(max_episode_steps=21, length_spread=0.9)
+    with running(tmp_path, config, stages=stages) as system:
+        for version in range(4):
+            batch = system.store.next_batch(20.0)
+            assert batch is not None
+            for b in range(batch.num_episodes):
+                rows = slice(batch.offsets[b], batch.offsets[b + 1])
+                episode = int(batch.episode_id[b])
+                images = batch.images[batch.obs_row[rows]]
+                seen = [decode_image(image[0]) for image in images]
+                assert seen == [(episode, K * i) for i in range(len(seen))]
+                assert (batch.tokens[rows] == episode % 256).all(), "an answer went to another episode"
+                length = int(batch.num_steps[rows].sum())
+                assert (batch.num_steps[rows][:-1] == K).all()
+                assert length <= config.max_episode_steps
+                if batch.truncated[b]:
+                    assert decode_image(batch.images[batch.final_row[b]][0]) == (episode, length)
+                    assert batch.final_value[b] == 0.25
+                else:
+                    assert batch.final_value[b] == 0.0
+            system.store.advance(version + 1)
+
+
+def test_episodes_end_where_they_end(tmp_path):
+    """Law 4: executed steps are exactly the episodes' lengths, whatever the chunk size."""
+    config = WorkloadConfig(max_episode_steps=23, length_spread=0.8)
+    with running(tmp_path, config, max_age=0) as system:
+        batch = system.store.next_batch(20.0)
+        from vla_rl.schedule import training_episode
+
+        for b, episode in enumerate(batch.episode_id.tolist()):
+            plan = plan_episode(config, training_episode(episode, 2, 0).seed)
+            rows = slice(batch.offsets[b], batch.offsets[b + 1])
+            assert batch.num_steps[rows].sum() == plan.length
+            assert (batch.success[b], batch.truncated[b]) == (plan.success, plan.truncated)
+        steps = sum(w.meter.counts["env_steps"] for w in system.workers)
+        assert steps == batch.num_steps.sum(), "the gate was closed: no other episode ran"
+
+
+def test_sampling_noise_belongs_to_the_episode(tmp_path):
+    """The same episode meets the same random numbers, whatever the slots, workers and batches."""
+    config = WorkloadConfig(max_episode_steps=12, length_spread=0.5)
+    draws = []
+    for name, workers, slots in (("a", 1, 1), ("b", 2, 4)):
+        (tmp_path / name).mkdir()
+        with running(tmp_path / name, config, workers=workers, slots=slots, max_age=0) as system:
+            batch = system.store.next_batch(20.0)
+        draws.append(
+            {
+                int(e): batch.logprobs[batch.offsets[b] : batch.offsets[b + 1]]
+                for b, e in enumerate(batch.episode_id)
+            }
+        )
+    assert draws[0].keys() == draws[1].keys()
+    assert all(np.array_equal(draws[0][e], draws[1][e]) for e in draws[0])
+    assert len({x[0, 0, 0].item() for x in draws[0].values()}) == 8
+
+
+def test_nothing_waits_for_the_slowest(tmp_path):
+    """One worker is 20 times slower; the other goes on alone, and slots refill while episodes are under way."""
+    config = WorkloadConfig(max_episode_steps=8, step_ms=0.2)
+    with running(tmp_path, config, slots=2, batch_episodes=16, max_age=8) as system:
+        slow = system.workers[0].env
+        step = slow.step
+        slow.step = lambda *a: (time.sleep(0.2), step(*a))[1]
+        batch = system.store.next_batch(20.0)
+        assert batch is not None
+        assert system.workers[1].meter.counts["episodes"] > 3 * max(1, system.workers[0].meter.counts["episodes"])
+
+
+def test_evaluation_episodes_come_back_with_frames_and_versions(tmp_path):
+    config = WorkloadConfig(max_episode_steps=8)
+    actor = Actor()
+    actor.version = 5
+    with running(tmp_path, config, actor=actor, max_age=0) as system:
+        system.store.order_evaluation(evaluation_episodes(0, 10, 2, 50, seed=3))
+        results = system.store.evaluation_results(10, 20.0)
+        assert results is not None
+        assert len(results) == 10
+        assert {(r.oldest_version, r.newest_version) for r in results} == {(5, 5)}
+        assert {r.steps for r in results} == {8}
+
+
+def test_idle_workers_use_no_processor_time(tmp_path):
+    config = WorkloadConfig(max_episode_steps=8)
+    with running(tmp_path, config, max_age=0) as system:
+        assert system.store.next_batch(20.0) is not None  # the gate is closed now
+        time.sleep(0.2)
+        used = time.process_time()
+        time.sleep(1.0)
+        assert time.process_time() - used < 0.15

@@ -1,0 +1,175 @@
+"""Whole runs on Ray and DeepSpeed, with the tiny model on the workload simulator."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from vla_rl.checkpoint import Checkpoints
+from vla_rl.config import RunConfig
+from vla_rl.runner import train
+from vla_rl.sharedmem import shared_root
+
+pytestmark = pytest.mark.slow
+
+
+def _config(tmp_path, **groups) -> RunConfig:
+    base = {
+        "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5, "step_ms": 1.0},
+        "train": {"iterations": 3, "batch_episodes": 6, "eval_episodes": 4, "eval_every": 2, "checkpoint_every": 2},
+        "placement": {"env_workers": 2, "slots_per_worker": 2},
+        "log": {"dir": str(tmp_path), "name": "run", "video": False},
+    }
+    groups = {key: base.get(key, {}) | value if isinstance(value, dict) else value for key, value in groups.items()}
+    return RunConfig.model_validate(base | groups)
+
+
+def _metrics(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def _balanced(m: dict) -> bool:
+    ended = sum(m[f"episodes/{name}"] for name in ("trained", "stale", "filtered", "evaluated", "lost"))
+    return m["episodes/started"] == ended + m["episodes/running"] + m["episodes/buffered"] + m["episodes/in_training"]
+
+
+def _own_leftovers() -> list[Path]:
+    return [p for root in (shared_root(), Path("/tmp")) for p in root.glob(f"vla_rl-{os.getpid()}-*")]
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, mode):
+    assert train(_config(tmp_path, mode=mode)) == 0
+    run = tmp_path / "run"
+    metrics = _metrics(run)
+    assert [m["iteration"] for m in metrics] == [0, 1, 2, 3]
+    assert all(_balanced(m) for m in metrics)
+    assert metrics[-1]["episodes/trained"] == 18
+    assert metrics[-1]["episodes/evaluated"] == 12
+    if mode == "sync":
+        assert {m["rollout/age_max"] for m in metrics[1:]} == {0}
+        assert max(m["learner/ratio_p99"] for m in metrics[1:]) >= 1.0
+    for name in ("config.yaml", "metadata.json", "curves.png", "evaluations/000003-greedy.json"):
+        assert (run / name).stat().st_size > 0
+    assert [p.name for p in Checkpoints(run / "checkpoints", 9).complete()] == ["000002", "000003"]
+    evaluation = json.loads((run / "evaluations/000002-greedy.json").read_text())
+    assert evaluation["policy_versions"] == [2], "one policy version played the whole evaluation"
+    assert not _own_leftovers()
+    children = [p.name() for p in psutil.Process().children(recursive=True)]
+    assert not [name for name in children if "ray" in name.lower()]
+
+
+def test_resume_continues_counters_versions_and_metrics(tmp_path):
+    assert train(_config(tmp_path)) == 0
+    run = tmp_path / "run"
+    config = _config(tmp_path, train={"iterations": 5})
+    assert train(config, resume=run) == 0
+    metrics = _metrics(run)
+    assert [m["iteration"] for m in metrics] == [0, 1, 2, 3, 4, 5]
+    assert metrics[-1]["episodes/version"] == 5
+    assert metrics[-1]["episodes/trained"] == 30
+    assert all(_balanced(m) for m in metrics)
+    assert metrics[-1]["time/seconds"] > metrics[3]["time/seconds"]
+
+
+def _start(tmp_path, **groups) -> subprocess.Popen:
+    config = _config(tmp_path, **groups).model_dump(mode="json")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-m", "vla_rl.cli", "train", str(tmp_path / "config.yaml")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _wait_for_iteration(run: Path, iteration: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if (run / "metrics.jsonl").exists() and _metrics(run)[-1:] and _metrics(run)[-1]["iteration"] >= iteration:
+            return
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+    raise AssertionError("the run makes no progress")
+
+
+LONG = {"iterations": 500, "batch_episodes": 6, "eval_episodes": 0, "checkpoint_every": 1000}
+
+
+def test_ctrl_c_ends_cleanly_with_a_checkpoint(tmp_path):
+    process = _start(tmp_path, train=LONG)
+    _wait_for_iteration(tmp_path / "run", 2, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "--resume" in output
+    newest = Checkpoints(tmp_path / "run/checkpoints", 9).newest()
+    assert int(newest.name) == _metrics(tmp_path / "run")[-1]["iteration"]
+    assert not list(shared_root().glob(f"vla_rl-{process.pid}-*"))
+
+
+def test_a_killed_driver_leaves_no_process_and_a_run_that_resumes(tmp_path):
+    process = _start(tmp_path, train=LONG | {"checkpoint_every": 2})
+    _wait_for_iteration(tmp_path / "run", 5, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) > 5
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive, [p.cmdline() for p in alive]
+    assert not list(shared_root().glob(f"vla_rl-{process.pid}-*"))
+    run = tmp_path / "run"
+    done = int(Checkpoints(run / "checkpoints", 9).newest().name)
+    assert done >= 4
+    assert train(_config(tmp_path, train=LONG | {"iterations": done + 2}), resume=run) == 0
+    metrics = _metrics(run)
+    assert [m["iteration"] for m in metrics] == list(range(1, done + 3))
+    assert metrics[-1]["episodes/trained"] == 6 * (done + 2)
+    assert _balanced(metrics[-1])
+
+
+def test_dead_workers_and_servers_are_replaced(tmp_path):
+    process = _start(tmp_path, train=LONG | {"iterations": 40}, env={"step_ms": 10.0})
+    run = tmp_path / "run"
+    _wait_for_iteration(run, 2, process)
+    for role in ("_EnvWorkerProcess", "_InferenceProcess"):
+        victims = [p for p in psutil.Process(process.pid).children(recursive=True) if role in " ".join(p.cmdline())]
+        assert victims
+        victims[0].kill()
+        _wait_for_iteration(run, _metrics(run)[-1]["iteration"] + 6, process)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    last = _metrics(run)[-1]
+    assert last["restarts"] == 2
+    assert last["episodes/lost"] > 0
+    assert last["episodes/trained"] == 240
+    assert _balanced(last)
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "shapes"])
+def test_a_bad_checkpoint_is_one_clear_error(tmp_path, damage):
+    from envs import env_spec
+    from vla_rl.config import PolicyConfig
+    from vla_rl.policies import build_policy, save_policy
+
+    config = _config(tmp_path)
+    folder = tmp_path / "policy"
+    save_policy(build_policy(PolicyConfig(), env_spec(config.env), 0), folder, {})
+    match damage:
+        case "missing":
+            (folder / "model.safetensors").unlink()
+        case "truncated":
+            (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
+        case "shapes":
+            content = json.loads((folder / "architecture.json").read_text())
+            content["architecture"]["projector_hidden"] += 8
+            (folder / "architecture.json").write_text(json.dumps(content))
+    process = _start(tmp_path, policy={"checkpoint": str(folder)})
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, output
+    assert "policy" in output
+    assert "Traceback" not in output
+    assert not list(shared_root().glob(f"vla_rl-{process.pid}-*"))

@@ -32,11 +32,11 @@ def make_env(config: EnvConfig, num_slots: int) -> VectorEnv:
 
 
 def env_spec(config: EnvConfig) -> EnvSpec:
-    """What ``make_env(config, ...).spec`` would be, without starting a simulation. Raises EnvError as it would."""
+    """What ``make_env(config, ...).spec`` would be, without building any scene. Raises EnvError as it would."""
     if isinstance(config, LiberoConfig):
-        from envs.libero.env import libero_spec
-
-        return libero_spec(config)
+        env = make_env(config, 1)
+        env.close()
+        return env.spec
     if isinstance(config, TabletopConfig):
         from envs.tabletop import tabletop_spec
 

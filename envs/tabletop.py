@@ -44,7 +44,9 @@ def tabletop_spec(config: TabletopConfig) -> EnvSpec:
     if len(set(config.tasks)) != len(config.tasks):
         raise EnvError(f"env.tasks={list(config.tasks)} names a family twice: name each at most once")
     if config.image_size < MIN_IMAGE_SIZE:
-        raise EnvError(f"env.image_size={config.image_size} is too small to see the blocks: use {MIN_IMAGE_SIZE} or more")
+        raise EnvError(
+            f"env.image_size={config.image_size} is too small to see the blocks: use {MIN_IMAGE_SIZE} or more"
+        )
     return EnvSpec(
         name="tabletop",
         views=("front",),
@@ -111,7 +113,7 @@ class TabletopVectorEnv(VectorEnv):
         self._frames[slot] = []
 
     def step(self, slots: Sequence[int], actions: np.ndarray) -> StepResult:
-        """See VectorEnv. Sleeps ``latency_ms`` for every control step executed, summed over the slots: they share a core."""
+        """See VectorEnv. Sleeps ``latency_ms`` for every executed control step of every slot: they share one core."""
         rows = self._checked_rows(slots, actions)
         n, chunk = actions.shape[:2]
         rewards = np.zeros((n, chunk), np.float32)
@@ -141,7 +143,9 @@ class TabletopVectorEnv(VectorEnv):
     def _checked_rows(self, slots: Sequence[int], actions: np.ndarray) -> np.ndarray:
         rows = np.asarray(slots, np.int64)
         if actions.ndim != 3 or actions.shape[0] != len(rows) or actions.shape[1] < 1 or actions.shape[2] != ACTION_DIM:
-            raise ValueError(f"actions of shape {actions.shape} for {len(rows)} slots: need [{len(rows)}, K, {ACTION_DIM}]")
+            raise ValueError(
+                f"actions of shape {actions.shape} for {len(rows)} slots: need [{len(rows)}, K, {ACTION_DIM}]"
+            )
         if len(set(rows.tolist())) != len(rows):
             raise ValueError(f"slots {rows.tolist()} name a slot twice")
         if not self._running[rows].all():

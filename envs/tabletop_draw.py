@@ -68,10 +68,14 @@ class _Canvas:
         rows, down = self._cover(top, bottom)
         self._blend(rows, columns, down[:, None] * across, rgb)
 
-    def ellipse(self, x: float, y: float, half_width: float, half_height: float, rgb: Color, alpha: float = 1.0) -> None:
+    def ellipse(
+        self, x: float, y: float, half_width: float, half_height: float, rgb: Color, alpha: float = 1.0
+    ) -> None:
         columns, _ = self._cover(x - half_width, x + half_width)
         rows, _ = self._cover(y - half_height, y + half_height)
-        u = (np.arange(columns.start, columns.stop, dtype=np.float32) + (0.5 - x * self.size)) / (half_width * self.size)
+        u = (np.arange(columns.start, columns.stop, dtype=np.float32) + (0.5 - x * self.size)) / (
+            half_width * self.size
+        )
         v = (np.arange(rows.start, rows.stop, dtype=np.float32) + (0.5 - y * self.size)) / (half_height * self.size)
         inwards = (1.0 - np.sqrt(u * u + (v * v)[:, None])) * ((half_width + half_height) * self.size / 2.0)
         self._blend(rows, columns, (inwards + 0.5).clip(0.0, 1.0) * alpha, rgb)
@@ -162,7 +166,11 @@ def _draw_shadow(canvas: _Canvas, x: float, y: float, z: float) -> None:
 def _draw_block(canvas: _Canvas, scene: Scene, j: int, base: float) -> None:
     x, y = scene.blocks[j]
     left, right = _x(x - BLOCK_HALF), _x(x + BLOCK_HALF)
-    far, near, floor = _y(y + BLOCK_HALF, base + BLOCK_HEIGHT), _y(y - BLOCK_HALF, base + BLOCK_HEIGHT), _y(y - BLOCK_HALF, base)
+    far, near, floor = (
+        _y(y + BLOCK_HALF, base + BLOCK_HEIGHT),
+        _y(y - BLOCK_HALF, base + BLOCK_HEIGHT),
+        _y(y - BLOCK_HALF, base),
+    )
     red, green, blue = _BLOCK_RGB[scene.colors[j]]
     front = (int(red * _FRONT_SHADE), int(green * _FRONT_SHADE), int(blue * _FRONT_SHADE))
     canvas.rectangle(left, far, right, near, (red, green, blue))

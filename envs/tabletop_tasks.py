@@ -64,7 +64,7 @@ def list_tasks(families: tuple[str, ...]) -> tuple[Task, ...]:
 
 
 def placement_rng(task: Task, seed: int, init_state: int | None) -> np.random.Generator:
-    """The one source of a placement's randomness: of the seed, or of the benchmark state's number where one is given."""
+    """The source of a placement's randomness: the seed, or the number of the benchmark state where one is given."""
     stream, number = (_SAMPLED, seed) if init_state is None else (_BENCHMARK, init_state)
     return np.random.default_rng(np.random.SeedSequence(number, spawn_key=(stream, task.family, task.color)))
 

@@ -1,7 +1,7 @@
 """The tabletop's state and physics: a gripper above square blocks, quasi-static, vectorized over rows.
 
-Lengths are in table widths: the table is the unit square, x to the right, y away from the viewer, z up. One control step
-moves the finger tips by at most ``MAX_STEP`` along each axis. The rules are few:
+Lengths are in table widths: the table is the unit square, x to the right, y away from the viewer, z up. One control
+step moves the finger tips by at most ``MAX_STEP`` along each axis. The rules are few:
 
 * Below ``BLOCK_HEIGHT`` the fingers push a block that they touch: it moves as they do, without slipping off.
 * Coming down on a block the fingers stop on its top, unless they are open and straddle it.
@@ -114,7 +114,7 @@ def _straddled(
 def _pushed(
     blocks: np.ndarray, before: np.ndarray, tip: np.ndarray, gap: np.ndarray, touched: np.ndarray, around: np.ndarray
 ) -> np.ndarray:
-    """[n, B, 2]: the blocks after the fingers, now at ``tip``, have pushed what they touch and dragged what they straddle.
+    """[n, B, 2]: the blocks once the fingers have pushed what they touch and dragged what they straddle.
 
     From the moment of contact on a pushed block moves as the fingers do: contact without slip, which makes pushing
     stable and so feasible in open loop.

@@ -106,7 +106,8 @@ class WorkloadVectorEnv(VectorEnv):
         for slot, episode in zip(slots, episodes, strict=True):
             if not 0 <= episode.task < len(INSTRUCTIONS):
                 raise EnvError(
-                    f"episode {episode.id} asks for task {episode.task}: workload has the tasks 0..{len(INSTRUCTIONS) - 1}"
+                    f"episode {episode.id} asks for task {episode.task}: "
+                    f"workload has the tasks 0..{len(INSTRUCTIONS) - 1}"
                 )
             if episode.init_state is not None and not 0 <= episode.init_state < self.spec.init_states:
                 raise EnvError(
@@ -119,7 +120,7 @@ class WorkloadVectorEnv(VectorEnv):
             self._frames[slot] = []
 
     def step(self, slots: Sequence[int], actions: np.ndarray) -> StepResult:
-        """See VectorEnv. Sleeps ``step_ms`` for every control step executed, summed over the slots: they share a core."""
+        """See VectorEnv. Sleeps ``step_ms`` for every executed control step of every slot: they share one core."""
         n = len(slots)
         if actions.ndim != 3 or actions.shape[0] != n or actions.shape[1] < 1 or actions.shape[2] != ACTION_DIM:
             raise ValueError(f"actions of shape {actions.shape} for {n} slots: need [{n}, K, {ACTION_DIM}]")

@@ -12,6 +12,7 @@ readonly unfinished=$venv/vla_rl-unfinished
 readonly renderer=$venv/vla_rl-renderer # the settings with which an off-screen renderer was found
 readonly log=$venv/setup.log
 export PIP_CACHE_DIR=${PIP_CACHE_DIR:-${VLA_RL_CACHE:-$HOME/.cache/vla_rl}/pip}
+export PIP_CONSTRAINT=requirements.txt # also for what builds a package from source
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
 
 say() { printf '[%3d s] %s\n' "$SECONDS" "$*"; }
@@ -33,7 +34,7 @@ run() {
         sleep 0.2
         if [ "$SECONDS" -ge "$next" ]; then
             next=$((SECONDS + 10))
-            say "  $(find "$venv"/lib*/python*/site-packages -maxdepth 1 -name '*.dist-info' 2>/dev/null | wc -l) packages" \
+            say "  $(find "$venv"/lib/python*/site-packages -maxdepth 1 -name '*.dist-info' 2>/dev/null | wc -l) packages" \
                 "in place; now: $(tail -n 1 "$log" | sed 's/^ *//' | cut -c 1-80)"
         fi
     done
@@ -82,7 +83,7 @@ find_python() {
 fingerprint() {
     local version
     version=$("$venv/bin/python" -I -S -c 'import sys; print(sys.version)' 2>/dev/null) || return 0
-    { printf '%s\n' "$version" "$(pwd -P)" && cat requirements.txt setup.py pyproject.toml; } | sha256sum
+    { printf '%s\n' "$version" "$(pwd -P)" && cat requirements.txt setup.py; } | sha256sum
 }
 
 complete() { [ -f "$stamp" ] && [ "$(<"$stamp")" = "$(fingerprint)" ]; }
@@ -108,7 +109,7 @@ make_environment() {
     local pip=("$venv/bin/python" -m pip install --no-compile) # Python compiles what it imports, at the first import
     # All packages are pinned; some name dependencies that nothing here imports and that break others (see the file).
     run "installing $(grep -c '^[^#]' requirements.txt) packages" "${pip[@]}" --no-deps -r requirements.txt
-    run "adding what this build of torch needs" "${pip[@]}" -c requirements.txt torch
+    run "adding what this build of torch needs" "${pip[@]}" torch
     run "installing vla_rl itself" "${pip[@]}" --no-deps --no-build-isolation -e .
     run "checking the environment" "$venv/bin/python" -c 'import torch, ray, deepspeed, transformers, mujoco, vla_rl'
     fingerprint >"$stamp"

@@ -1,5 +1,6 @@
 """Whole runs on Ray and DeepSpeed, with the tiny model on the workload simulator."""
 
+import contextlib
 import json
 import os
 import signal
@@ -131,14 +132,21 @@ def test_a_killed_driver_leaves_no_process_and_a_run_that_resumes(tmp_path):
     assert _balanced(metrics[-1])
 
 
+def _kill_one(driver: subprocess.Popen, role: str) -> None:
+    for child in psutil.Process(driver.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if role in " ".join(child.cmdline()):
+                child.kill()
+                return
+    raise AssertionError(f"no {role} among the processes of the run")
+
+
 def test_dead_workers_and_servers_are_replaced(tmp_path):
     process = _start(tmp_path, train=LONG | {"iterations": 40}, env={"step_ms": 10.0})
     run = tmp_path / "run"
     _wait_for_iteration(run, 2, process)
     for role in ("_EnvWorkerProcess", "_InferenceProcess"):
-        victims = [p for p in psutil.Process(process.pid).children(recursive=True) if role in " ".join(p.cmdline())]
-        assert victims
-        victims[0].kill()
+        _kill_one(process, role)
         _wait_for_iteration(run, _metrics(run)[-1]["iteration"] + 6, process)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output

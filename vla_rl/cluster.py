@@ -220,6 +220,7 @@ class Cluster:
     def _start_ray(self) -> None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray.init(
+            num_cpus=0,  # actors reserve none; with more, Ray starts idle processes in advance
             include_dashboard=False,
             log_to_driver=False,
             logging_level="ERROR",

@@ -58,7 +58,7 @@ def doctor_command(args: argparse.Namespace) -> int:
     for finding in findings:
         state = f"[{styles[finding.state]}]{finding.state}[/]"
         table.add_row(state, finding.topic, escape(finding.found), escape(finding.remedy))
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 200)  # a file has no width of its own
     console.print(table)
     console.print("Training can run." if ready else "Training cannot run yet: mend what is marked as missing.")
     return 0 if ready else 1

@@ -18,16 +18,16 @@ from pathlib import Path
 
 def start_reaper(folders: Sequence[Path]) -> subprocess.Popen[bytes]:
     """Watch over the calling process. Closing the returned process's stdin makes it look for leftovers and end."""
-    command = [sys.executable, "-S", "-E", __file__, *map(str, folders)]
-    # a session of its own: Ctrl-C in the terminal is for the driver
+    command = [sys.executable, "-S", "-E", "-P", __file__, *map(str, folders)]
+    # -P: this folder's types.py must not be taken for the standard library's; a session of its own: Ctrl-C in the terminal is for the driver
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def users_of(folder: str) -> list[int]:
     """Processes that have a file below ``folder`` open, or name it in their command line."""
-    users = []
+    users, spared = [], {os.getpid(), os.getppid()}  # the driver itself, where it is still there
     for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
+        if not entry.isdigit() or int(entry) in spared:
             continue
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{entry}/cmdline").read_bytes().decode(errors="replace")

@@ -203,10 +203,14 @@ class Expert:
 
     def _support(self, goal: _Goal, heights: HeightMap) -> float:
         """Height of the surface that the object will stand on. Raises EnvError where something covers it."""
-        support = heights.highest(self._destination(goal), 0.02)
-        if goal.target in self._env.object_sites_dict:
-            site = self._env.sim.data.get_site_xpos(goal.target)[2]
-            if support > site + self._env.object_sites_dict[goal.target].size[2] + 0.05:
+        place = self._destination(goal)
+        support = heights.highest(place, 0.02)
+        site = self._env.object_sites_dict.get(goal.target)
+        if goal.predicate[0] == "in" and site is not None and site.parent_name is not None:
+            data = self._env.sim.data
+            top = data.get_site_xpos(goal.target)[2] + (np.abs(data.get_site_xmat(goal.target)) @ site.size)[2]
+            lid = int(heights.at(place)[1]) == self._model.model.body_rootid[self._env.obj_body_id[site.parent_name]]
+            if lid and support > top - 0.005:
                 raise EnvError(f"no scripted expert for {self._model.task}: {goal.target} is closed from above")
         return support
 

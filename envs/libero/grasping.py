@@ -26,7 +26,7 @@ PALM_HALF_LENGTH = 0.105  # along the closing axis
 PALM_HALF_WIDTH = 0.032
 
 _MARGIN = 0.004
-_MIN_DEPTH = 0.010
+_MIN_DEPTH = 0.007
 _BEST_DEPTH = 0.028
 _RAY_HEIGHT = 10.0  # high enough that rays from one point are nearly parallel
 _ARM_AWAY = np.array([np.pi, -0.6, 0.0, -1.5, 0.0, 1.5, 0.0])  # behind the base
@@ -148,24 +148,25 @@ def _best_at_yaw(heights: HeightMap, body: int, centre: np.ndarray, places: np.n
         ]
     )
     depth = top - tip
-    gripped = between > (tip + 0.010)[:, None, None]  # what the pads will touch
+    gripped = between > (tip + 0.6 * depth.clip(min=0, max=0.016))[:, None, None]  # what the pads will touch
     own = (between_owner == body) | ~gripped
     along = np.broadcast_to(_ALONG[inside][None, :, None], gripped.shape)
-    low = np.where(gripped, along, np.inf).min(axis=1)  # [n, pads]
-    high = np.where(gripped, along, -np.inf).max(axis=1)
-    filled = gripped.any(axis=1).all(axis=1)
-    fits = (depth >= _MIN_DEPTH) & own.all(axis=(1, 2)) & filled
+    touched = gripped.any(axis=1)  # [n, pads]
+    low = np.where(touched, np.where(gripped, along, np.inf).min(axis=1), 0.0)
+    high = np.where(touched, np.where(gripped, along, -np.inf).max(axis=1), 0.0)
+    fits = (depth >= _MIN_DEPTH) & own.all(axis=(1, 2)) & touched[:, touched.shape[1] // 2]
     if not fits.any():
         return None
-    with np.errstate(invalid="ignore"):
-        middle = (low + high).mean(axis=1) / 2
-        skew = np.abs((low + high) - (low + high).mean(axis=1, keepdims=True)).max(axis=1)
-        width = (high - low).max(axis=1)
+    count = touched.sum(axis=1).clip(min=1)
+    centres = (low + high) / 2
+    middle = centres.sum(axis=1) / count
+    skew = np.where(touched, np.abs(centres - middle[:, None]), 0.0).max(axis=1)
+    width = (high - low).max(axis=1)
     far = np.linalg.norm(places - centre[:2], axis=1)
     score = (
         depth.clip(max=_BEST_DEPTH)
         - 0.5 * np.abs(middle)
-        - 0.5 * skew
+        - skew
         - 0.3 * far
         - 0.1 * width
         - 0.01 * abs(yaw)

@@ -161,6 +161,7 @@ class TaskModel:
         """Write the indicators' visibility into the model, for rendering."""
         self.model.site_rgba[self._lamp_site, 3] = np.where(lit, 1 - self._hidden_alpha, self._hidden_alpha)
 
+
 @dataclass(frozen=True, slots=True)
 class _Lamp:
     site: int

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers.initialization import no_init_weights
 
+from vla_rl.errors import UserError
 from vla_rl.policies.action_codec import ActionCodec, Bounds
 from vla_rl.policies.architecture import Architecture
 from vla_rl.policies.openvla_oft import OpenVLAOFT
@@ -38,7 +39,7 @@ WEIGHTS, ARCHITECTURE, TOKENIZER, STATISTICS, METADATA = (
 _NAMED_IN_ERRORS = 5
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A folder that is no usable checkpoint. The text names the file, what is wrong with it and the remedy."""
 
 

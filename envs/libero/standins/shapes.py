@@ -153,8 +153,7 @@ class Ring:
     sides: int = 8
 
     def geoms(self) -> list[Geom]:
-        # The polygon runs as far inside the circle at its sides' middles as outside at its corners.
-        shrink = 2 / (1 + 1 / np.cos(np.pi / self.sides))
+        shrink = 1.015 * float(np.cos(np.pi / self.sides))  # the polygon's corners lie just outside the circle
         (r0, z0), (r1, z1) = self.low, self.high
         length = float(np.hypot(r1 - r0, z1 - z0))
         lean = np.degrees(np.arctan2(r1 - r0, z1 - z0))

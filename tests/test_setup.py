@@ -1,0 +1,130 @@
+"""What the scripts install: one pinned set, complete, and the same in the package's own ranges."""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ("scripts/setup.sh", "scripts/train_libero_ppo.sh", "scripts/test.sh", ".ci/run")
+# Dependencies of hf-libero, robosuite and bddl that nothing imports (see requirements.txt).
+LEFT_OUT = {"robomimic", "thop", "hf-egl-probe", "jupytext", "opencv-python"}
+# What a CUDA build of torch brings along; not part of the pinned set.
+OF_THE_TORCH_BUILD = re.compile(r"nvidia-.*|cuda-.*|triton")
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(requirement.name): str(requirement.specifier) for requirement in requirements}
+
+
+def needed_by(distribution: importlib.metadata.Distribution) -> set[str]:
+    requirements = [Requirement(text) for text in distribution.requires or []]
+    return {
+        canonicalize_name(requirement.name)
+        for requirement in requirements
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    }
+
+
+def test_every_package_is_pinned_to_one_release():
+    assert len(pins()) > 50
+    loose = [name for name, version in pins().items() if not re.fullmatch(r"==[\w.]+", version)]
+    assert not loose, "pin exactly one release, without a local build tag"
+    assert not {"torchvision", "timm", "robomimic"} & pins().keys()
+    assert not [name for name in pins() if OF_THE_TORCH_BUILD.fullmatch(name)]
+
+
+def test_the_pinned_set_is_complete():
+    found = {canonicalize_name(dist.metadata["Name"]): dist for dist in importlib.metadata.distributions()}
+    missing = {
+        f"{name} (for {package})"
+        for package in pins()
+        for name in needed_by(found[package]) - pins().keys() - LEFT_OUT
+        if not OF_THE_TORCH_BUILD.fullmatch(name)
+    }
+    assert not missing
+
+
+def test_this_environment_is_the_pinned_one():
+    wrong = {
+        name: importlib.metadata.version(name)
+        for name, version in pins().items()
+        if importlib.metadata.version(name).split("+")[0] != version.removeprefix("==")
+    }
+    assert not wrong
+
+
+def test_the_ranges_of_the_package_admit_the_pinned_releases():
+    declared = importlib.metadata.distribution("vla_rl").requires or []
+    assert {"torch", "ray", "deepspeed", "transformers"} <= {Requirement(text).name for text in declared}
+    for requirement in map(Requirement, declared):
+        version = pins()[canonicalize_name(requirement.name)].removeprefix("==")
+        assert requirement.specifier.contains(version), f"setup.py: {requirement} excludes {version}"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_are_valid_and_executable(script: str):
+    path = ROOT / script
+    assert os.access(path, os.X_OK)
+    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with a path that quotes badly, and without an environment."""
+    root = tmp_path / "a checkout"
+    shutil.copytree(ROOT / "scripts", root / "scripts")
+    for name in ("requirements.txt", "setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, root)
+    return root
+
+
+def set_up(checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", checkout / "scripts" / "setup.sh"]
+    environment = os.environ | variables
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_without_a_fitting_python_the_setup_says_what_to_install(checkout: Path, tmp_path: Path):
+    old = tmp_path / "bin" / "python3.9"
+    program(old, "echo 3.9")
+    result = set_up(checkout, PYTHON=str(old))
+    assert result.returncode == 2
+    assert "no Python 3.11 or 3.12" in result.stderr
+    assert "apt-get install -y python3 python3-venv" in result.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_without_the_venv_module_the_setup_names_its_package(checkout: Path, tmp_path: Path):
+    version = "{}.{}".format(*sys.version_info)
+    program(tmp_path / "bin" / "python", f'case "$*" in *ensurepip*) exit 1;; *) echo {version};; esac')
+    program(tmp_path / "bin" / "id", "echo 1000")  # a user who may not install packages
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    result = set_up(checkout, PYTHON="python", PATH=path)
+    assert result.returncode == 2
+    assert f"sudo apt-get update && sudo apt-get install -y python{version}-venv" in result.stderr
+
+
+def test_a_failing_installation_is_reported_and_leaves_a_mark(checkout: Path):
+    (checkout / "requirements.txt").write_text("no-such-package==0\n")
+    result = set_up(checkout, PYTHON=sys.executable, PIP_NO_INDEX="1", PIP_FIND_LINKS="", VLA_RL_CACHE=str(checkout))
+    assert result.returncode == 2
+    assert "this step failed: installing 1 packages" in result.stderr
+    assert "no-such-package" in result.stderr
+    assert (checkout / ".venv" / "vla_rl-unfinished").exists()
+    assert not (checkout / ".venv" / "vla_rl-complete").exists()

@@ -189,11 +189,8 @@ def _write_demo(
 
 
 def _write_attributes(data: Any, env: VectorEnv, counts: CollectCounts, noise: float, instructions: set[str]) -> None:
-    problem = {
-        "problem_name": env.spec.name,
-        "domain_name": "robosuite",
-        "language_instruction": "; ".join(instructions),
-    }
+    language = "; ".join(sorted(instructions))
+    problem = {"problem_name": env.spec.name, "domain_name": "robosuite", "language_instruction": language}
     data.attrs["problem_info"] = json.dumps(problem)
     data.attrs["env_name"] = env.spec.name
     data.attrs["env_args"] = json.dumps({"type": 1, "env_name": env.spec.name, "env_kwargs": {}})

@@ -73,7 +73,7 @@ class TabletopVectorEnv(VectorEnv):
         self._colors = np.zeros((num_slots, 1 + config.distractors), np.int64)  # index into COLORS
         self._family = np.zeros(num_slots, np.int64)
         self._task = np.zeros(num_slots, np.int32)
-        self._steps = np.zeros(num_slots, np.int64)  # control steps since the start of the episode
+        self._steps = np.full(num_slots, -1)  # control steps since the start of the episode; -1: never reset
         self._running = np.zeros(num_slots, bool)
         self._record = np.zeros(num_slots, bool)
         self._frames: list[list[np.ndarray]] = [[] for _ in range(num_slots)]
@@ -174,6 +174,8 @@ class TabletopVectorEnv(VectorEnv):
 
     def observe(self, slots: Sequence[int], out: Observation) -> None:
         for slot in slots:
+            if self._steps[slot] < 0:
+                raise ValueError(f"slot {slot} runs no episode: reset it before observing it")
             out.images[slot, 0] = draw(self._scene(slot), self.spec.image_size)
             out.task[slot] = self._task[slot]
             if self.spec.proprio_dim:
@@ -190,12 +192,12 @@ class TabletopVectorEnv(VectorEnv):
     def expert_action(self, slot: int) -> np.ndarray:
         return expert(self._world, int(self._family[slot]), slot)
 
-    def demo_record(self, slot: int) -> dict[str, np.ndarray]:
-        """The current privileged state, for demonstrations in LIBERO's layout; all float64.
+    def demo_state(self, slot: int) -> dict[str, np.ndarray]:
+        """The current privileged state, by its path within a demonstration in LIBERO's layout (``envs.demos``).
 
-        "states": [8 + 3 B]: finger tips 3, aperture, held block, goal 2, blocks 2 B, their colors B, executed steps.
-        "ee_pos": [3]. "gripper_states": [2], aperture and whether a block is held.
-        "robot_states": [5], both of these: the proprioception of an observation.
+        states: float64 [8 + 3 B]: finger tips 3, aperture, held block, goal 2, blocks 2 B, colors B, executed steps.
+        robot_states: float64 [5], in full precision what obs/proprio (float32) shows to the policy: obs/ee_pos [3] and
+        obs/gripper_states [2], the aperture and whether a block is held.
         """
         world, proprio = self._world, self._proprio(slot)
         parts = (
@@ -208,9 +210,10 @@ class TabletopVectorEnv(VectorEnv):
         )
         return {
             "states": np.concatenate([np.asarray(part, np.float64) for part in parts]),
-            "ee_pos": proprio[:3],
-            "gripper_states": proprio[3:],
             "robot_states": proprio,
+            "obs/proprio": proprio.astype(np.float32),
+            "obs/ee_pos": proprio[:3],
+            "obs/gripper_states": proprio[3:],
         }
 
     def close(self) -> None:

@@ -11,7 +11,11 @@ from vla_rl.policies.architecture import Architecture, LanguageModel, VisionTowe
 from vla_rl.policies.factory import make_policy
 from vla_rl.policies.openvla_oft import OpenVLAOFT
 
-INSTRUCTIONS = ("pick up the bowl", "open the top drawer of the wooden cabinet and put the wine bottle in it", "push it")
+INSTRUCTIONS = (
+    "pick up the bowl",
+    "open the top drawer of the wooden cabinet and put the wine bottle in it",
+    "push it",
+)
 CODEC = ActionCodec(Bounds((-1.0,) * 7, (1.0,) * 7, (True,) * 6 + (False,)))
 PROPRIO = Bounds((-0.5,) * 8, (0.5,) * 8, (True,) * 8)
 
@@ -38,9 +42,7 @@ def make(architecture: Architecture, instructions: tuple[str, ...] = INSTRUCTION
     return make_policy(architecture, instructions, CODEC, proprio, vocabulary=INSTRUCTIONS, seed=seed).eval()
 
 
-def inputs(
-    architecture: Architecture, rows: int = 3, seed: int = 0
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs(architecture: Architecture, rows: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Random images and proprioception; task i in row i, counted through the three instructions."""
     generator = torch.Generator().manual_seed(seed)
     size = architecture.image_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transformers import Dinov2WithRegistersModel, SiglipVisionModel
 from tests.policy_helpers import CODEC, INSTRUCTIONS, PROPRIO, inputs, make, nano
 from vla_rl.policies.architecture import NUM_BINS, openvla_7b, tiny
 from vla_rl.policies.images import prepare_images
-from vla_rl.policies.openvla_oft import OpenVLAOFT, token_entropy, token_logprobs
+from vla_rl.policies.openvla_oft import OpenVLAOFT, sample_tokens, token_entropy, token_logprobs
 from vla_rl.policies.prompt import PromptTokenizer, build_tiny_tokenizer
 
 
@@ -98,9 +99,10 @@ def test_features_come_from_the_second_to_last_block_without_norm() -> None:
     """Against complete stock towers with the last block, the norms and the pooling head in place."""
     policy = make(nano())
     arch = policy.architecture
-    stock = []
-    for tower, kind, layers in ((policy.dino, Dinov2WithRegistersModel, 3), (policy.siglip, SiglipVisionModel, 2)):
+    stock: list[nn.Module] = []
+    for tower, layers in ((policy.dino, 3), (policy.siglip, 2)):
         config = type(tower.config)(**{**tower.config.to_dict(), "num_hidden_layers": layers})
+        kind: Any = Dinov2WithRegistersModel if tower is policy.dino else SiglipVisionModel
         full = kind(config).eval()
         missing, unexpected = full.load_state_dict(tower.state_dict(), strict=False)
         assert not unexpected
@@ -166,29 +168,26 @@ def test_samples_follow_the_reported_distribution() -> None:
     """One state, many uniform numbers: the frequencies of the bins are the probabilities (chi-square)."""
     policy = make(nano(chunk_size=1))
     policy.lm_head.weight.mul_(6)  # away from uniform
-    rows, draws = 64, 100
-    images, proprio, task = inputs(policy.architecture, 1)
-    repeated = (images.expand(rows, -1, -1, -1, -1), proprio.expand(rows, -1), task.expand(rows))
-    generator = torch.Generator().manual_seed(3)
-    counts = torch.zeros(7, NUM_BINS)
-    for _ in range(draws):
-        uniforms = torch.rand(rows, 1, 7, generator=generator)
-        tokens, logprobs, _ = policy.act(*repeated, uniforms, torch.zeros(rows, dtype=torch.bool), 1.0)
-        counts.scatter_add_(1, tokens[:, 0].long().T, torch.ones(7, rows))
-    probabilities = policy(images, proprio, task, 1.0).logits[0, 0].softmax(-1)
+    observation = inputs(policy.architecture, 1)
+    logits = policy(*observation, 0.7).logits
+    probabilities = logits[0, 0].softmax(-1)
     assert probabilities.max() > 5 / NUM_BINS
-    expected = probabilities * rows * draws
+    draws = 4_000
+    uniforms = torch.rand(draws, 1, 7, generator=torch.Generator().manual_seed(3))
+    tokens = sample_tokens(logits.expand(draws, -1, -1, -1), uniforms)
+    counts = torch.zeros(7, NUM_BINS).scatter_add_(1, tokens[:, 0].T, torch.ones(7, draws))
+    expected = probabilities * draws
     common = expected > 5
     statistic = torch.where(common, (counts - expected) ** 2 / expected, 0).sum(-1)
     freedom = common.sum(-1)
     assert (statistic < freedom + 5 * (2 * freedom).sqrt()).all(), (statistic, freedom)
+    acted, _, _ = policy.act(*observation, uniforms[:1], torch.tensor([False]), 0.7)
+    assert torch.equal(acted.long(), tokens[:1])
 
 
 def test_extreme_uniform_numbers_never_choose_an_impossible_bin() -> None:
     logits = torch.full((2, 1, 1, NUM_BINS), -200.0)
     logits[..., 100:110] = 0.0
-    from vla_rl.policies.openvla_oft import sample_tokens
-
     tokens = sample_tokens(logits, torch.tensor([[[0.0]], [[1.0 - 2**-24]]]))
     assert tokens.flatten().tolist() == [100, 109]
 
@@ -246,6 +245,7 @@ def test_bfloat16_is_close_to_float32() -> None:
     spread = exact.logits.std()
     assert (rough.logits - exact.logits).abs().mean() < 0.03 * spread
     assert (rough.values - exact.values).abs().max() < 0.05
+    assert policy.language_model.rotary_emb.inv_freq.dtype == torch.float32, "positions must not be rounded"
 
 
 def test_the_tiny_preset_is_tiny_and_runs() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
 from envs.base import EnvError, empty_observation
+from envs.demos import HasDemoState
 from envs.tabletop import FRAME_SIZE, TabletopVectorEnv, tabletop_spec
 from envs.tabletop_world import MAX_STEP
 from tests.tabletop_helpers import FAMILIES, act, make, observe, start
@@ -55,7 +58,7 @@ def test_same_actions_same_states_in_any_slot_beside_any_neighbour() -> None:
         if not beside._running[2]:
             start(beside, slot=2, seed=1)
         beside.step([2], -action[None])
-        np.testing.assert_array_equal(alone.demo_record(0)["states"], beside.demo_record(1)["states"])
+        np.testing.assert_array_equal(alone.demo_state(0)["states"], beside.demo_state(1)["states"])
         assert one.terminated[0] == two.terminated[0]
         if one.terminated[0]:
             break
@@ -135,7 +138,7 @@ def test_observation_holds_image_proprio_and_task() -> None:
     out = observe(env)
     assert out.images.shape == (2, 1, 64, 64, 3)
     assert out.task.tolist() == [0, 3]
-    np.testing.assert_allclose(out.proprio[1, :3], env.demo_record(1)["ee_pos"], rtol=1e-6)
+    np.testing.assert_allclose(out.proprio[1, :3], env.demo_state(1)["obs/ee_pos"], rtol=1e-6)
     assert out.proprio[:, 3].tolist() == [1.0, 1.0]
     images = TabletopVectorEnv(TabletopConfig(tasks=("reach",), proprio=False), 1)
     start(images)
@@ -150,6 +153,13 @@ def test_observe_writes_only_the_given_rows() -> None:
     env.observe([1], out)
     assert out.images[1].any()
     assert not out.images[[0, 2]].any()
+
+
+def test_a_slot_without_an_episode_shows_nothing() -> None:
+    env = make("reach", 2)
+    start(env, slot=0)
+    with pytest.raises(ValueError, match="slot 1 runs no episode"):
+        observe(env)
 
 
 def test_frames_are_recorded_for_episodes_that_ask() -> None:
@@ -167,16 +177,17 @@ def test_frames_are_recorded_for_episodes_that_ask() -> None:
     env.close()
 
 
-def test_demo_record_holds_the_whole_state() -> None:
+def test_demo_state_holds_the_whole_state() -> None:
     env = make("push", distractors=3)
     start(env, seed=2)
-    record = env.demo_record(0)
+    record = env.demo_state(0)
+    assert isinstance(env, HasDemoState)  # what a demonstration collector asks for
     assert record["states"].shape == (8 + 3 * 4,)
-    assert all(array.dtype == np.float64 for array in record.values())
-    np.testing.assert_array_equal(record["robot_states"], np.append(record["ee_pos"], record["gripper_states"]))
-    np.testing.assert_allclose(record["robot_states"], observe(env).proprio[0], rtol=1e-6)
+    parts = np.append(record["obs/ee_pos"], record["obs/gripper_states"])
+    np.testing.assert_array_equal(record["robot_states"], parts)
+    np.testing.assert_array_equal(record["obs/proprio"], observe(env).proprio[0])
     act(env, (1, 0, 0, 0))
-    assert env.demo_record(0)["states"][-1] == 1
+    assert env.demo_state(0)["states"][-1] == 1
     assert record["states"][-1] == 0  # a copy, not a view
 
 

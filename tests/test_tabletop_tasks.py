@@ -19,9 +19,9 @@ def test_placement_is_a_function_of_task_and_seed() -> None:
     start(one, slot=2, id=5, seed=8, task=1)
     start(one, slot=2, id=9, seed=7)
     start(two, id=2, seed=7)
-    np.testing.assert_array_equal(one.demo_record(2)["states"], two.demo_record(0)["states"])
+    np.testing.assert_array_equal(one.demo_state(2)["states"], two.demo_state(0)["states"])
     start(two, id=2, seed=8)
-    assert not np.array_equal(one.demo_record(2)["states"], two.demo_record(0)["states"])
+    assert not np.array_equal(one.demo_state(2)["states"], two.demo_state(0)["states"])
 
 
 def test_benchmark_states_are_held_out_and_ignore_the_seed() -> None:
@@ -30,20 +30,20 @@ def test_benchmark_states_are_held_out_and_ignore_the_seed() -> None:
     for i in range(INIT_STATES):
         start(env, slot=0, seed=3, init_state=i)
         start(env, slot=1, seed=4, init_state=i)
-        state = env.demo_record(0)["states"]
-        np.testing.assert_array_equal(state, env.demo_record(1)["states"])
+        state = env.demo_state(0)["states"]
+        np.testing.assert_array_equal(state, env.demo_state(1)["states"])
         benchmark.add(state.tobytes())
     assert len(benchmark) == INIT_STATES
     for seed in range(2 * INIT_STATES):
         start(env, seed=seed)
-        assert env.demo_record(0)["states"].tobytes() not in benchmark
+        assert env.demo_state(0)["states"].tobytes() not in benchmark
 
 
 def test_distractors_make_the_color_matter() -> None:
     env = make("reach", distractors=4)
     for seed in range(20):
         start(env, seed=seed, task=seed % 4)
-        colors = [COLORS[int(c)] for c in env.demo_record(0)["states"][-6:-1]]
+        colors = [COLORS[int(c)] for c in env.demo_state(0)["states"][-6:-1]]
         assert sorted(colors) == sorted(COLORS)
         assert colors[0] == COLORS[seed % 4]
 
@@ -144,5 +144,5 @@ def test_expert_works_in_open_loop_chunks_and_recovers_from_noise(family: str) -
     env = make(family, 2)
     exact = [play(env, chunk=8, noise=0.0, seed=s) for s in range(10)]
     assert all(success for success, _ in exact)
-    noisy = [play(env, chunk=4, noise=0.2, seed=s)[0] for s in range(20)]
-    assert np.mean(noisy) >= 0.7
+    noisy = [play(env, chunk=8, noise=0.2, seed=s)[0] for s in range(20)]
+    assert np.mean(noisy) >= 0.9

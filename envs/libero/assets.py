@@ -208,5 +208,9 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock among processes; a killed holder releases it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for another process that looks for LIBERO's assets on the hub")
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -25,16 +25,14 @@ from envs.libero.assets import AssetMode, LiberoAssets, cache_dir, resolve_asset
 
 log = logging.getLogger(__name__)
 
-GL_BACKENDS = ("egl", "osmesa", "glfw")
+GL_BACKENDS = ("egl", "osmesa")
 _GL_REMEDY = {
     "osmesa": "install it (Debian, Ubuntu: apt-get install libosmesa6) or set MUJOCO_GL=egl",
     "egl": "install it (Debian, Ubuntu: apt-get install libegl1) or set MUJOCO_GL=osmesa",
-    "glfw": "install it (Debian, Ubuntu: apt-get install libglfw3) or set MUJOCO_GL=osmesa",
 }
 _GL_LIBRARIES = {
     "osmesa": ("OSMesa", "libOSMesa.so.8", "libOSMesa.so.6"),
     "egl": ("EGL", "libEGL.so.1"),
-    "glfw": ("GL", "libGL.so.1"),
 }
 
 
@@ -81,10 +79,8 @@ def select_gl_backend() -> str:
     """
     named = os.environ.get("MUJOCO_GL", "").lower().strip()
     platform = os.environ.get("PYOPENGL_PLATFORM", "").lower().strip()
-    if named == "glx":
-        named = "glfw"
     if named and named not in GL_BACKENDS:
-        raise EnvError(f"MUJOCO_GL={named} cannot render off-screen: unset it, or use one of {', '.join(GL_BACKENDS)}")
+        raise EnvError(f"MUJOCO_GL={named} cannot render off-screen: unset it, or use {' or '.join(GL_BACKENDS)}")
     if not named and platform in ("egl", "osmesa"):
         named = platform
     if platform in ("egl", "osmesa") and named != platform:
@@ -175,7 +171,7 @@ def _import_robosuite() -> None:
     """Import robosuite with settings of ours: no log file, no warnings about private macros, MUJOCO_GL as it is.
 
     robosuite opens its log file and prints its warnings while its package is being imported, before anything of it can
-    be reached from outside. So its settings module is loaded first, by itself, and an empty private one is put in place.
+    be reached from outside. So its settings module is loaded first, by itself, beside an empty private one.
     """
     mujoco = importlib.import_module("mujoco")
     # Without a handler, MuJoCo appends warnings (say, an unstable simulation) to a file in the working folder.

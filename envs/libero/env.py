@@ -70,6 +70,7 @@ class LiberoVectorEnv(VectorEnv):
             action_dim=7,
             max_episode_steps=config.max_episode_steps or STEP_LIMITS[config.suite],
             instructions=tuple(task.instruction for task in self._tasks),
+            init_states=min(len(load_init_states(task)) for task in self._tasks),
             assets=self._assets.origin,
         )
         self._scenes: OrderedDict[int, _Scene] = OrderedDict()
@@ -221,7 +222,7 @@ def to_robosuite(actions: np.ndarray) -> np.ndarray:
 
 
 def proprioception(state: SlotState) -> np.ndarray:
-    """float64 [8]: end-effector position (metres), its orientation as axis times angle (radians), both finger joints."""
+    """float64 [8]: end-effector position (m), orientation as axis times angle (rad), both finger joints (m)."""
     from robosuite.utils.transform_utils import quat2axisangle
 
     seen = state.seen

@@ -6,7 +6,7 @@ plans anew when a grasp fails. It knows no drawers to open, doors to close or kn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,14 @@ from envs.libero.task_model import SlotState, TaskModel
 
 _FULL_MOVE = 0.05  # metres by which a full action moves the controller's goal
 _FULL_TURN = 0.5  # radians
-_GAIN = 1.5
+_GAIN = 2.0  # of displacement over error; the controller's damping ratio becomes 1 / sqrt(gain)
+_PATIENCE = 0.03  # metres: within this distance, errors that persist are pushed against
 _TILT_TOLERANCE = 0.1  # radians of orientation error that are left alone: most demonstrations then never turn
 _CLEARANCE = 0.03  # metres between what is carried and what it passes over
 _OPEN, _CLOSED = 1.0, 0.0
+
+
+Phase = Generator[np.ndarray, None, bool]  # yields actions, returns whether the next phase can follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Expert:
         self._env, self._data = model.env, slot.data
         self._goals = _goals(model)
         self._eef_mat = slot.data.site_xmat[model.robot.eef_site].reshape(3, 3)
+        self._push = np.zeros(3)
         self._script = self._solve()
 
     def action(self) -> np.ndarray:
@@ -98,7 +103,7 @@ class Expert:
             if step >= 3 and width - self._width < 0.001:
                 break
 
-    def _lift(self, goal: _Goal, grasp: Grasp, heights: HeightMap) -> Iterator[np.ndarray]:
+    def _lift(self, goal: _Goal, grasp: Grasp, heights: HeightMap) -> Phase:
         """Rise until what is held clears everything on its way; returns whether something is held."""
         start = self._position(goal.thing)[2]
         for _ in range(40):
@@ -142,7 +147,11 @@ class Expert:
         """The action towards a position of the grip site, fingers pointing down; ``anchor`` overrides its x and y."""
         target = position if anchor is None else np.array([*anchor, position[2]])
         action = np.zeros(7)
-        action[:3] = (target - self._eef) * _GAIN / _FULL_MOVE
+        error = target - self._eef
+        # Where the arm is stretched, the controller's pull on orientation and posture holds it back for good.
+        near = np.linalg.norm(error) < _PATIENCE
+        self._push = (0.9 * self._push + 0.3 * error).clip(-_FULL_MOVE, _FULL_MOVE) if near else np.zeros(3)
+        action[:3] = (error * _GAIN + self._push) / _FULL_MOVE
         turn = _rotation_vector(_pointing_down(yaw) @ self._eef_mat.T)
         if np.linalg.norm(turn) > _TILT_TOLERANCE:
             action[3:6] = turn / _FULL_TURN
@@ -154,7 +163,7 @@ class Expert:
         """Radians between the present and the wanted orientation."""
         return float(np.linalg.norm(_rotation_vector(_pointing_down(yaw) @ self._eef_mat.T)))
 
-    # --- what the expert knows of the scene ----------------------------------------------------------------------------
+    # --- what the expert knows of the scene --------------------------------------------------------------------------
 
     @property
     def _eef(self) -> np.ndarray:
@@ -171,7 +180,7 @@ class Expert:
         return self._data.xpos[self._env.obj_body_id[thing]]
 
     def _holds(self, goal: _Goal) -> bool:
-        return self._width > 0.002 and np.linalg.norm(self._position(goal.thing) - self._eef) < 0.2
+        return self._width > 0.002 and bool(np.linalg.norm(self._position(goal.thing) - self._eef) < 0.2)
 
     def _destination(self, goal: _Goal) -> np.ndarray:
         """float64 [2]: where the object's position has to be."""

@@ -80,8 +80,7 @@ class RobotLayout:
             finger_weight=[float(x) for x in 0.5 * (ranges[:, 1] - ranges[:, 0])],
             kp=(controller.kp[:3].copy(), controller.kp[3:].copy()),
             kd=(controller.kd[:3].copy(), controller.kd[3:].copy()),
-            action_scale=(controller.output_max - controller.output_min)
-            / (controller.input_max - controller.input_min),
+            action_scale=abs(controller.output_max - controller.output_min) / 2.0,  # inputs reach from -1 to 1
         )
 
 

@@ -29,9 +29,8 @@ class Bounds:
 
     def __post_init__(self) -> None:
         if not len(self.q01) == len(self.q99) == len(self.mask) or not self.q01:
-            raise ValueError(
-                f"bounds: lengths of q01, q99, mask differ: {len(self.q01)}, {len(self.q99)}, {len(self.mask)}"
-            )
+            lengths = len(self.q01), len(self.q99), len(self.mask)
+            raise ValueError(f"bounds: q01, q99 and mask need one entry per dimension, found lengths {lengths}")
         if not np.isfinite([*self.q01, *self.q99]).all() or any(b < a for a, b in zip(self.q01, self.q99, strict=True)):
             raise ValueError(f"bounds: need finite q01 <= q99, found q01={self.q01}, q99={self.q99}")
 

@@ -1,10 +1,10 @@
 """A policy as a folder:
 
-    model.safetensors   weights
-    architecture.json   format version and Architecture
-    tokenizer.json      the tokenizer
-    statistics.json     percentiles of actions and proprioception, as OpenVLA's dataset_statistics.json
-    metadata.json       where the weights come from: free-form, for people and reports
+model.safetensors   weights
+architecture.json   format version and Architecture
+tokenizer.json      the tokenizer
+statistics.json     percentiles of actions and proprioception, as OpenVLA's dataset_statistics.json
+metadata.json       where the weights come from: free-form, for people and reports
 """
 
 from __future__ import annotations
@@ -177,5 +177,3 @@ def _check_shapes(weights: Path, policy: OpenVLAOFT) -> None:
         rest = len(problems) - _NAMED_IN_ERRORS
         listed = "; ".join(problems[:_NAMED_IN_ERRORS]) + (f"; and {rest} more" if rest > 0 else "")
         raise CheckpointError(f"{weights} does not fit its {ARCHITECTURE}: {listed}")
-
-

@@ -12,7 +12,7 @@ action ids with the sampling temperature as in SimpleVLA-RL (arXiv:2509.09674).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -209,6 +209,14 @@ class OpenVLAOFT(nn.Module):
         """All other parameters."""
         return (parameter for name, parameter in self.named_parameters() if not name.startswith("value_head."))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OpenVLAOFT:
+        """Keeps the rotary frequencies in float32 whatever the weights become: rounded, they would blur positions."""
+        rotary = self.language_model.rotary_emb
+        exact = rotary.inv_freq
+        super()._apply(fn, recurse)
+        rotary.inv_freq = exact.to(rotary.inv_freq.device)  # type: ignore[assignment]
+        return self
+
     def _hidden_states(self, images: Tensor, proprio: Tensor, task: Tensor) -> Tensor:
         """[N, S, width] after the last norm of the language model."""
         text = self.language_model.embed_tokens(self.text_ids[task])
@@ -273,7 +281,7 @@ def sample_tokens(logits: Tensor, uniforms: Tensor) -> Tensor:
 
     Summed in float64, so that rounding cannot choose a bin of probability zero.
     """
-    cumulative = logits.double().softmax(-1).cumsum(-1)
+    cumulative = logits.float().softmax(-1).double().cumsum(-1)
     threshold = uniforms.double().unsqueeze(-1) * cumulative[..., -1:]
     return (cumulative <= threshold).sum(-1).clamp(max=NUM_BINS - 1)
 
@@ -296,10 +304,10 @@ def _build_dino(architecture: Architecture) -> Dinov2WithRegistersModel:
         image_size=architecture.image_size,
         patch_size=architecture.patch_size,
         num_register_tokens=architecture.dino_registers,
-        attn_implementation="sdpa",
     )
+    config._attn_implementation = "sdpa"
     model = Dinov2WithRegistersModel(config)
-    model.layernorm = nn.Identity()  # features are taken before the final norm
+    model.layernorm = nn.Identity()  # type: ignore[assignment]  # features are taken before the final norm
     model.embeddings.register_parameter("mask_token", None)  # of masked pre-training only
     return model
 
@@ -315,10 +323,10 @@ def _build_siglip(architecture: Architecture) -> SiglipVisionModel:
         patch_size=architecture.patch_size,
         hidden_act="gelu",  # the exact one, as in OpenVLA's backbone; the library defaults to the tanh form
         vision_use_head=False,
-        attn_implementation="sdpa",
     )
+    config._attn_implementation = "sdpa"
     model = SiglipVisionModel(config)
-    model.post_layernorm = nn.Identity()
+    model.post_layernorm = nn.Identity()  # type: ignore[assignment]
     return model
 
 
@@ -337,8 +345,8 @@ def _build_llama(architecture: Architecture) -> LlamaModel:
         bos_token_id=architecture.bos_id,
         eos_token_id=architecture.eos_id,
         use_cache=False,
-        attn_implementation="sdpa",  # a boolean 4-D mask means the right thing here, but not in eager attention
     )
+    config._attn_implementation = "sdpa"  # eager attention would add a boolean mask to the scores, silently
     return LlamaModel(config)
 
 

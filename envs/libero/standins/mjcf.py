@@ -54,20 +54,21 @@ def room(entry: Entry) -> ET.Element:
     sky = {"builtin": "gradient", "rgb1": "0.9 0.9 1", "rgb2": "0.2 0.3 0.4", "width": "64", "height": "64"}
     ET.SubElement(asset, "texture", {"name": "sky", "type": "skybox", **sky})
     # LIBERO replaces the files of these two textures by those of the room's style.
-    _add_material(asset, "floor", "texplane", "2d", "gray_ceramic_tile.png", texrepeat="1 1", texuniform="true")
-    _add_material(asset, "walls", "tex-wall", "2d", "gray_plaster.png", texrepeat="1 1", texuniform="true")
+    _add_material(asset, "floor", "texplane", "2d", "gray_ceramic_tile.png", texrepeat="1.5 1.5", texuniform="true")
+    _add_material(asset, "walls", "tex-wall", "2d", "gray_plaster.png", texuniform="true", emission="0.12")
     if "texture" in entry:
-        _add_material(asset, "surface", "tex-surface", "cube", entry["texture"])
+        kind = "cube" if entry.get("table") else "2d"
+        _add_material(asset, "surface", "tex-surface", kind, entry["texture"])
     floor = ET.SubElement(world, "body", name="floor") if entry.get("floor_body") else world
     plane = {"name": "floor", "type": "plane", "size": "3 3 0.125", "group": "1", "condim": "3", "material": "floor"}
     ET.SubElement(floor, "geom", {**plane, **SURFACE_CONTACT})
-    for pos, size in (
-        ("-2 0 1.5", "0.01 3 1.5"),
-        ("3 0 1.5", "0.01 3 1.5"),
-        ("0.5 3 1.5", "2.5 0.01 1.5"),
-        ("0.5 -3 1.5", "2.5 0.01 1.5"),
+    for pos, size, normal in (  # the picture lies on the faces across a box's z axis
+        ("-2 0 1.5", "1.5 3 0.01", "1 0 0"),
+        ("3 0 1.5", "1.5 3 0.01", "1 0 0"),
+        ("0.5 3 1.5", "2.5 1.5 0.01", "0 1 0"),
+        ("0.5 -3 1.5", "2.5 1.5 0.01", "0 1 0"),
     ):
-        ET.SubElement(world, "geom", DRAWN_ONLY, type="box", pos=pos, size=size, material="walls")
+        ET.SubElement(world, "geom", DRAWN_ONLY, type="box", pos=pos, size=size, zaxis=normal, material="walls")
     if entry.get("table"):
         _add_table(world, entry["surface"])
     elif entry["surface"] != "floor":
@@ -102,15 +103,15 @@ def _add_table(world: ET.Element, name: str) -> None:
         ET.SubElement(body, "geom", look, name=f"table_leg{leg}_visual")
 
 
-def _add_material(asset: ET.Element, name: str, texture: str, kind: str, file: str, **repeat: str) -> None:
+def _add_material(asset: ET.Element, name: str, texture: str, kind: str, file: str, **look: str) -> None:
     ET.SubElement(asset, "texture", name=texture, type=kind, file=f"../textures/{file}")
-    ET.SubElement(asset, "material", name=name, texture=texture, specular="0.1", shininess="0.1", **repeat)
+    ET.SubElement(asset, "material", {"name": name, "texture": texture, "specular": "0.1", "shininess": "0.1", **look})
 
 
 def _add_part(
     parent: ET.Element, asset: ET.Element, part: Entry, rot: np.ndarray, shift: np.ndarray, contact: dict[str, str]
 ) -> None:
-    place = {key: _text(part[key]) for key in ("pos", "quat") if key in part}
+    place: dict[str, str] = {key: _text(part[key]) for key in ("pos", "quat") if key in part}
     body = ET.SubElement(parent, "body", {"name": part["name"], **place})
     if "joint" in part:
         joint = part["joint"]
@@ -183,12 +184,14 @@ def _quaternion(rot: np.ndarray) -> np.ndarray:
     """[4] (w, x, y, z) of a rotation matrix [3, 3]."""
     trace = rot.trace()
     squares = np.array([trace, *(2 * rot.diagonal() - trace)])  # 4 q_i^2 - 1: the largest divides most safely
-    rows = np.array([
-        [1 + squares[0], rot[2, 1] - rot[1, 2], rot[0, 2] - rot[2, 0], rot[1, 0] - rot[0, 1]],
-        [rot[2, 1] - rot[1, 2], 1 + squares[1], rot[0, 1] + rot[1, 0], rot[0, 2] + rot[2, 0]],
-        [rot[0, 2] - rot[2, 0], rot[0, 1] + rot[1, 0], 1 + squares[2], rot[1, 2] + rot[2, 1]],
-        [rot[1, 0] - rot[0, 1], rot[0, 2] + rot[2, 0], rot[1, 2] + rot[2, 1], 1 + squares[3]],
-    ])
+    rows = np.array(
+        [
+            [1 + squares[0], rot[2, 1] - rot[1, 2], rot[0, 2] - rot[2, 0], rot[1, 0] - rot[0, 1]],
+            [rot[2, 1] - rot[1, 2], 1 + squares[1], rot[0, 1] + rot[1, 0], rot[0, 2] + rot[2, 0]],
+            [rot[0, 2] - rot[2, 0], rot[0, 1] + rot[1, 0], 1 + squares[2], rot[1, 2] + rot[2, 1]],
+            [rot[1, 0] - rot[0, 1], rot[0, 2] + rot[2, 0], rot[1, 2] + rot[2, 1], 1 + squares[3]],
+        ]
+    )
     quat = rows[squares.argmax()]
     return quat / np.linalg.norm(quat)
 

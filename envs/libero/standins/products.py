@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from envs.libero.standins.shapes import (
+    LIFT,
     Bar,
     Block,
     Color,
@@ -132,12 +133,13 @@ class Vessel:
         inner = [(r - self.wall, z) for r, z in reversed(self.outer) if z > self.floor + 0.001]
         radii, heights = zip(*self.outer, strict=True)
         floor_r = float(np.interp(self.floor, heights, radii)) - self.wall
+        low_r, low_z = self.grip or self.outer[0]
         side = 1.6 * foot_r  # a square whose corners lie a little outside the round foot: about as hard to tip over
         return _geoms(
             Turned((*self.outer, *inner, (floor_r, self.floor)), self.color),
             Turned(((floor_r * 0.96, self.floor), (floor_r * 0.96, self.floor + PRINT)), self.inside),
             Block((side, side, self.floor - foot_z), (0, 0, (self.floor + foot_z) / 2)),
-            Ring(self.grip or self.outer[0], self.outer[-1], self.solid_wall, self.sides),
+            Ring((low_r, low_z + LIFT), self.outer[-1], self.solid_wall, self.sides),
         )
 
 
@@ -166,10 +168,10 @@ class Mug:
 
     def geoms(self) -> list[Geom]:
         side = 1.0 if self.reach > self.centre else -1.0
-        rim_r, rim_z = self.outer[-1]
-        near = side * ((self.outer[0][0] + rim_r) / 2 - 0.003)
-        far = side * (abs(self.reach - self.centre) - 0.006)
-        arc = ((near, 0, 0.82 * rim_z), (far, 0, 0.78 * rim_z), (far, 0, 0.42 * rim_z), (near, 0, 0.28 * rim_z))
+        radii, heights = zip(*self.outer, strict=True)
+        far, top = side * (abs(self.reach - self.centre) - 0.006), self.outer[-1][1]
+        high, low = (side * (float(np.interp(share * top, heights, radii)) + 0.002) for share in (0.82, 0.28))
+        arc = ((high, 0, 0.82 * top), (far, 0, 0.78 * top), (far, 0, 0.42 * top), (low, 0, 0.28 * top))
         cup = Vessel(self.outer, 0.004, self.outer[0][1] + 0.006, self.color, self.inside, solid_wall=0.006)
         return Group((cup, Rods(arc, 0.006, self.color)), (self.centre, 0, 0)).geoms()
 
@@ -207,12 +209,13 @@ class OpenBox:
 
     def geoms(self) -> list[Geom]:
         (x, y, z), w = self.size, self.wall
+        height, middle = z - LIFT, (z + LIFT) / 2
         walls: tuple[Shape, ...] = (
             Block((x - 2 * w, y - 2 * w, self.floor), (0, 0, self.floor / 2), self.inside),
-            Block((w, y, z), (-(x - w) / 2, 0, z / 2), self.color),
-            Block((w, y, z), ((x - w) / 2, 0, z / 2), self.color),
-            Block((x - 2 * w, w, z), (0, -(y - w) / 2, z / 2), self.color),
-            Block((x - 2 * w, w, z), (0, (y - w) / 2, z / 2), self.color),
+            Block((w, y, height), (-(x - w) / 2, 0, middle), self.color),
+            Block((w, y, height), ((x - w) / 2, 0, middle), self.color),
+            Block((x - 2 * w, w, height), (0, -(y - w) / 2, middle), self.color),
+            Block((x - 2 * w, w, height), (0, (y - w) / 2, middle), self.color),
         )
         return Group(walls, (*self.at, 0)).geoms()
 

@@ -1,7 +1,7 @@
 """The protocol that every simulator speaks.
 
-A ``VectorEnv`` owns a fixed number of slots; each slot runs one episode at a time. Whoever drives it (an EnvWorker, an
-evaluation, a demonstration collector) decides which slots to reset, step and observe, so that no slot waits for another.
+A ``VectorEnv`` owns a fixed number of slots; each slot runs one episode at a time. Whoever drives it (an EnvWorker, a
+demonstration collector) decides which slots to reset, step and observe, so that no slot waits for another.
 Actions and observations follow one convention for all simulators; each simulator maps them to its own:
 
 * actions ``[dx, dy, dz, droll, dpitch, dyaw, gripper]`` in the simulator's own units, gripper 0 = closed .. 1 = open

@@ -32,6 +32,7 @@ import numpy as np
 from PIL import Image
 
 from envs.base import VectorEnv, empty_observation
+from vla_rl.errors import UserError
 from vla_rl.types import Episode
 
 VIEW_DATASETS = ("agentview_rgb", "eye_in_hand_rgb")  # the first view, the second view
@@ -42,7 +43,7 @@ _SCENE_PREFIX = re.compile(r"^[A-Z_]+SCENE\d+_")
 _FORMAT_VERSION = 1
 
 
-class DemonstrationError(RuntimeError):
+class DemonstrationError(UserError):
     """A demonstration file cannot be used. The text names the file, the cause and the remedy."""
 
 

@@ -78,7 +78,7 @@ def room(module: str) -> str:
         return module.split(".")[0]
     if module == "vla_rl.policies" or module.startswith("vla_rl.policies."):
         return "policies"
-    if module in APPLICATIONS:
+    if module in APPLICATIONS or module.startswith("vla_rl.benchmark"):
         return "application"
     return {"vla_rl.cluster": "cluster", "vla_rl.cli": "cli"}.get(module, "component")
 

@@ -147,7 +147,7 @@ def test_waiting_callers_come_back(make_store):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_conservation_through_chaos(make_store, tmp_path, seed):
-    """Random takes, finishes, deaths, updates, evaluations, checkpoints with resume: nothing is lost or counted twice."""
+    """Random takes, finishes, deaths, updates, evaluations and resumes: nothing is lost or counted twice."""
     rng = random.Random(seed)
     store = make_store(max_age=rng.choice([0, 1, 3]))
     running: dict[int, list] = {0: [], 1: [], 2: []}
@@ -213,7 +213,11 @@ def test_restored_store_goes_on_where_it_was(make_store, tmp_path):
 def test_collate_keeps_every_row_and_pads_nothing():
     episodes = [training_episode(i, 2, 0) for i in range(3)]
     batch = collate(
-        [trajectory(episodes[0], 2), trajectory(episodes[1], 4, truncated=True, success=False), trajectory(episodes[2], 1)],
+        [
+            trajectory(episodes[0], 2),
+            trajectory(episodes[1], 4, truncated=True, success=False),
+            trajectory(episodes[2], 1),
+        ],
         version=5,
     )
     assert batch.offsets.tolist() == [0, 2, 6, 7]

@@ -52,9 +52,7 @@ def running(tmp_path, config, *, workers=2, slots=3, stages=None, batch_episodes
     envs = [WorkloadVectorEnv(config, slots) for _ in range(workers)]
     create_pool(address, envs[0].spec, K)
     server = InferenceServer(actor, ServerMailbox(address), BatchRule(workers * slots, 0.002))
-    players = [
-        EnvWorker(w, env, WorkerMailbox(address, w), store, K, stages or slots) for w, env in enumerate(envs)
-    ]
+    players = [EnvWorker(w, env, WorkerMailbox(address, w), store, K, stages or slots) for w, env in enumerate(envs)]
     system = System(store, players, actor, [threading.Thread(target=c.run) for c in (server, *players)])
     for thread in system.threads:
         thread.start()
@@ -118,10 +116,7 @@ def test_sampling_noise_belongs_to_the_episode(tmp_path):
         with running(tmp_path / name, config, workers=workers, slots=slots, max_age=0) as system:
             batch = system.store.next_batch(20.0)
         draws.append(
-            {
-                int(e): batch.logprobs[batch.offsets[b] : batch.offsets[b + 1]]
-                for b, e in enumerate(batch.episode_id)
-            }
+            {int(e): batch.logprobs[batch.offsets[b] : batch.offsets[b + 1]] for b, e in enumerate(batch.episode_id)}
         )
     assert draws[0].keys() == draws[1].keys()
     assert all(np.array_equal(draws[0][e], draws[1][e]) for e in draws[0])

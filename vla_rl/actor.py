@@ -34,12 +34,9 @@ class PolicyActor:
 
     def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
         time.sleep(self._latency_s)
-        tokens, logprobs, values = self.policy.act(
-            *(torch.from_numpy(a).to(self._device) for a in (observation.images, observation.proprio, observation.task)),
-            torch.from_numpy(uniforms).to(self._device),
-            torch.from_numpy(greedy).to(self._device),
-            self.temperature,
-        )
+        arrays = (observation.images, observation.proprio, observation.task, uniforms, greedy)
+        images, proprio, task, draws, most_likely = (torch.from_numpy(a).to(self._device) for a in arrays)
+        tokens, logprobs, values = self.policy.act(images, proprio, task, draws, most_likely, self.temperature)
         tokens_np = tokens.cpu().numpy()
         return ActionBatch(
             actions=self.policy.codec.decode(tokens_np),

@@ -32,9 +32,7 @@ _SCALARS = tuple(f.name for f in fields(Trajectory) if f.type != "Array" and f.n
 def save_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
     """Write trajectories to one .npz file."""
     arrays = {f"{i}.{name}": getattr(t, name) for i, t in enumerate(trajectories) for name in _ARRAYS}
-    records = [
-        {"episode": asdict(t.episode)} | {name: getattr(t, name) for name in _SCALARS} for t in trajectories
-    ]
+    records = [{"episode": asdict(t.episode)} | {name: getattr(t, name) for name in _SCALARS} for t in trajectories]
     arrays["records"] = np.frombuffer(json.dumps(records).encode(), np.uint8)
     np.savez(path, **arrays)
 

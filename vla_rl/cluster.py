@@ -8,6 +8,7 @@ the small classes here build one inside its process and forward a handful of cal
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
@@ -26,6 +27,7 @@ from vla_rl.checkpoint import save_trajectories
 from vla_rl.config import RunConfig
 from vla_rl.errors import UserError
 from vla_rl.inference import BatchRule
+from vla_rl.machine import Machine
 from vla_rl.mailbox import PoolAddress, create_pool
 from vla_rl.placement import Plan, Process, Resources
 from vla_rl.reaper import start_reaper
@@ -71,9 +73,7 @@ class _EnvWorkerProcess:
 
         env = make_env(self._config.env, plan.slots)
         mailbox = WorkerMailbox(address, row_owner)
-        self._worker = EnvWorker(
-            self._index, env, mailbox, _Orders(store), self._config.policy.chunk_size, plan.stages
-        )
+        self._worker = EnvWorker(self._index, env, mailbox, _Orders(store), self._config.policy.chunk_size, plan.stages)
         self._worker.run()
 
     def stats(self) -> dict[str, float]:
@@ -223,7 +223,7 @@ class Cluster:
             num_cpus=0,  # actors reserve none; with more, Ray starts idle processes in advance
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             object_store_memory=object_store_bytes(self.config, self.spec),
             _temp_dir=str(self._session),
         )
@@ -354,7 +354,9 @@ class Cluster:
             self._workers[index] = self._new_worker(index)
         else:
             server = self._new_server(self.plan.servers[index])
-            self.get(server.setup.remote(self._address(index), self._weights), "a new inference server", _SETUP_TIMEOUT_S)
+            self.get(
+                server.setup.remote(self._address(index), self._weights), "a new inference server", _SETUP_TIMEOUT_S
+            )
             self._servers[index] = server
             self._loops[server.run.remote()] = (role, index)
 
@@ -377,10 +379,9 @@ def _answers(refs: Sequence[ray.ObjectRef]) -> list[dict[str, float]]:
 
 
 def detect_resources() -> Resources:
-    """Cores this process may use, and CUDA devices, without importing torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = len([d for d in visible.split(",") if d]) if visible is not None else len(list(Path("/dev").glob("nvidia[0-9]*")))
-    return Resources(cpus=len(os.sched_getaffinity(0)), gpus=gpus)
+    """Of this machine, without importing torch."""
+    machine = Machine.detect()
+    return Resources(cpus=machine.cpus, gpus=len(machine.gpus))
 
 
 def object_store_bytes(config: RunConfig, spec: EnvSpec) -> int:

@@ -202,7 +202,7 @@ class RunConfig(Group):
     """One training run."""
 
     mode: Literal["async", "sync"] = Field("async", description="sync: rollout, then update, in turns; the reference.")
-    seed: NonNegative = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     env: EnvConfig = Field(default_factory=LiberoConfig)
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
     algo: AlgoConfig = Field(default_factory=PPOConfig)

@@ -1,6 +1,6 @@
 """The inference server: dynamic batches over all slots of its workers.
 
-    requests (rows) ──▶ [ oldest request decides when to fire ] ──▶ newest weights? ──▶ policy ──▶ answers (rows)
+requests (rows) ──▶ [ oldest request decides when to fire ] ──▶ newest weights? ──▶ policy ──▶ answers (rows)
 """
 
 from __future__ import annotations

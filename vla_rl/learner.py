@@ -119,7 +119,7 @@ class Learner:
             group["lr"] = group["peak_lr"] * factor
 
     def _micro_batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """This rank's share of ``rows`` as (chunk rows, is padding); equally many on every rank, for the collectives."""
+        """This rank's share of ``rows`` as (chunk rows, is padding); as many on every rank, for the collectives."""
         mine = rows[self._rank :: self._world_size]
         largest_share = -(-len(rows) // self._world_size)
         parts = max(1, -(-largest_share // self.config.learner.micro_batch))

@@ -19,7 +19,8 @@ from pathlib import Path
 def start_reaper(folders: Sequence[Path]) -> subprocess.Popen[bytes]:
     """Watch over the calling process. Closing the returned process's stdin makes it look for leftovers and end."""
     command = [sys.executable, "-S", "-E", "-P", __file__, *map(str, folders)]
-    # -P: this folder's types.py must not be taken for the standard library's; a session of its own: Ctrl-C in the terminal is for the driver
+    # -P: this folder's types.py must not be taken for the standard library's
+    # a session of its own: Ctrl-C in the terminal is for the driver
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 

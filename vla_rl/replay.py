@@ -3,9 +3,9 @@
     workers ──take──▶ [ evaluation orders, then the admission gate ] ──▶ episodes
     workers ──add───▶ [ buffer ] ──▶ age bound ──▶ collate (own thread) ──next_batch──▶ learner ──advance──▶ gate
 
-Two mechanisms bound staleness. At admission an episode starts only if it will be young enough when its turn to be trained
-comes (the gate of AReaL, arXiv:2505.24298); at consumption whatever became too old all the same is dropped. The update
-that a super-batch will be trained at is known when it is filled, so its ages are exact.
+Two mechanisms bound staleness. At admission an episode starts only if it will be young enough when its turn to be
+trained comes (the gate of AReaL, arXiv:2505.24298); at consumption whatever became too old all the same is dropped. The
+update that a super-batch will be trained at is known when it is filled, so its ages are exact.
 
 Conservation: every episode handed out ends exactly once (``Ledger``).
 """
@@ -93,7 +93,7 @@ class ReplayStore:
             return []
 
     def add(self, worker: int, finished: Trajectory | EpisodeResult) -> None:
-        """Take in a finished episode. One that was counted as lost already (its worker was declared dead) is refused."""
+        """Take in a finished episode. One that was counted as lost already (its worker was given up) is refused."""
         with self._changed:
             if self._running.pop(finished.episode.id, None) is None:
                 self.meter.count("refused")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Metrics = Sequence[dict[str, float]]
 
@@ -60,7 +64,7 @@ def _minutes(metrics: Metrics, key: str) -> tuple[np.ndarray, np.ndarray]:
     return x / 60, y
 
 
-def _success(axis, metrics: Metrics) -> None:  # noqa: ANN001 - matplotlib is imported where it is used
+def _success(axis: Axes, metrics: Metrics) -> None:
     x, y = _minutes(metrics, "rollout/success")
     if len(x):
         axis.plot(x, y, color="tab:gray", alpha=0.35, linewidth=1)
@@ -77,7 +81,7 @@ def _success(axis, metrics: Metrics) -> None:  # noqa: ANN001 - matplotlib is im
     axis.grid(alpha=0.3)
 
 
-def _lines(axis, metrics: Metrics, title: str, keys: dict[str, str]) -> None:  # noqa: ANN001
+def _lines(axis: Axes, metrics: Metrics, title: str, keys: dict[str, str]) -> None:
     for key, label in keys.items():
         x, y = _minutes(metrics, key)
         if len(x):

@@ -200,9 +200,7 @@ class EnvWorker:
         if going:
             self._request(going)
 
-    def _record_decisions(
-        self, slots: list[int], batch: ActionBatch, versions: np.ndarray, rows: np.ndarray
-    ) -> None:
+    def _record_decisions(self, slots: list[int], batch: ActionBatch, versions: np.ndarray, rows: np.ndarray) -> None:
         for slot, i in zip(slots, rows.tolist(), strict=True):
             decision = (batch.tokens[i], batch.logprobs[i], float(batch.values[i]), int(versions[i]))
             self._slots[slot].decisions.append(decision)

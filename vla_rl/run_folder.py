@@ -1,13 +1,13 @@
 """What a run leaves behind.
 
-    runs/NAME/
-        config.yaml      the resolved configuration
-        metadata.json    versions, git commit, machine, assets
-        metrics.jsonl    one line an iteration
-        tensorboard/     the same for TensorBoard (and Weights & Biases, with log.wandb)
-        checkpoints/     see checkpoint.py
-        evaluations/     one JSON file an evaluation; a video beside it
-        curves.png       drawn at the end
+runs/NAME/
+    config.yaml      the resolved configuration
+    metadata.json    versions, git commit, machine, assets
+    metrics.jsonl    one line an iteration
+    tensorboard/     the same for TensorBoard (and Weights & Biases, with log.wandb)
+    checkpoints/     see checkpoint.py
+    evaluations/     one JSON file an evaluation; a video beside it
+    curves.png       drawn at the end
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
 
     with imageio.get_writer(path, fps=_VIDEO_FPS, codec="libx264", macro_block_size=2) as writer:
         for frame in frames:
-            writer.append_data(frame)
+            writer.append_data(frame)  # type: ignore[attr-defined]
 
 
 def metadata(spec: EnvSpec, argv: Sequence[str]) -> dict[str, Any]:
@@ -149,15 +149,20 @@ def metadata(spec: EnvSpec, argv: Sequence[str]) -> dict[str, Any]:
         "git_commit": git_commit(),
         "python": sys.version.split()[0],
         "packages": {name: _package_version(name) for name in _PACKAGES},
-        "machine": {
-            "system": platform.platform(),
-            "cpu": _cpu_name(),
-            "cores": len(os.sched_getaffinity(0)),
-            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        },
+        "machine": machine(),
         "simulator": spec.name,
         "assets": spec.assets,
         "instructions": list(spec.instructions),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The machine, for the record of a result."""
+    return {
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
     }
 
 

@@ -1,11 +1,11 @@
 """A training run: the macro flow, in one screen.
 
-    while there are iterations left:
-        batch   = store.next_batch()          filled and collated while the batch before was trained
-        metrics = learners.update(batch)      meanwhile workers and servers fill the next
-        learners.publish(version)             servers swap between two inference batches
-        store.advance(version)                the admission gate opens
-        evaluate, checkpoint, log             when due
+while there are iterations left:
+    batch   = store.next_batch()          filled and collated while the batch before was trained
+    metrics = learners.update(batch)      meanwhile workers and servers fill the next
+    learners.publish(version)             servers swap between two inference batches
+    store.advance(version)                the admission gate opens
+    evaluate, checkpoint, log             when due
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def train(config: RunConfig, resume: Path | None = None) -> int:
     spec = env_spec(config.env)
     check_policy(config.policy, spec)
     checkpoint = RunFolder(resume, config).checkpoints.newest() if resume else None
-    state = read_state(checkpoint) if checkpoint else {"iteration": 0, "seconds": 0.0}
+    state: dict[str, Any] = read_state(checkpoint) if checkpoint else {"iteration": 0, "seconds": 0.0}
     run = RunFolder.reopen(resume, config, state["iteration"]) if resume else RunFolder.create(config, spec, sys.argv)
     rules = StoreRules(
         batch_episodes=config.train.batch_episodes,
@@ -126,7 +126,7 @@ class Trainer:
         patience = time.monotonic() + _STALL_S
         ended = -1
         while not self._should_stop():
-            ref = self.cluster.store.next_batch.remote(2.0)
+            ref: Any = self.cluster.store.next_batch.remote(2.0)
             batch = self.cluster.get(ref, "the next super-batch", 120.0)
             if batch is not None:
                 return ref, batch
@@ -153,7 +153,7 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate the newest version. No update happens meanwhile, so that one version plays all episodes."""
-        metrics = {}
+        metrics: dict[str, float] = {}
         for greedy in (True, False) if self.config.train.eval_sampled else (True,):
             kind = "greedy" if greedy else "sampled"
             evaluation = run_evaluation(
@@ -191,7 +191,9 @@ class Trainer:
         with self.run_folder.checkpoints.write(self.iteration) as folder:
             about = {"run": self.run_folder.path.name, "iteration": self.iteration} | metadata(self.spec, sys.argv)
             saves = [learner.save.remote(folder, about) for learner in self.cluster.learners]
-            record = self.cluster.get(self.cluster.store.save.remote(folder), "the store's state", _CHECKPOINT_TIMEOUT_S)
+            record = self.cluster.get(
+                self.cluster.store.save.remote(folder), "the store's state", _CHECKPOINT_TIMEOUT_S
+            )
             self.cluster.get(saves, "the learner's checkpoint", _CHECKPOINT_TIMEOUT_S)
             state = {"iteration": self.iteration, "seconds": self._elapsed(), "store": record}
             (folder / "state.json").write_text(json.dumps(state, indent=2))
@@ -229,7 +231,7 @@ def run_evaluation(
     kind = "greedy" if greedy else "sampled"
     patience, done = time.monotonic() + _STALL_S, 0
     while True:
-        ref = cluster.store.evaluation_results.remote(episodes, 2.0)
+        ref: Any = cluster.store.evaluation_results.remote(episodes, 2.0)
         results = cluster.get(ref, "evaluation episodes", 120.0)
         if results is not None:
             return Evaluation(spec, greedy, tuple(results))

@@ -10,7 +10,7 @@ _EVALUATION_STREAM = 1  # keeps evaluation seeds apart from training seeds
 
 
 def training_episode(number: int, num_tasks: int, seed: int) -> Episode:
-    """The ``number``-th training episode: tasks in turn, placements sampled by the simulator from the episode's seed."""
+    """The ``number``-th training episode: tasks in turn, placements sampled by the simulator from its seed."""
     draw = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
     return Episode(id=number, task=number % num_tasks, seed=draw)
 
@@ -27,8 +27,6 @@ def evaluation_episodes(
     for i in range(count):
         draw = int(np.random.SeedSequence((seed, i, _EVALUATION_STREAM)).generate_state(1)[0])
         state = (i // num_tasks) % init_states
-        episode = Episode(
-            first_id + i, i % num_tasks, draw, state, evaluation=True, greedy=greedy, record=i < record
-        )
+        episode = Episode(first_id + i, i % num_tasks, draw, state, evaluation=True, greedy=greedy, record=i < record)
         episodes.append(episode)
     return episodes

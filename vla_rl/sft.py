@@ -1,7 +1,7 @@
 """`vla-rl sft`: a warm start by behaviour cloning.
 
-    scripted expert ──▶ HDF5 demonstrations ──▶ action chunks ──▶ cross-entropy over the bins ──▶ checkpoint
-    (or official files)
+scripted expert ──▶ HDF5 demonstrations ──▶ action chunks ──▶ cross-entropy over the bins ──▶ checkpoint
+(or official files)
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console
     import torch
 
     sft = config.sft
-    optimizer = torch.optim.AdamW(policy.trunk_parameters(), lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay)
+    optimizer = torch.optim.AdamW(
+        policy.trunk_parameters(), lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_schedule(sft.updates))
     chunks, mask = demos.chunks(config.policy.chunk_size)
     tokens = policy.codec.encode(chunks)

@@ -1,7 +1,7 @@
 """Records that flow between the boxes of the system (see docs/architecture.md).
 
-Plain numpy, frozen and slotted: they cross process borders, so they hold no torch tensor, no Ray handle and no behaviour
-beyond what can be derived from their fields.
+Plain numpy, frozen and slotted: they cross process borders, so they hold no torch tensor, no Ray handle and no
+behaviour beyond what can be derived from their fields.
 
 Shape letters used everywhere in this project:
     N  rows of a batch            K  actions in a chunk        A  action dimensions (7)

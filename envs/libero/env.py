@@ -21,12 +21,10 @@ from envs.libero.bootstrap import import_libero
 from envs.libero.expert import Expert
 from envs.libero.rendering import Renderer
 from envs.libero.task_model import SlotState, TaskModel
-from envs.libero.tasks import STEP_LIMITS, load_init_states, select_tasks
+from envs.libero.tasks import libero_spec, load_init_states, select_tasks
 from vla_rl.config import LiberoConfig
-from vla_rl.types import EnvSpec, Episode, Observation, StepResult
+from vla_rl.types import Episode, Observation, StepResult
 
-MAIN_CAMERA = "agentview"
-WRIST_CAMERA = "robot0_eye_in_hand"
 MAX_CACHED_MODELS = 10  # a whole suite of ten; about 0.15 GiB each
 _SETTLE = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 
@@ -54,25 +52,18 @@ class _Slot:
 class LiberoVectorEnv(VectorEnv):
     """``num_slots`` episodes of LIBERO tasks in one process, stepped in turn.
 
-    Raises EnvError where LIBERO, its GL library or a configured task is missing.
+    Raises EnvError where LIBERO, its GL library or a configured task is missing, ValueError where ``num_slots`` is not
+    positive.
     """
 
     def __init__(self, config: LiberoConfig, num_slots: int) -> None:
+        if num_slots < 1:
+            raise ValueError(f"num_slots={num_slots}: a vectorized environment needs at least one slot")
         self._assets = import_libero(config.assets)
         self._tasks = select_tasks(config.suite, config.tasks)
         self._settle_steps = config.settle_steps
         self.num_slots = num_slots
-        self.spec = EnvSpec(
-            name="libero",
-            views=(MAIN_CAMERA, WRIST_CAMERA) if config.wrist_camera else (MAIN_CAMERA,),
-            image_size=config.image_size,
-            proprio_dim=8 if config.proprio else 0,
-            action_dim=7,
-            max_episode_steps=config.max_episode_steps or STEP_LIMITS[config.suite],
-            instructions=tuple(task.instruction for task in self._tasks),
-            init_states=min(len(load_init_states(task)) for task in self._tasks),
-            assets=self._assets.origin,
-        )
+        self.spec = libero_spec(config, self._assets.origin)
         self._scenes: OrderedDict[int, _Scene] = OrderedDict()
         self._slots: list[_Slot | None] = [None] * num_slots
 

@@ -1,0 +1,86 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from envs.demos import read_demonstrations
+from vla_rl.collection import demonstration_episode
+from vla_rl.config import RunConfig
+from vla_rl.policies import load_policy
+from vla_rl.schedule import training_episode
+from vla_rl.sft import clone, cloning_loss, learning_rate_schedule, shift_images
+
+
+def test_loss_is_cross_entropy_of_executed_steps_only():
+    logits = torch.randn(2, 3, 4, 256, dtype=torch.float64)
+    tokens = torch.randint(0, 256, (2, 3, 4), dtype=torch.uint8)
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    expected = []
+    for n, k in ((0, 0), (0, 1), (1, 0)):
+        for a in range(4):
+            row = logits[n, k, a]
+            expected.append(torch.logsumexp(row, 0) - row[int(tokens[n, k, a])])
+    assert cloning_loss(logits, tokens, mask, 0.0).item() == pytest.approx(torch.stack(expected).mean().item())
+
+
+def test_smoothed_targets_prefer_near_bins():
+    tokens = torch.full((1, 1, 1), 100, dtype=torch.uint8)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+
+    def loss(peak: int, smoothing: float) -> float:
+        logits = torch.zeros(1, 1, 1, 256)
+        logits[..., peak] = 5.0
+        return cloning_loss(logits, tokens, mask, smoothing).item()
+
+    assert loss(100, 2.0) < loss(101, 2.0) < loss(104, 2.0) < loss(150, 2.0)
+    assert loss(101, 0.0) == pytest.approx(loss(150, 0.0))
+    assert loss(100, 1e-3) == pytest.approx(loss(100, 0.0), rel=1e-5)
+
+
+def test_learning_rate_rises_and_falls():
+    factor = learning_rate_schedule(1000)
+    values = [factor(i) for i in range(1000)]
+    assert values[0] == pytest.approx(1 / 50)
+    assert max(values) == pytest.approx(1.0)
+    assert np.argmax(values) in (49, 50)
+    assert values[-1] < 1e-4
+
+
+def test_shifts_move_all_views_alike_and_repeat_edges():
+    image = np.arange(8 * 8, dtype=np.uint8).reshape(8, 8)
+    images = np.stack([image, image + 100])[None, :, :, :, None].repeat(3, axis=-1)
+    shifted = shift_images(images, np.random.default_rng(1), 2)
+    assert shifted.shape == images.shape
+    assert (shifted[0, 1].astype(int) - shifted[0, 0] == 100).all()
+    assert set(shifted[0, 0].ravel().tolist()) <= set(image.ravel().tolist())
+    assert shift_images(images, np.random.default_rng(1), 0) is images
+
+
+def test_demonstrations_and_training_share_no_placement():
+    training = {training_episode(i, 1, 0).seed for i in range(1000)}
+    assert not training & {demonstration_episode(i, 1, 0).seed for i in range(1000)}
+
+
+@pytest.mark.slow
+def test_cloning_the_tabletop_expert(tmp_path):
+    """Collect with the real expert in two processes, train a little, load the checkpoint: the loss has halved."""
+    config = RunConfig.model_validate(
+        {
+            "env": {"name": "tabletop", "tasks": ["reach"]},
+            "policy": {"chunk_size": 4},
+            "sft": {"demo_episodes": 20, "updates": 40, "batch": 16, "threads": 2, "output": str(tmp_path / "policy")},
+            "log": {"dir": str(tmp_path)},
+        }
+    )
+    torch.set_num_threads(2)
+    figures = clone(config, Console(quiet=True))
+    assert figures["demonstrations"] == 20
+    assert figures["final_loss"] < 0.75 * np.log(256)
+    policy = load_policy(tmp_path / "policy")
+    files = sorted(tmp_path.glob("demos-*/part*.hdf5"))
+    assert len(files) == 2
+    instructions = json.loads((tmp_path / "policy/metadata.json").read_text())["instructions"]
+    demos = read_demonstrations(files, instructions=instructions, views=("top",), image_size=64, proprio=5)
+    assert np.allclose(policy.codec.bounds.q99[0], np.quantile(demos.actions[:, 0], 0.99), atol=1e-5)

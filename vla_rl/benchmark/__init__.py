@@ -1,0 +1,1 @@
+"""Benchmarks: each compares in one run, names the machine and can write its figures as JSON."""

@@ -64,7 +64,7 @@ def timed_help() -> float:
 
 def test_train_passes_config_and_overrides(calls: list, capsys: pytest.CaptureFixture[str]):
     assert main(["train", str(ROOT / "configs/tabletop.yaml"), "train.iterations=2", "seed=7"]) == 0
-    ((config, resume),) = calls
+    ((config, resume, _),) = calls
     assert (config.train.iterations, config.seed, config.env.name, resume) == (2, 7, "tabletop", None)
     assert "tabletop.yaml: ppo on tabletop, 2 iterations" in capsys.readouterr().out
 
@@ -75,7 +75,7 @@ def test_train_resumes_with_the_config_of_the_run(calls: list, tmp_path: Path):
     assert main(["train", "--resume", str(tmp_path)]) == 0
     assert main(["train", "--resume", str(tmp_path), "train.iterations=9"]) == 0
     assert main(["train", "train.iterations=9", "--resume", str(tmp_path), "seed=1"]) == 0
-    assert [resume for _, resume in calls] == [tmp_path] * 3
+    assert [resume for _, resume, _ in calls] == [tmp_path] * 3
     assert calls[0][0] == original
     assert [config.train.iterations for config, _ in calls] == [5, 9, 9]
     assert [config.seed for config, _ in calls] == [0, 0, 1]

@@ -37,7 +37,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Asynchronous actor-learner reinforcement learning of vision-language-action policies.",
     )
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for add in (_add_train, _add_eval, _add_sft, _add_doctor):
+    for add in (_add_train, _add_eval, _add_sft, _add_benchmark, _add_doctor):
         add(commands)
     args, rest = parser.parse_known_args(argv)
     misplaced = [text for text in rest if text.startswith("-") or "overrides" not in args]
@@ -53,6 +53,7 @@ def _add_train(commands: Any) -> None:
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML file, such as configs/libero_ppo.yaml")
     _add_overrides(parser)
     parser.add_argument("--resume", metavar="RUN", type=Path, help="continue the run in this folder, with its config")
+    _add_json(parser)
 
 
 def _add_eval(commands: Any) -> None:
@@ -74,6 +75,13 @@ def _add_sft(commands: Any) -> None:
     parser = _add_command(commands, "sft", _sft, "warm-start a policy from demonstrations, by behaviour cloning")
     parser.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
     _add_overrides(parser)
+    _add_json(parser)
+
+
+def _add_benchmark(commands: Any) -> None:
+    parser = _add_command(commands, "benchmark", _benchmark, "measure the runtime itself")
+    parser.add_argument("what", choices=["overlap"], help="overlap: do simulator, inference and learner run at once?")
+    parser.add_argument("--iterations", metavar="N", type=_positive, default=6, help="measured per case and mode")
     _add_json(parser)
 
 
@@ -137,7 +145,7 @@ def _train(args: argparse.Namespace) -> int:
 
     from vla_rl.runner import train
 
-    return train(config, args.resume)
+    return train(config, args.resume, args.json)
 
 
 def _eval(args: argparse.Namespace) -> int:
@@ -156,6 +164,12 @@ def _sft(args: argparse.Namespace) -> int:
     from vla_rl.sft import sft_command
 
     return sft_command(args)
+
+
+def _benchmark(args: argparse.Namespace) -> int:
+    from vla_rl.benchmark.overlap import overlap_command
+
+    return overlap_command(args)
 
 
 def _doctor(args: argparse.Namespace) -> int:

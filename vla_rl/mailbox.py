@@ -149,7 +149,7 @@ class ServerMailbox:
         self._bell.ring([WAKE])
 
     def answer(self, rows: Sequence[int], tickets: np.ndarray, batch: ActionBatch) -> None:
-        """Write the answers and wake the workers. Row i of ``batch`` belongs to ``rows[i]``, asked with ``tickets[i]``."""
+        """Write answers and wake the workers. Row i of ``batch`` belongs to ``rows[i]``, asked with ``tickets[i]``."""
         index = np.asarray(rows)
         for name in ("actions", "tokens", "logprobs", "values"):
             self.arrays[name][index] = getattr(batch, name)

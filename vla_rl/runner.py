@@ -36,8 +36,11 @@ _UPDATE_TIMEOUT_S = 3600.0
 _CHECKPOINT_TIMEOUT_S = 600.0
 
 
-def train(config: RunConfig, resume: Path | None = None) -> int:
-    """Run or continue a training; returns the exit status. Raises UserError before anything is started where it can."""
+def train(config: RunConfig, resume: Path | None = None, json_file: Path | None = None) -> int:
+    """Run or continue a training; returns the exit status. Raises UserError before anything is started where it can.
+
+    ``json_file``: where the last iteration's figures are written as well.
+    """
     from envs import env_spec
     from vla_rl.policies import check_policy
 
@@ -65,6 +68,8 @@ def train(config: RunConfig, resume: Path | None = None) -> int:
             trainer.run(checkpoint)
         finally:
             run.close()
+    if json_file is not None:
+        json_file.write_text(json.dumps({"run": str(run.path), "metrics": run.metrics()[-1]}, indent=2) + "\n")
     return 0
 
 

@@ -4,8 +4,8 @@ Two primitives carry all frequent traffic (observations, actions, weights); ever
 
 * ``SharedArrays``: numpy arrays in one memory-mapped file. Any process of the node attaches by path and sees the same
   bytes.
-* ``Doorbell``: a named pipe that carries row numbers. Waiting on it is event-driven, it outlives a reader that dies, and
-  a restarted process simply opens it again.
+* ``Doorbell``: a named pipe that carries row numbers. Waiting on it is event-driven, it outlives a reader that dies,
+  and a restarted process simply opens it again.
 
 Plain files instead of ``multiprocessing.shared_memory``: its resource tracker (before Python 3.13) unlinks a segment
 when any process that merely attached to it exits, which is wrong for processes that come and go.

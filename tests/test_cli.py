@@ -77,8 +77,8 @@ def test_train_resumes_with_the_config_of_the_run(calls: list, tmp_path: Path):
     assert main(["train", "train.iterations=9", "--resume", str(tmp_path), "seed=1"]) == 0
     assert [resume for _, resume, _ in calls] == [tmp_path] * 3
     assert calls[0][0] == original
-    assert [config.train.iterations for config, _ in calls] == [5, 9, 9]
-    assert [config.seed for config, _ in calls] == [0, 0, 1]
+    assert [config.train.iterations for config, *_ in calls] == [5, 9, 9]
+    assert [config.seed for config, *_ in calls] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

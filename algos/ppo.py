@@ -41,9 +41,8 @@ class PPO(Algorithm):
         proximal, old_values = self._start_of_update(batch, logprobs, values)
         check_batch(batch, proximal)
         rewards = chunk_rewards(batch.rewards, batch.num_steps)
-        advantages, returns = gae(
-            rewards, old_values, batch.offsets, batch.final_value, batch.truncated, c.gamma, c.gae_lambda
-        )
+        cut = batch.truncated if c.bootstrap == "truncated" else np.zeros_like(batch.truncated)
+        advantages, returns = gae(rewards, old_values, batch.offsets, batch.final_value, cut, c.gamma, c.gae_lambda)
         if c.normalize_advantages:
             # Each chunk counts as often as the surrogate counts it: the loss at ratio 1 is then exactly 0.
             advantages = normalize(advantages, None if c.ratio_level == "chunk" else batch.num_steps)

@@ -31,7 +31,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
-from envs.base import VectorEnv, empty_observation
+from envs.base import EnvError, VectorEnv, empty_observation
 from vla_rl.errors import UserError
 from vla_rl.types import Episode
 
@@ -144,7 +144,12 @@ def _run_expert(env: VectorEnv, episode: Episode, noise: float) -> tuple[dict[st
     env.reset([0], [episode])
     while True:
         env.observe([0], view)
-        label = env.expert_action(0)
+        try:
+            label = env.expert_action(0)
+        except EnvError:
+            if not rows:
+                raise  # no expert for this task; later on, it has lost its way in this one episode
+            return _stacked(rows), False
         row = {f"obs/{name}": view.images[0, i, ::-1, ::-1].copy() for i, name in enumerate(_datasets(env.spec.views))}
         row |= env.demo_state(0) if isinstance(env, HasDemoState) else {"obs/proprio": view.proprio[0].copy()}
         row["actions"] = _to_file(label)
@@ -152,7 +157,11 @@ def _run_expert(env: VectorEnv, episode: Episode, noise: float) -> tuple[dict[st
         kick = NOISE_MEMORY * kick + np.sqrt(1 - NOISE_MEMORY**2) * rng.normal(size=kick.shape)
         result = env.step([0], (label + scale * kick).astype(np.float32)[None, None])
         if result.terminated[0] or result.truncated[0]:
-            return {name: np.stack([row[name] for row in rows]) for name in rows[0]}, bool(result.success[0])
+            return _stacked(rows), bool(result.success[0])
+
+
+def _stacked(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 @contextmanager

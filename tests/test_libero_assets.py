@@ -160,28 +160,44 @@ def test_a_silent_hub_is_given_up_quickly_and_once(alone: Path, monkeypatch: pyt
 # --- import ---------------------------------------------------------------------------------------------------------
 
 
+EVERYTHING = """
+from envs.libero.bootstrap import import_libero
+from envs.libero.rendering import Renderer
+from envs.libero.task_model import TaskModel
+from envs.libero.tasks import suite_tasks
+import numpy as np
+model = TaskModel(suite_tasks("libero_object")[0], import_libero("stand-ins"))
+slot = model.new_slot()
+model.place(slot, 0, None)
+model.step(slot, np.zeros(7))
+renderer = Renderer(model.model, 32)
+renderer.pose(slot.data.qpos)
+renderer.render(0, np.zeros((32, 32, 3), np.uint8))
+renderer.close()
+"""
+COMPILED = """
+from envs.libero.bootstrap import import_libero
+assert import_libero("stand-ins") == import_libero("stand-ins")
+import libero.libero.envs
+import numpy as np
+from robosuite.utils.transform_utils import quat2mat
+assert np.allclose(quat2mat(np.array([0.0, 0.0, 0.0, 1.0])), np.eye(3))
+"""
+
+
 @pytest.mark.libero
-def test_import_asks_prints_and_leaves_nothing(tmp_path: Path) -> None:
-    """In a fresh process with an empty HOME, closed stdin, and a temporary and a working folder that are watched."""
+@pytest.mark.parametrize(("script", "no_jit"), [(EVERYTHING, "1"), (COMPILED, "0")], ids=["everything", "compiled"])
+def test_import_asks_prints_and_leaves_nothing(tmp_path: Path, script: str, no_jit: str) -> None:
+    """In a fresh process with an empty HOME and no stdin, while temporary and working folder are watched.
+
+    Compiling all of robosuite's functions anew takes numba half a minute, so the second script compiles only one.
+    """
     home, scratch, work = (tmp_path / name for name in ("home", "tmp", "work"))
     for folder in (home, scratch, work):
         folder.mkdir()
-    script = (
-        "from envs.libero.bootstrap import import_libero\n"
-        "from envs.libero.rendering import Renderer\n"
-        "from envs.libero.task_model import TaskModel\n"
-        "from envs.libero.tasks import suite_tasks\n"
-        "import numpy as np\n"
-        "assert import_libero('stand-ins') == import_libero('stand-ins')\n"
-        "import libero.libero.envs, robosuite\n"
-        "model = TaskModel(suite_tasks('libero_object')[0], import_libero('stand-ins'))\n"
-        "slot = model.new_slot(); model.place(slot, 0, None); model.step(slot, np.zeros(7))\n"
-        "renderer = Renderer(model.model, 32); renderer.pose(slot.data.qpos)\n"
-        "renderer.render(0, np.zeros((32, 32, 3), np.uint8)); renderer.close()\n"
-    )
     kept = ("PATH", "MUJOCO_GL", "LD_LIBRARY_PATH")
     environment = {name: os.environ[name] for name in kept if name in os.environ}
-    environment |= {"HOME": str(home), "TMPDIR": str(scratch), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"HOME": str(home), "TMPDIR": str(scratch), "PYTHONPATH": str(ROOT), "NUMBA_DISABLE_JIT": no_jit}
     log = Path("/tmp/robosuite.log")
     log_before = log.stat().st_mtime_ns if log.exists() else None
     done = subprocess.run(
@@ -195,9 +211,10 @@ def test_import_asks_prints_and_leaves_nothing(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (done.stdout, done.stderr) == ("", "")
-    strays = [file for file in tmp_path.rglob("*") if file.is_file() and home / ".cache/vla_rl" not in file.parents]
-    assert strays == []
+    cache = home / ".cache/vla_rl"
+    assert [file for file in tmp_path.rglob("*") if file.is_file() and cache not in file.parents] == []
     assert (log.stat().st_mtime_ns if log.exists() else None) == log_before
+    assert any((cache / "numba").rglob("*.nbi")) == (no_jit == "0")
 
 
 def test_gl_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,20 @@ def test_recomputed_numbers_replace_the_recorded_ones() -> None:
     assert_array_equal(case.targets.advantages, PPO(PPOConfig()).targets(same_values).advantages)
 
 
+def test_bootstrap_never_makes_a_time_limit_a_failure() -> None:
+    batch = random_super_batch(np.random.default_rng(5), 8)
+    assert batch.truncated.any()
+    never = PPO(PPOConfig(bootstrap="never", normalize_advantages=False)).targets(batch)
+    ended = replace(batch, truncated=np.zeros(8, bool), terminated=np.ones(8, bool))
+    as_terminated = PPO(PPOConfig(normalize_advantages=False)).targets(ended)
+    assert_array_equal(never.returns, as_terminated.returns)
+    cut = np.flatnonzero(batch.truncated)[0]
+    last = batch.offsets[cut + 1] - 1
+    default = PPO(PPOConfig(normalize_advantages=False)).targets(batch)
+    difference = default.returns[last] - never.returns[last]
+    assert difference == pytest.approx(0.99 * batch.final_value[cut], rel=1e-5)
+
+
 def test_the_order_of_episodes_does_not_change_targets() -> None:
     batch = random_super_batch(np.random.default_rng(3), 8)
     order = np.random.default_rng(4).permutation(8)
@@ -95,6 +109,7 @@ def test_rows_are_copies_without_warnings_from_read_only_arrays() -> None:
 CHANGES: dict[str, Any] = {
     "gamma": 0.5,
     "gae_lambda": 0.5,
+    "bootstrap": "never",
     "clip_low": 0.01,
     "clip_high": 0.01,
     "ratio_level": "chunk",

@@ -92,6 +92,11 @@ class PPOConfig(Group):
     name: Literal["ppo"] = "ppo"
     gamma: Fraction = Field(0.99, description="Discount per chunk.")
     gae_lambda: Fraction = 0.95
+    bootstrap: Literal["truncated", "never"] = Field(
+        "truncated",
+        description="truncated: an episode cut by its time limit ends with the value of its final observation. "
+        "never: with 0, where the limit is part of the task, as in LIBERO's benchmark.",
+    )
     clip_low: PositiveFloat = Field(0.2, description="Ratios are clipped to [1 - clip_low, 1 + clip_high].")
     clip_high: PositiveFloat = 0.2
     ratio_level: Literal["token", "action", "chunk"] = Field("action", description="What one probability ratio covers.")

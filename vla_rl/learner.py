@@ -56,6 +56,7 @@ class Learner:
         self.config = config
         self.algorithm = algorithm
         self.meter = Meter()
+        self._grad_norm = 0.0
         self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
         policy.to(device=self._device, dtype=DTYPES[config.learner.precision])
         settings = config.learner
@@ -101,7 +102,7 @@ class Learner:
                 for rows in self._minibatches(batch.num_chunks, iteration, epoch):
                     for name, value in self._optimizer_step(batch, targets, rows, iteration).items():
                         sums[name] += value
-                    grad_norms.append(float(self._engine.get_global_grad_norm() or 0.0))
+                    grad_norms.append(self._grad_norm)
             self.meter.count("updates")
             metrics = self.algorithm.finish_metrics(dict(sums), targets)
             metrics |= {"grad_norm": float(np.mean(grad_norms)), "lr": self._optimizer.param_groups[0]["lr"]}
@@ -160,10 +161,19 @@ class Learner:
             self._engine.set_gradient_accumulation_boundary(i == len(parts) - 1)
             # DeepSpeed averages gradients over the ranks; our losses are shares of one sum
             self._engine.backward(loss * self._world_size)
+            if i == len(parts) - 1:
+                self._grad_norm = self._measure_grad_norm()
             self._engine.step()
             for name, value in metrics.items():
                 sums[name] = sums[name] + value.detach() if name in sums else value.detach()
         return self._sum_over_ranks(sums)
+
+    def _measure_grad_norm(self) -> float:
+        """Of the optimizer step, before clipping. ZeRO's optimizers know it after a step: then of the one before."""
+        if self.config.learner.zero_stage or self.config.learner.precision != "fp32":
+            return float(self._engine.get_global_grad_norm() or 0.0)
+        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients))
 
     def _sum_over_ranks(self, sums: dict[str, torch.Tensor]) -> dict[str, float]:
         stacked = torch.stack([sums[name].double() for name in sorted(sums)])

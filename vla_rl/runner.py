@@ -101,9 +101,10 @@ class Trainer:
             metrics = self._update(batch_ref) | describe(batch)
             self.iteration += 1
             self._publish()
+            metrics |= self._throughput.measure(self.cluster.stats())
             if train.eval_episodes and self._due(train.eval_every):
                 metrics |= self._evaluate()
-            self._log(metrics | self._throughput.measure(self.cluster.stats()))
+            self._log(metrics)
             if self._due(train.checkpoint_every) or self.stop.requested:
                 self._checkpoint()
         self._finish()
@@ -179,6 +180,7 @@ class Trainer:
                 f"eval/{kind}_low95": low,
                 f"eval/{kind}_high95": high,
             }
+        self._throughput.measure(self.cluster.stats())  # the next iteration's rates leave the evaluation out
         return metrics
 
     def _log(self, metrics: dict[str, float]) -> None:

@@ -31,6 +31,7 @@ _GAIN = 2.0  # of displacement over error; the controller's damping ratio become
 _PATIENCE = 0.03  # metres: within this distance, errors that persist are pushed against
 _TILT_TOLERANCE = 0.1  # radians of orientation error that are left alone: most demonstrations then never turn
 _CLEARANCE = 0.03  # metres between what is carried and what it passes over
+_MAX_ATTEMPTS = 3  # to find a grasp
 _OPEN, _CLOSED = 1.0, 0.0
 
 
@@ -61,17 +62,25 @@ class Expert:
     def action(self) -> np.ndarray:
         """float32 [7] in OpenVLA's convention, for the slot's present state.
 
-        Raises EnvError where the fingers fit nowhere or the target is closed.
+        Raises EnvError where the target is closed from above, or where the fingers have fitted nowhere for a while.
         """
         self._model.bind(self._slot)
         return next(self._script)
 
     def _solve(self) -> Iterator[np.ndarray]:
+        attempts = 0
         while True:
             goal = next((g for g in self._goals if not self._env._eval_predicate(list(g.predicate))), self._goals[-1])
             heights = self._look(goal)
             support = self._support(goal, heights)
-            grasp = self._plan_grasp(goal)
+            try:
+                grasp = self._plan_grasp(goal)
+            except EnvError as error:
+                attempts += 1
+                if attempts > _MAX_ATTEMPTS:
+                    raise EnvError(f"no scripted expert for {self._model.task}, {goal.thing}: {error}") from error
+                yield from self._rise(0.0)  # whatever has just been dropped may yet come to rest
+                continue
             yield from self._reach(grasp, heights)
             yield from self._close_fingers(grasp)
             held = yield from self._lift(goal, grasp, heights)
@@ -138,8 +147,12 @@ class Expert:
             if self._width > 0.07:
                 break
             yield self._move(place, grasp.yaw, _OPEN)
+        yield from self._rise(grasp.yaw)
+
+    def _rise(self, yaw: float) -> Iterator[np.ndarray]:
+        place = self._eef + np.array([0, 0, 0.1])
         for _ in range(8):
-            yield self._move(place + np.array([0, 0, 0.1]), grasp.yaw, _OPEN)
+            yield self._move(place, yaw, _OPEN)
 
     # --- control ----------------------------------------------------------------------------------------------------
 

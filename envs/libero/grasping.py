@@ -31,6 +31,7 @@ _BEST_DEPTH = 0.028
 _RAY_HEIGHT = 10.0  # high enough that rays from one point are nearly parallel
 _ARM_AWAY = np.array([np.pi, -0.6, 0.0, -1.5, 0.0, 1.5, 0.0])  # behind the base
 _YAWS = np.radians([0, 15, -15, 30, -30, 45, -45, 60, -60, 75, -75, 90])
+_MAX_SLANT = 0.006  # metres over half a pad; fingers slide off a sharper corner
 _MAX_PLACES = 100
 _ALONG = np.arange(-27, 28) * 0.004  # offsets along the closing axis
 _ACROSS = np.array([-0.03, -0.02, -0.01, 0.0, 0.01, 0.02, 0.03])
@@ -154,19 +155,21 @@ def _best_at_yaw(heights: HeightMap, body: int, centre: np.ndarray, places: np.n
     touched = gripped.any(axis=1)  # [n, pads]
     low = np.where(touched, np.where(gripped, along, np.inf).min(axis=1), 0.0)
     high = np.where(touched, np.where(gripped, along, -np.inf).max(axis=1), 0.0)
-    fits = (depth >= _MIN_DEPTH) & own.all(axis=(1, 2)) & touched[:, touched.shape[1] // 2]
+    count = touched.sum(axis=1).clip(min=1)
+    edges = np.stack([low, high])  # where each pad line meets the target, on both sides
+    mean = edges.sum(axis=2) / count
+    slant = np.where(touched, np.abs(edges - mean[..., None]), 0.0).max(axis=(0, 2))  # of the sides under the pads
+    middle = mean.mean(axis=0)
+    width = mean[1] - mean[0]
+    even = touched[:, touched.shape[1] // 2] & (touched[:, 0] == touched[:, -1])  # not the tip of a corner
+    fits = (depth >= _MIN_DEPTH) & own.all(axis=(1, 2)) & even & (slant <= _MAX_SLANT)
     if not fits.any():
         return None
-    count = touched.sum(axis=1).clip(min=1)
-    centres = (low + high) / 2
-    middle = centres.sum(axis=1) / count
-    skew = np.where(touched, np.abs(centres - middle[:, None]), 0.0).max(axis=1)
-    width = (high - low).max(axis=1)
     far = np.linalg.norm(places - centre[:2], axis=1)
     score = (
         depth.clip(max=_BEST_DEPTH)
         - 0.5 * np.abs(middle)
-        - skew
+        - 1.5 * slant
         - 0.3 * far
         - 0.1 * width
         - 0.01 * abs(yaw)

@@ -10,6 +10,7 @@ the gripper, 0 = closed .. 1 = open, is binarized and inverted for robosuite (-1
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from envs.libero.tasks import libero_spec, load_init_states, select_tasks
 from vla_rl.config import LiberoConfig
 from vla_rl.types import Episode, Observation, StepResult
 
-MAX_CACHED_MODELS = 10  # a whole suite of ten; about 0.15 GiB each
+MAX_CACHED_MODELS = 10  # a whole suite of ten; 0.15 to 0.25 GiB each (measured on original assets at 128 pixels)
 _SETTLE = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 
 
@@ -74,8 +75,8 @@ class LiberoVectorEnv(VectorEnv):
         """
         for index, episode in zip(slots, episodes, strict=True):
             init_state = self._init_state(episode)
+            old, self._slots[index] = self._slots[index], None  # from here on it holds no model
             scene = self._scene(episode.task)
-            old = self._slots[index]
             state = old.state if old is not None and old.scene is scene else scene.model.new_slot()
             self._slots[index] = slot = _Slot(scene, state, episode)
             scene.model.place(state, episode.seed, init_state)
@@ -146,6 +147,7 @@ class LiberoVectorEnv(VectorEnv):
         self._slots = [None] * self.num_slots
         while self._scenes:
             self._scenes.popitem()[1].renderer.close()
+        gc.collect()
 
     def _init_state(self, episode: Episode) -> np.ndarray | None:
         if not 0 <= episode.task < len(self._tasks):
@@ -161,19 +163,23 @@ class LiberoVectorEnv(VectorEnv):
         return states[episode.init_state]
 
     def _scene(self, task: int) -> _Scene:
-        """The task's model, from the cache or built; the least recently used ones that no slot needs are dropped."""
+        """The task's model, from the cache or built; one that no slot needs may be dropped for it."""
         scene = self._scenes.get(task)
         if scene is None:
-            in_use = {id(slot.scene) for slot in self._slots if slot is not None}
-            for old, candidate in list(self._scenes.items()):
-                if len(self._scenes) >= MAX_CACHED_MODELS and id(candidate) not in in_use:
-                    self._scenes.pop(old).renderer.close()
+            self._make_room()
             model = TaskModel(self._tasks[task], self._assets)
             renderer = Renderer(model.model, self.spec.image_size)
             scene = _Scene(model, renderer, [model.model.camera(name).id for name in self.spec.views])
             self._scenes[task] = scene
         self._scenes.move_to_end(task)
         return scene
+
+    def _make_room(self) -> None:
+        in_use = {slot.episode.task for slot in self._slots if slot is not None}
+        for task in [task for task in self._scenes if task not in in_use]:  # the least recently used first
+            if len(self._scenes) >= MAX_CACHED_MODELS:
+                self._scenes.pop(task).renderer.close()
+                gc.collect()  # robosuite's objects refer to each other in circles
 
     def _images(self, slot: _Slot, out: np.ndarray | None = None) -> np.ndarray:
         """uint8 [V, H, W, 3]: all views, or the main one alone where no array is given."""

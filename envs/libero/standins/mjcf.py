@@ -14,7 +14,7 @@ from envs.libero.standins.table import Entry, color, shapes
 # Between objects: stiff, so that nothing sinks into a thin wall. On a table or the floor: soft, and the surface alone
 # decides (solmix), because many initial states start centimetres inside it: a stiff contact throws such an object half
 # a metre into the air, a soft one lifts it out.
-OBJECT_CONTACT = {"solref": "0.015 1", "solimp": "0.95 0.99 0.001", "friction": "0.5 0.005 0.0001"}
+OBJECT_CONTACT = {"solref": "0.015 1", "solimp": "0.95 0.99 0.001", "friction": "0.3 0.005 0.0001"}
 SURFACE_CONTACT = {"solref": "0.03 1", "solimp": "0.98 0.99 0.001", "solmix": "1000", "friction": "0.95 0.3 0.1"}
 DRAWN_ONLY = {"group": "1", "contype": "0", "conaffinity": "0", "mass": "0"}
 DEFAULT_REACH = (-0.06, 0.04, 0.025)

@@ -219,6 +219,7 @@ class Cluster:
 
     def _start_ray(self) -> None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 lets anything else on the machine go first
         ray.init(
             num_cpus=0,  # actors reserve none; with more, Ray starts idle processes in advance
             include_dashboard=False,

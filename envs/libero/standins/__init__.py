@@ -55,7 +55,7 @@ def write_standins(folder: Path) -> None:
     table = read_table()
     for kind in ("objects", "fixtures"):
         for name, entry in table[kind].items():
-            mjcf.write(folder / model_file(name, entry), mjcf.model(name, entry))
+            mjcf.write(folder / model_file(name, entry), mjcf.model(name, entry, kind == "fixtures"))
     for name, room in table["rooms"].items():
         mjcf.write(folder / "scenes" / f"{name}.xml", mjcf.room(room))
     (folder / "textures").mkdir()

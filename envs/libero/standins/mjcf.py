@@ -11,9 +11,9 @@ import numpy as np
 from envs.libero.standins.shapes import Geom, rotation
 from envs.libero.standins.table import Entry, color, shapes
 
-# Between objects: stiff, so that nothing sinks into a thin wall. On a table or the floor: soft, and the surface alone
-# decides (solmix), because many initial states start centimetres inside it: a stiff contact throws such an object half
-# a metre into the air, a soft one lifts it out.
+# Many of LIBERO's initial states hold objects that overlap each other, a drawer, or the table by centimetres. Stiff
+# contacts throw such objects half a metre into the air; soft and slippery ones let them slide apart. Tables and floors
+# are softer still, and decide alone (solmix) how they are touched. The gripper's pads bring their own friction.
 OBJECT_CONTACT = {"solref": "0.015 1", "solimp": "0.95 0.99 0.001", "friction": "0.3 0.005 0.0001"}
 SURFACE_CONTACT = {"solref": "0.03 1", "solimp": "0.98 0.99 0.001", "solmix": "1000", "friction": "0.95 0.3 0.1"}
 DRAWN_ONLY = {"group": "1", "contype": "0", "conaffinity": "0", "mass": "0"}
@@ -26,16 +26,16 @@ CAMERAS = {  # LIBERO moves some of them and adds others
 }
 
 
-def model(name: str, entry: Entry) -> ET.Element:
-    """An object or fixture."""
+def model(name: str, entry: Entry, fixture: bool) -> ET.Element:
+    """An object, which moves freely, or a fixture, which LIBERO bolts to the world."""
     root = ET.Element("mujoco", model=name)
     asset, world = ET.SubElement(root, "asset"), ET.SubElement(root, "worldbody")
     outer = ET.SubElement(world, "body")
     upright = rotation("x", -90.0) if entry.get("up") == "y" else np.eye(3)
     shift = upright @ np.array([0.0, 0.0, entry.get("base", 0.0)])
     contact = dict(OBJECT_CONTACT)
-    if "base" not in entry:
-        contact["conaffinity"] = "0"  # a fixture's drawers and doors never touch the frame around them
+    if fixture:
+        contact["conaffinity"] = "0"  # drawers and doors touch objects and the robot, never the frame around them
     _add_part(outer, asset, {"name": "object", **entry}, upright, shift, contact)
     bottom, top, radius = entry.get("reach", DEFAULT_REACH)
     for site, pos in (

@@ -32,12 +32,10 @@ class Carton:
     size: Point
     color: Color
     band: Color
-    band_share: float = 0.4  # of the longer side
 
     def geoms(self) -> list[Geom]:
         x, y, z = self.size
-        share = self.band_share
-        band = (x * share, y + PRINT, z + PRINT) if x >= y else (x + PRINT, y * share, z + PRINT)
+        band = (x * 0.4, y + PRINT, z + PRINT) if x >= y else (x + PRINT, y * 0.4, z + PRINT)
         return _geoms(Block(self.size, (0, 0, z / 2), self.color), Block(band, (0, 0, z / 2), self.band, solid=False))
 
 

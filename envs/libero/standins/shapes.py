@@ -173,15 +173,13 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Several shapes, shifted and turned about the vertical together."""
+    """Several shapes, shifted together."""
 
     shapes: tuple[Shape, ...]
-    at: Point = (0.0, 0.0, 0.0)
-    heading: float = 0.0  # degrees
+    at: Point
 
     def geoms(self) -> list[Geom]:
-        rot = rotation("z", self.heading)
-        return [geom.moved(rot, np.array(self.at)) for shape in self.shapes for geom in shape.geoms()]
+        return [geom.moved(np.eye(3), np.array(self.at)) for shape in self.shapes for geom in shape.geoms()]
 
 
 def turned_mesh(profile: Sequence[tuple[float, float]], squash: float = 1.0) -> Mesh:

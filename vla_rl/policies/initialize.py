@@ -30,9 +30,9 @@ def initialize(policy: OpenVLAOFT) -> None:
     _initialize_dino(policy)
     _order_patches(policy)
     _order_bins(policy)
-    for block in policy.language_model.layers:
-        block.self_attn.q_proj.weight.mul_(_ATTENTION_GAIN)
-        block.self_attn.k_proj.weight.mul_(_ATTENTION_GAIN)
+    for name, weight in policy.language_model.named_parameters():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            weight.mul_(_ATTENTION_GAIN)
 
 
 def _linear_layers(policy: OpenVLAOFT) -> list[nn.Linear]:

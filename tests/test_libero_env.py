@@ -9,7 +9,8 @@ import pytest
 from envs.base import EnvError, empty_observation
 from envs.libero import env as env_module
 from envs.libero.env import LiberoVectorEnv, to_robosuite
-from envs.libero.tasks import STEP_LIMITS, libero_spec, load_init_states, select_tasks, suite_tasks
+from envs.libero.spec import libero_spec
+from envs.libero.tasks import STEP_LIMITS, load_init_states, select_tasks, suite_tasks
 from vla_rl.config import LiberoConfig
 from vla_rl.types import Episode
 
@@ -161,12 +162,12 @@ def test_all_tasks_are_listed_as_the_benchmark_lists_them(capsys):
 
 
 def test_spec_follows_the_protocol():
-    spec = libero_spec(LiberoConfig(suite="libero_10", tasks=(3, 1), wrist_camera=True), "stand-ins")
+    spec = libero_spec(LiberoConfig(suite="libero_10", tasks=(3, 1), wrist_camera=True))
     assert spec.max_episode_steps == 520
     assert spec.views == ("agentview", "robot0_eye_in_hand")
     assert spec.instructions[1] == suite_tasks("libero_10")[1].instruction
     assert (spec.proprio_dim, spec.action_dim, spec.init_states) == (8, 7, 50)
-    blind = libero_spec(LiberoConfig(proprio=False, tasks=(), max_episode_steps=33), "x")
+    blind = libero_spec(LiberoConfig(proprio=False, tasks=(), max_episode_steps=33))
     assert (blind.proprio_dim, blind.max_episode_steps, len(blind.instructions)) == (0, 33, 10)
     assert [STEP_LIMITS[f"libero_{s}"] for s in ("spatial", "object", "goal", "10", "90")] == [220, 280, 300, 520, 400]
 

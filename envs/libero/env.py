@@ -21,8 +21,9 @@ from envs.base import EnvError, VectorEnv
 from envs.libero.bootstrap import import_libero
 from envs.libero.expert import Expert
 from envs.libero.rendering import Renderer
+from envs.libero.spec import libero_spec
 from envs.libero.task_model import SlotState, TaskModel
-from envs.libero.tasks import libero_spec, load_init_states, select_tasks
+from envs.libero.tasks import load_init_states, select_tasks
 from vla_rl.config import LiberoConfig
 from vla_rl.types import Episode, Observation, StepResult
 
@@ -64,7 +65,7 @@ class LiberoVectorEnv(VectorEnv):
         self._tasks = select_tasks(config.suite, config.tasks)
         self._settle_steps = config.settle_steps
         self.num_slots = num_slots
-        self.spec = libero_spec(config, self._assets.origin)
+        self.spec = libero_spec(config)
         self._scenes: OrderedDict[int, _Scene] = OrderedDict()
         self._slots: list[_Slot | None] = [None] * num_slots
 

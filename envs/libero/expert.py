@@ -31,6 +31,7 @@ _GAIN = 2.0  # of displacement over error; the controller's damping ratio become
 _PATIENCE = 0.03  # metres: within this distance, errors that persist are pushed against
 _TILT_TOLERANCE = 0.1  # radians of orientation error that are left alone: most demonstrations then never turn
 _CLEARANCE = 0.03  # metres between what is carried and what it passes over
+_SPOT = 0.02  # metres around the destination that count as what the object will stand on
 _MAX_ATTEMPTS = 3  # to find a grasp
 _OPEN, _CLOSED = 1.0, 0.0
 
@@ -68,11 +69,12 @@ class Expert:
         return next(self._script)
 
     def _solve(self) -> Iterator[np.ndarray]:
+        for goal in self._goals:
+            self._check_open(goal)
         attempts = 0
         while True:
             goal = next((g for g in self._goals if not self._env._eval_predicate(list(g.predicate))), self._goals[-1])
             heights = self._look(goal)
-            support = self._support(goal, heights)
             try:
                 grasp = self._plan_grasp(goal)
             except EnvError as error:
@@ -86,7 +88,7 @@ class Expert:
             held = yield from self._lift(goal, grasp, heights)
             if held:
                 yield from self._carry(goal, grasp, heights)
-                yield from self._lower(goal, grasp, heights, support)
+                yield from self._lower(goal, grasp, heights)
             yield from self._release(grasp)
 
     # --- phases -----------------------------------------------------------------------------------------------------
@@ -97,7 +99,7 @@ class Expert:
         travel = max(obstacle + TIP_BELOW_SITE + _CLEARANCE, grasp.position[2] + 0.04)
         above = np.array([*grasp.position[:2], travel])
         for _ in range(80):
-            if np.linalg.norm(above[:2] - self._eef[:2]) < 0.012 and self._turned(grasp.yaw) < 0.12:
+            if np.linalg.norm(above[:2] - self._eef[:2]) < 0.01 and self._turned(grasp.yaw) < 0.12:
                 break
             yield self._move(above, grasp.yaw, _OPEN)
         for _ in range(30):
@@ -132,7 +134,8 @@ class Expert:
             rise = self._cruise(goal, heights) - self._lowest(goal.thing)
             yield self._move(self._eef + np.array([*offset, rise]), grasp.yaw, _CLOSED)
 
-    def _lower(self, goal: _Goal, grasp: Grasp, heights: HeightMap, support: float) -> Iterator[np.ndarray]:
+    def _lower(self, goal: _Goal, grasp: Grasp, heights: HeightMap) -> Iterator[np.ndarray]:
+        support = heights.highest(self._destination(goal), _SPOT)
         for _ in range(40):
             offset = self._destination(goal) - self._position(goal.thing)[:2]
             rim = heights.highest_under_palm(self._eef, grasp.yaw) - PALM_ABOVE_SITE + 0.01
@@ -223,18 +226,16 @@ class Expert:
         clear_robot(self._model.model, scratch, self._data.qpos, self._model.robot.arm_qpos)
         return scratch
 
-    def _support(self, goal: _Goal, heights: HeightMap) -> float:
-        """Height of the surface that the object will stand on. Raises EnvError where something covers it."""
-        place = self._destination(goal)
-        support = heights.highest(place, 0.02)
+    def _check_open(self, goal: _Goal) -> None:
+        """Raise EnvError where the target is the inside of something that has to be opened first."""
         site = self._env.object_sites_dict.get(goal.target)
-        if goal.predicate[0] == "in" and site is not None and site.parent_name is not None:
-            data = self._env.sim.data
-            top = data.get_site_xpos(goal.target)[2] + (np.abs(data.get_site_xmat(goal.target)) @ site.size)[2]
-            lid = int(heights.at(place)[1]) == self._model.model.body_rootid[self._env.obj_body_id[site.parent_name]]
-            if lid and support > top - 0.005:
-                raise EnvError(f"no scripted expert for {self._model.task}: {goal.target} is closed from above")
-        return support
+        if goal.predicate[0] != "in" or site is None or site.parent_name is None:
+            return
+        data, place, heights = self._env.sim.data, self._destination(goal), self._look(goal)
+        top = data.get_site_xpos(goal.target)[2] + (np.abs(data.get_site_xmat(goal.target)) @ site.size)[2]
+        parent = self._model.model.body_rootid[self._env.obj_body_id[site.parent_name]]
+        if heights.at(place)[1] == parent and heights.highest(place, _SPOT) > top - 0.005:
+            raise EnvError(f"no scripted expert for {self._model.task}: {goal.target} is closed from above")
 
     def _cruise(self, goal: _Goal, heights: HeightMap) -> float:
         """The height that the lowest point of what is carried must have."""

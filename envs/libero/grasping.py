@@ -26,6 +26,7 @@ PALM_HALF_LENGTH = 0.105  # along the closing axis
 PALM_HALF_WIDTH = 0.032
 
 _MARGIN = 0.004
+_SLACK = 0.008  # metres by which a stretched arm may miss; grasps with so much room come first
 _MIN_DEPTH = 0.007
 _BEST_DEPTH = 0.028
 _RAY_HEIGHT = 10.0  # high enough that rays from one point are nearly parallel
@@ -91,7 +92,7 @@ class HeightMap:
         line = end[:2] - start[:2]
         share = np.clip(((self.points - start[:2]) @ line) / max(line @ line, 1e-9), 0, 1)
         near = np.linalg.norm(self.points - start[:2] - share[..., None] * line, axis=-1) <= radius
-        return float(self.height[near].max())
+        return float(self.height[near].max(initial=float(self.at(start[:2])[0])))  # both ends may lie off the grid
 
     def highest_under_palm(self, centre: np.ndarray, yaw: float) -> float:
         """The highest surface below fingers and palm at this place."""
@@ -122,28 +123,30 @@ def find_grasp(heights: HeightMap, body: int, centre: np.ndarray) -> Grasp:
     if not len(rows):
         raise EnvError("no grasp: the object cannot be seen from above")
     places = heights.points[rows, columns][:: max(1, len(rows) // _MAX_PLACES)]  # [n, 2]
-    best: Grasp | None = None
-    for yaw in _YAWS:
-        candidate = _best_at_yaw(heights, body, centre, places, float(yaw))
-        if candidate is not None and (best is None or candidate.score > best.score):
-            best = candidate
-    if best is None:
-        raise EnvError("no grasp: the gripper fits nowhere around the object from above")
-    return best
+    for slack in (_SLACK, 0.0):
+        found = [_best_at_yaw(heights, body, centre, places, float(yaw), slack) for yaw in _YAWS]
+        fitting = [grasp for grasp in found if grasp is not None]
+        if fitting:
+            return max(fitting, key=lambda grasp: grasp.score)
+    raise EnvError("no grasp: the gripper fits nowhere around the object from above")
 
 
-def _best_at_yaw(heights: HeightMap, body: int, centre: np.ndarray, places: np.ndarray, yaw: float) -> Grasp | None:
+def _best_at_yaw(
+    heights: HeightMap, body: int, centre: np.ndarray, places: np.ndarray, yaw: float, slack: float
+) -> Grasp | None:
+    """The best grasp at this yaw whose open fingers have ``slack`` metres of room around them."""
     axis, side = closing_axis(yaw), closing_axis(yaw + np.pi / 2)
     offsets = _ALONG[:, None, None] * axis + _ACROSS[None, :, None] * side  # [a, c, 2]
     height, owner = heights.at(places[:, None, None, :] + offsets)  # [n, a, c]
     pads = np.abs(_ACROSS) <= FINGER_HALF_WIDTH
     inside = np.abs(_ALONG) <= HALF_OPENING - _MARGIN
-    fingers = (np.abs(_ALONG) > HALF_OPENING - _MARGIN) & (np.abs(_ALONG) <= FINGER_REACH)
+    fingers = (np.abs(_ALONG) > HALF_OPENING - _MARGIN) & (np.abs(_ALONG) <= FINGER_REACH + slack)
+    swept = np.abs(_ACROSS) <= FINGER_HALF_WIDTH + slack
     between, between_owner = height[:, inside][:, :, pads], owner[:, inside][:, :, pads]
     top = np.where(between_owner == body, between, -np.inf).max(axis=(1, 2))
     tip = np.maximum.reduce(
         [
-            height[:, fingers][:, :, pads].max(axis=(1, 2)) + _MARGIN,
+            height[:, fingers][:, :, swept].max(axis=(1, 2)) + _MARGIN,
             height.max(axis=(1, 2)) - TIP_BELOW_SITE - PALM_ABOVE_SITE + _MARGIN,
             top - _BEST_DEPTH,
         ]

@@ -39,12 +39,13 @@ class Renderer:
     Raises EnvError where no GL context can be had.
     """
 
-    def __init__(self, model: Any, size: int) -> None:
+    def __init__(self, model: Any, size: int, *, antialiasing: bool = True) -> None:
+        """Without ``antialiasing``, software rendering costs about half, and pixels are no longer LIBERO's."""
         self._model = model
         self._data = mujoco.MjData(model)  # its own: a slot's poses belong to another moment than its images
         self._gl = _gl_context()
         self._gl.make_current()
-        self._context = _new_context(model, size)
+        self._context = _new_context(model, size, antialiasing)
         self._scene = mujoco.MjvScene(model, maxgeom=_MAX_SCENE_GEOMS)
         self._options = mujoco.MjvOption()
         self._options.geomgroup[0] = 0  # collision shapes
@@ -128,19 +129,21 @@ class Renderer:
             self._context = None
 
 
-def _new_context(model: Any, size: int) -> Any:
+def _new_context(model: Any, size: int, antialiasing: bool) -> Any:
     """Meshes, textures and a frame buffer of the needed size (the model's own settings stay as they are)."""
     vis = model.vis
-    before = vis.global_.offwidth, vis.global_.offheight, vis.quality.shadowsize
+    before = vis.global_.offwidth, vis.global_.offheight, vis.quality.shadowsize, vis.quality.offsamples
     vis.global_.offwidth = vis.global_.offheight = size
     if not model.light_castshadow.any():
         vis.quality.shadowsize = 0
+    if not antialiasing:
+        vis.quality.offsamples = 0
     try:
         return mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50.value)
     except mujoco.FatalError as error:
         raise EnvError(f"MuJoCo cannot render with this GL library ({error}): see `vla-rl doctor`") from error
     finally:
-        vis.global_.offwidth, vis.global_.offheight, vis.quality.shadowsize = before
+        vis.global_.offwidth, vis.global_.offheight, vis.quality.shadowsize, vis.quality.offsamples = before
 
 
 def _find_mirror(scene: Any) -> int | None:

@@ -18,13 +18,6 @@ from typing import Any
 import numpy as np
 
 from envs.base import EnvError
-from vla_rl.config import LiberoConfig
-from vla_rl.types import EnvSpec
-
-MAIN_CAMERA = "agentview"
-WRIST_CAMERA = "robot0_eye_in_hand"
-PROPRIO_DIM = 8  # end-effector position 3, axis times angle 3, finger joints 2
-ACTION_DIM = 7
 
 STEP_LIMITS = {  # control steps, the protocol of the OpenVLA papers (longest demonstration of a suite plus some slack)
     "libero_spatial": 220,
@@ -84,25 +77,6 @@ def select_tasks(suite: str, numbers: tuple[int, ...]) -> tuple[LiberoTask, ...]
         if not 0 <= number < len(tasks):
             raise EnvError(f"{suite} has no task {number}: its tasks are 0..{len(tasks) - 1}")
     return tuple(tasks[number] for number in numbers) if numbers else tasks
-
-
-def libero_spec(config: LiberoConfig, origin: str) -> EnvSpec:
-    """The spec of ``LiberoVectorEnv(config, ...)`` with assets of this origin; imports neither LIBERO nor MuJoCo.
-
-    Raises EnvError where a task does not exist or its files are damaged.
-    """
-    tasks = select_tasks(config.suite, config.tasks)
-    return EnvSpec(
-        name="libero",
-        views=(MAIN_CAMERA, WRIST_CAMERA) if config.wrist_camera else (MAIN_CAMERA,),
-        image_size=config.image_size,
-        proprio_dim=PROPRIO_DIM if config.proprio else 0,
-        action_dim=ACTION_DIM,
-        max_episode_steps=config.max_episode_steps or STEP_LIMITS[config.suite],
-        instructions=tuple(task.instruction for task in tasks),
-        init_states=min(len(load_init_states(task)) for task in tasks),
-        assets=origin,
-    )
 
 
 @cache

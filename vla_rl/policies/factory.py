@@ -8,6 +8,7 @@ import torch
 
 from vla_rl.policies.action_codec import ActionCodec, Bounds
 from vla_rl.policies.architecture import Architecture
+from vla_rl.policies.initialize import initialize
 from vla_rl.policies.openvla_oft import OpenVLAOFT
 from vla_rl.policies.prompt import PromptTokenizer, build_tiny_tokenizer
 
@@ -36,5 +37,6 @@ def make_policy(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         policy = OpenVLAOFT(architecture, codec, PromptTokenizer(words, architecture), proprio)
+        initialize(policy)
     policy.set_instructions(instructions)
     return policy

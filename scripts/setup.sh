@@ -140,6 +140,19 @@ find_renderer() {
     [ -z "$problem" ] || fail "$problem"
 }
 
+# One episode's start: what robosuite compiles and LIBERO's assets are then in the cache, for all later processes.
+play_first_steps() {
+    "$venv/bin/python" - <<'PY'
+from envs import make_env
+from vla_rl.config import LiberoConfig
+from vla_rl.types import Episode
+
+env = make_env(LiberoConfig(image_size=32), 1)
+env.reset([0], [Episode(id=0, task=0, seed=0)])
+env.close()
+PY
+}
+
 if ! complete; then
     exec 9<scripts/setup.sh # one set-up at a time; the lock falls with the last process of this one
     flock -n 9 || { say "another set-up is under way here; waiting for it" && flock 9; }
@@ -148,5 +161,6 @@ fi
 settings="MUJOCO_GL=${MUJOCO_GL:-} PYOPENGL_PLATFORM=${PYOPENGL_PLATFORM:-}"
 if [ "$(cat "$renderer" 2>/dev/null)" != "$settings" ]; then
     find_renderer
+    run "starting LIBERO for the first time" play_first_steps
     echo "$settings" >"$renderer"
 fi

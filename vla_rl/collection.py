@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 
 from vla_rl.config import EnvConfig, RunConfig
+from vla_rl.progress import ProgressDisplay
 from vla_rl.schedule import training_episode
 from vla_rl.types import EnvSpec, Episode
 
@@ -36,9 +36,8 @@ def collect_demonstrations(config: RunConfig, spec: EnvSpec, console: Console) -
     counter = context.Value("i", 0)
     with (
         ProcessPoolExecutor(workers, mp_context=context, initializer=_share_counter, initargs=(counter,)) as pool,
-        Progress(console=console) as progress,
+        ProgressDisplay(console, "demonstrations", len(episodes)) as progress,
     ):
-        task = progress.add_task("demonstrations", total=len(episodes))
         jobs = [
             pool.submit(_collect, config.env, share, path, config.sft.demo_noise)
             for share, path in zip(shares, paths, strict=True)
@@ -46,7 +45,7 @@ def collect_demonstrations(config: RunConfig, spec: EnvSpec, console: Console) -
         pending = set(jobs)
         while pending:
             _, pending = wait(pending, timeout=0.5)
-            progress.update(task, completed=counter.value)
+            progress.update(counter.value)
         written = sum(job.result() for job in jobs)
     console.print(f"{folder}: {written} of {len(episodes)} episodes succeeded and were kept", highlight=False)
     return paths

@@ -37,6 +37,7 @@ class LiberoConfig(Group):
     wrist_camera: bool = Field(False, description="Add the eye-in-hand view.")
     proprio: bool = Field(True, description="Add end-effector position, axis-angle and gripper joints (8 numbers).")
     max_episode_steps: Positive | None = Field(None, description="Time limit; null takes the suite's protocol.")
+    antialiasing: bool = Field(True, description="LIBERO's pixels; off, software rendering takes half the time.")
     settle_steps: NonNegative = Field(10, description="No-op steps after a reset, while objects come to rest.")
     assets: Literal["auto", "stand-ins"] = Field(
         "auto", description="auto: LIBERO_ASSETS, the package's, the hub's cache, a download, else stand-ins."

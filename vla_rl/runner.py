@@ -21,6 +21,7 @@ from vla_rl.checkpoint import load_trajectories, read_state
 from vla_rl.cluster import Cluster, detect_resources
 from vla_rl.config import RunConfig
 from vla_rl.evaluate import Evaluation
+from vla_rl.memory import resident_gib
 from vla_rl.placement import make_plan
 from vla_rl.replay import StoreRules
 from vla_rl.run_folder import RunFolder, metadata
@@ -187,11 +188,16 @@ class Trainer:
         counters = self.cluster.call_store("counters")
         metrics = metrics | {f"episodes/{name}": float(value) for name, value in counters.items()}
         elapsed = self._elapsed()
-        metrics |= {"time/seconds": elapsed, "restarts": float(self.cluster.restarts)}
+        metrics |= {"time/seconds": elapsed, "restarts": float(self.cluster.restarts), "memory/gib": resident_gib()}
         if self.iteration:
-            metrics["time/left_s"] = elapsed / self.iteration * (self.config.train.iterations - self.iteration)
+            metrics["time/left_s"] = self._time_left(elapsed)
         self.run_folder.log(self.iteration, metrics)
         self.view.update(self.iteration, metrics)
+
+    def _time_left(self, elapsed: float) -> float:
+        train = self.config.train
+        left = elapsed / self.iteration * (train.iterations - self.iteration)
+        return left if train.max_minutes is None else min(left, max(0.0, 60 * train.max_minutes - elapsed))
 
     def _checkpoint(self) -> None:
         self.view.status("writing a checkpoint")

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 
 from vla_rl.collection import collect_demonstrations
 from vla_rl.config import RunConfig
+from vla_rl.progress import ProgressDisplay
 from vla_rl.run_folder import metadata
 from vla_rl.types import EnvSpec
 
@@ -107,9 +107,8 @@ def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console
     rng = np.random.default_rng(config.seed)
     losses: list[float] = []
     policy.train()
-    with Progress(console=console) as progress:
-        task = progress.add_task("cloning", total=sft.updates)
-        for _ in range(sft.updates):
+    with ProgressDisplay(console, "cloning", sft.updates) as progress:
+        for update in range(sft.updates):
             rows = rng.integers(len(tokens), size=sft.batch)
             images = shift_images(demos.images[rows], rng, sft.max_shift)
             output = policy(
@@ -127,7 +126,7 @@ def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
-            progress.update(task, advance=1, description=f"cloning, loss {np.mean(losses[-50:]):.3f}")
+            progress.update(update + 1, f"loss {np.mean(losses[-50:]):.3f}")
     policy.eval()
     return losses
 

@@ -27,6 +27,7 @@ _ROWS = (
     ("KL of the update", "learner/approx_kl", "{:.4f}"),
     ("clipped", "learner/clip_fraction", "{:.1%}"),
     ("explained variance", "learner/explained_variance", "{:.2f}"),
+    ("memory, all processes", "memory/gib", "{:.1f} GiB"),
 )
 _STAGES = (
     ("simulators", "busy/env_workers"),

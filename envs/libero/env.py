@@ -64,6 +64,7 @@ class LiberoVectorEnv(VectorEnv):
         self._assets = import_libero(config.assets)
         self._tasks = select_tasks(config.suite, config.tasks)
         self._settle_steps = config.settle_steps
+        self._antialiasing = config.antialiasing
         self.num_slots = num_slots
         self.spec = libero_spec(config)
         self._scenes: OrderedDict[int, _Scene] = OrderedDict()
@@ -169,7 +170,7 @@ class LiberoVectorEnv(VectorEnv):
         if scene is None:
             self._make_room()
             model = TaskModel(self._tasks[task], self._assets)
-            renderer = Renderer(model.model, self.spec.image_size)
+            renderer = Renderer(model.model, self.spec.image_size, antialiasing=self._antialiasing)
             scene = _Scene(model, renderer, [model.model.camera(name).id for name in self.spec.views])
             self._scenes[task] = scene
         self._scenes.move_to_end(task)

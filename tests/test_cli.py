@@ -15,7 +15,7 @@ from vla_rl.config_loading import dump_config, load_config
 from vla_rl.errors import UserError
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("train", "eval", "sft", "doctor")
+COMMANDS = ("train", "eval", "sft", "plot", "benchmark", "doctor")
 
 
 def run(

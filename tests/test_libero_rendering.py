@@ -1,21 +1,24 @@
 """What the renderer leaves out changes no pixel; anti-aliasing does, and is on unless switched off."""
 
+import mujoco
 import numpy as np
 import pytest
 
 from envs.libero.bootstrap import import_libero
-from envs.libero.rendering import Renderer
+from envs.libero.rendering import Renderer, _Pass
 from envs.libero.task_model import TaskModel
 from envs.libero.tasks import suite_tasks
 
 pytestmark = pytest.mark.libero
 
 SIZE = 64
+CAMERAS = ("agentview", "robot0_eye_in_hand")
+TASKS = [("libero_spatial", 7), ("libero_object", 2), ("libero_goal", 3), ("libero_90", 20)]
 
 
-@pytest.fixture(scope="module", params=[("libero_spatial", 7), ("libero_object", 2), ("libero_90", 20)])
+@pytest.fixture(scope="module", params=TASKS)
 def scene(request):
-    """A task with a stove (a mirror on original assets), one on the floor, one in a kitchen."""
+    """Tasks with a stove or a bowl (mirrors on original assets), one on the floor, one in a kitchen."""
     suite, number = request.param
     model = TaskModel(suite_tasks(suite)[number], import_libero())
     slot = model.new_slot()
@@ -23,26 +26,83 @@ def scene(request):
     return model, slot
 
 
-def images(renderer, model, slot):
-    renderer.pose(slot.seen.qpos)
-    views = np.zeros((2, SIZE, SIZE, 3), np.uint8)
-    for view, name in zip(views, ("agentview", "robot0_eye_in_hand"), strict=True):
+def images(renderer, model, slot, qpos=None):
+    renderer.pose(slot.seen.qpos if qpos is None else qpos)
+    views = np.zeros((2, renderer._size, renderer._size, 3), np.uint8)
+    for view, name in zip(views, CAMERAS, strict=True):
         renderer.render(model.model.camera(name).id, view)
     return views
 
 
+def draw_everything(renderer):
+    """Switch off all that the renderer leaves out: one drawing of the whole scene, with its mirror."""
+    everything = _Pass(True, np.zeros(len(renderer._shapes), dtype=bool), (0, renderer._size, 0, renderer._size))
+    renderer._plan = lambda camera: [everything]
+
+
+def arm_poses(model, slot, count):
+    """The slot's own pose, and others with the robot's joints anywhere in their ranges."""
+    yield slot.seen.qpos
+    generator = np.random.default_rng(0)
+    joints = [j for j in range(model.model.njnt) if model.model.joint(j).name.startswith(("robot0_", "gripper0_"))]
+    for _ in range(count):
+        qpos = slot.seen.qpos.copy()
+        qpos[model.model.jnt_qposadr[joints]] = generator.uniform(*model.model.jnt_range[joints].T)
+        yield qpos
+
+
 def test_leaving_out_what_no_camera_sees_changes_nothing(scene):
     model, slot = scene
-    renderer = Renderer(model.model, SIZE)
+    lean, plain = Renderer(model.model, SIZE), Renderer(model.model, SIZE)
+    draw_everything(plain)
     groups = model.model.geom_group.copy()
-    lean = images(renderer, model, slot)
-    assert np.array_equal(model.model.geom_group, groups)
-    hidden = [len(renderer._what_shows(model.model.camera(name).id)[1]) for name in ("agentview", "robot0_eye_in_hand")]
-    assert max(hidden) > 0
-    renderer._what_shows = lambda camera: (True, np.array([], dtype=int))
-    assert np.array_equal(images(renderer, model, slot), lean)
-    renderer.close()
-    renderer.close()
+    for qpos in arm_poses(model, slot, 2):
+        assert np.array_equal(images(lean, model, slot, qpos), images(plain, model, slot, qpos))
+        assert np.array_equal(model.model.geom_group, groups)
+        plans = [lean._plan(model.model.camera(name).id) for name in CAMERAS]
+        assert any(plan[0].hidden.any() for plan in plans)
+    lean.close()
+    lean.close()
+    plain.close()
+
+
+@pytest.fixture
+def small_mirror(scene):
+    """A small mirror that floats before the first camera, made of a box that stands still."""
+    model, slot = scene[0].model, scene[1]
+    fixed = model.body_weldid[model.geom_bodyid] == 0
+    boxes = (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX) & (model.geom_matid >= 0) & (model.geom_rgba[:, 3] == 1)
+    mirror = np.flatnonzero(fixed & boxes & np.isin(model.geom_group, (1, 2)))[0]
+    names = ("mat_reflectance", "geom_pos", "geom_quat", "geom_size", "geom_aabb", "geom_rbound")
+    before = {name: getattr(model, name).copy() for name in names}
+    data = mujoco.MjData(model)
+    data.qpos[:] = slot.seen.qpos
+    mujoco.mj_forward(model, data)
+    camera, body = model.camera(CAMERAS[0]).id, model.geom_bodyid[mirror]
+    place = data.cam_xpos[camera] - 0.6 * data.cam_xmat[camera].reshape(3, 3)[:, 2]
+    model.mat_reflectance[:] = 0
+    model.mat_reflectance[model.geom_matid[mirror]] = 0.5
+    model.geom_pos[mirror] = data.xmat[body].reshape(3, 3).T @ (place - data.xpos[body])
+    mujoco.mju_negQuat(model.geom_quat[mirror], data.xquat[body])
+    model.geom_size[mirror] = model.geom_aabb[mirror, 3:] = 0.02, 0.03, 0.005
+    model.geom_rbound[mirror] = 0.04
+    yield mirror
+    for name, value in before.items():
+        getattr(model, name)[:] = value
+
+
+def test_a_small_mirror_is_drawn_apart_and_changes_nothing(scene, small_mirror):
+    model, slot = scene
+    lean, plain = Renderer(model.model, SIZE), Renderer(model.model, SIZE)
+    draw_everything(plain)
+    assert lean._mirror == small_mirror
+    apart = False
+    for qpos in arm_poses(model, slot, 1):
+        assert np.array_equal(images(lean, model, slot, qpos), images(plain, model, slot, qpos))
+        apart |= any(len(lean._plan(model.model.camera(name).id)) == 2 for name in CAMERAS)
+    assert apart
+    lean.close()
+    plain.close()
 
 
 def test_antialiasing_is_a_choice(scene):

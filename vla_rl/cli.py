@@ -37,7 +37,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Asynchronous actor-learner reinforcement learning of vision-language-action policies.",
     )
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for add in (_add_train, _add_eval, _add_sft, _add_benchmark, _add_doctor):
+    for add in (_add_train, _add_eval, _add_sft, _add_plot, _add_benchmark, _add_doctor):
         add(commands)
     args, rest = parser.parse_known_args(argv)
     misplaced = [text for text in rest if text.startswith("-") or "overrides" not in args]
@@ -76,6 +76,12 @@ def _add_sft(commands: Any) -> None:
     parser.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
     _add_overrides(parser)
     _add_json(parser)
+
+
+def _add_plot(commands: Any) -> None:
+    parser = _add_command(commands, "plot", _plot, "draw the curves of one run, or compare several")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folder, or a copy of its metrics.jsonl")
+    parser.add_argument("--output", metavar="FILE", type=_new_file, default=Path("curves.png"), help="the picture")
 
 
 def _add_benchmark(commands: Any) -> None:
@@ -164,6 +170,12 @@ def _sft(args: argparse.Namespace) -> int:
     from vla_rl.sft import sft_command
 
     return sft_command(args)
+
+
+def _plot(args: argparse.Namespace) -> int:
+    from vla_rl.report import plot_command
+
+    return plot_command(args)
 
 
 def _benchmark(args: argparse.Namespace) -> int:

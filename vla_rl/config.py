@@ -77,7 +77,7 @@ class PolicyConfig(Group):
     """The vision-language-action model."""
 
     checkpoint: str | None = Field(None, description="Folder of a checkpoint; null starts from random weights.")
-    size: Literal["tiny", "7b"] = Field("tiny", description="Architecture where no checkpoint is given.")
+    size: Literal["nano", "tiny", "7b"] = Field("tiny", description="Architecture where no checkpoint is given.")
     chunk_size: Positive = Field(8, description="Actions per inference.")
     temperature: PositiveFloat = Field(1.0, description="Of sampling and of log-probabilities alike.")
     detach_value: bool = Field(True, description="The value head reads the trunk's features without shaping them.")

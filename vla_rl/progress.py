@@ -35,9 +35,8 @@ class ProgressDisplay:
         if done and now - self._printed > _LINE_EVERY_S:
             self._printed = now
             left = (now - self._started) / done * (self._total - done)
-            self._console.print(
-                f"{title}: {done} of {self._total}, about {left / 60:.0f} min left", highlight=False, markup=False
-            )
+            line = f"{title}: {done} of {self._total}, about {left / 60:.0f} min left"
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._bar:

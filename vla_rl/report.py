@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from vla_rl.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,6 +60,60 @@ def draw_curves(metrics: Metrics, path: Path, title: str) -> None:
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def draw_comparison(runs: Mapping[str, Metrics], path: Path) -> None:
+    """Success of several runs against minutes of wall-clock time: evaluations, and rollouts in training."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(15, 4.5), constrained_layout=True, sharey=True)
+    panels = (
+        ("greedy success, evaluation", "eval/greedy_success", "o-", 1),
+        ("sampled success, evaluation", "eval/sampled_success", "o-", 1),
+        ("success of the rollouts (moving mean of 9)", "rollout/success", "-", 9),
+    )
+    for axis, (title, key, style, window) in zip(axes, panels, strict=True):
+        for name, metrics in runs.items():
+            x, y = _minutes(metrics, key)
+            if len(x):
+                axis.plot(x, smoothed(y, window), style, label=name)
+        axis.set(title=title, ylim=(0, 1), xlabel="minutes")
+        axis.grid(alpha=0.3)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(loc="best", fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def plot_command(args: Any) -> int:
+    """`vla-rl plot`: the curves of one run, or several runs in one picture."""
+    runs = {path.stem if path.is_file() else path.name: read_metrics(path) for path in args.runs}
+    if len(runs) < len(args.runs):
+        raise UserError(f"two of {', '.join(map(str, args.runs))} have the same name: rename one, names are the labels")
+    if len(runs) == 1:
+        ((name, metrics),) = runs.items()
+        draw_curves(metrics, args.output, name)
+    else:
+        draw_comparison(runs, args.output)
+    print(args.output)
+    return 0
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Of a run folder or a copy of its ``metrics.jsonl``. Raises UserError."""
+    file = path / "metrics.jsonl" if path.is_dir() else path
+    try:
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist: name a run folder (below runs/) or its metrics.jsonl") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{file} cannot be read as metrics: {error}") from error
+    if not records:
+        raise UserError(f"{file} holds no iteration yet: nothing to draw")
+    return records
 
 
 def _minutes(metrics: Metrics, key: str) -> tuple[np.ndarray, np.ndarray]:

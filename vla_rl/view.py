@@ -77,7 +77,7 @@ class TrainingView:
 
     def say(self, text: str) -> None:
         """One line that stays."""
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def status(self, text: str) -> None:
         """What is being waited for."""

@@ -1,13 +1,17 @@
 """Off-screen rendering with the pixels of robosuite's renderer, at less cost.
 
 One GL context serves the whole process; each model has its meshes and textures in it once, whatever the number of
-slots. What is left out changes no pixel: shadow maps where no light casts shadows, and meshes that lie outside the
-camera's view (in software rendering, time goes into vertices, not into pixels).
+slots. What is left out changes no pixel: shadow maps where no light casts shadows, and shapes that lie outside the
+camera's view (in software rendering, time goes into triangles, not into pixels). A mirror makes MuJoCo draw everything
+twice; where it takes up little of the image, that little is drawn apart, with what shows around and in the mirror.
 """
 
 from __future__ import annotations
 
+import ctypes
+from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any
 
 import mujoco
@@ -17,7 +21,18 @@ from envs.base import EnvError
 
 _MAX_SCENE_GEOMS = 1000  # robosuite's
 _HIDDEN_GROUP = 5  # a geometry group that is never drawn
-_VIEW_SLACK = 1e-3  # metres by which a mesh must lie outside the view
+_VIEW_SLACK = 1e-3  # metres by which a shape must lie outside the view
+_WINDOW_SLACK = 2  # pixels around the mirror that are drawn with it
+_SHAPE_FACES = 500  # about what a box or cylinder costs, in faces of meshes
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One drawing of the scene, of which a part of the image is kept."""
+
+    mirror: bool
+    hidden: np.ndarray  # bool [shapes]
+    window: tuple[int, int, int, int]  # left, right, bottom, top: pixels, from the lower left corner
 
 
 @cache
@@ -26,11 +41,14 @@ def _gl_context() -> Any:
     from robosuite.utils.binding_utils import GLContext
 
     try:
-        return GLContext(max_width=64, max_height=64)  # MuJoCo renders into buffers of its own
+        context = GLContext(max_width=64, max_height=64)  # MuJoCo renders into buffers of its own
     except (RuntimeError, ImportError) as error:
         raise EnvError(
             f"no off-screen GL context could be created ({error}): see `vla-rl doctor` for the GL backend"
         ) from error
+    # The process's end frees it. Its finalizer would run after the OpenGL bindings are unloaded, and complain.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))
+    return context
 
 
 class Renderer:
@@ -54,10 +72,11 @@ class Renderer:
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._perturbation = mujoco.MjvPerturb()
         self._viewport = mujoco.MjrRect(0, 0, size, size)
+        self._size = size
         self._pixels = np.zeros((size, size, 3), np.uint8)
-        self._meshes = np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_MESH)
-        if model.light_castshadow.any():  # what lies outside the view may throw a shadow into it
-            self._meshes = self._meshes[:0]
+        self._shapes, self._costs = _find_shapes(model)
+        bounds = model.geom_aabb[self._shapes].reshape(-1, 2, 3)  # centre and half sizes
+        self._corners = bounds[:, :1] + np.array(list(product((-1, 1), repeat=3))) * bounds[:, 1:]  # [shapes, 8, 3]
         self._update_scene(0)
         self._mirror = _find_mirror(self._scene)
 
@@ -71,17 +90,23 @@ class Renderer:
     def render(self, camera: int, out: np.ndarray) -> None:
         """Write the camera's image, rotated by 180 degrees as the OpenVLA papers show it, into uint8 [H, W, 3]."""
         self._gl.make_current()
-        model = self._model
-        reflection, hidden = self._what_shows(camera)
-        groups = model.geom_group[hidden]
-        model.geom_group[hidden] = _HIDDEN_GROUP
+        kept = out[::-1, ::-1]
+        for drawing in self._plan(camera):
+            self._draw(camera, drawing)
+            left, right, bottom, top = drawing.window
+            kept[bottom:top, left:right] = self._pixels[bottom:top, left:right]
+
+    def _draw(self, camera: int, drawing: _Pass) -> None:
+        """Draw into ``_pixels``, whose first row is the lowest."""
+        hidden = self._shapes[drawing.hidden]
+        groups = self._model.geom_group[hidden]
+        self._model.geom_group[hidden] = _HIDDEN_GROUP
         self._update_scene(camera)
-        model.geom_group[hidden] = groups
-        self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = reflection
+        self._model.geom_group[hidden] = groups
+        self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = drawing.mirror
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         mujoco.mjr_render(self._viewport, self._scene, self._context)
         mujoco.mjr_readPixels(self._pixels, None, self._viewport, self._context)
-        out[:] = self._pixels[::-1, ::-1]
 
     def _update_scene(self, camera: int) -> None:
         self._camera.fixedcamid = camera
@@ -90,36 +115,71 @@ class Renderer:
             self._model, self._data, self._options, self._perturbation, self._camera, everything, self._scene
         )
 
-    def _what_shows(self, camera: int) -> tuple[bool, np.ndarray]:
-        """Whether the mirror pass is needed, and int [n]: meshes that can be left out.
+    def _plan(self, camera: int) -> list[_Pass]:
+        """The drawings whose windows, each put over the ones before, make up the image.
 
         MuJoCo draws one mirror at most, the upper side of the first reflecting plane or box, by rendering the whole
         scene a second time. A camera behind it sees nothing of that; nor does one whose view does not hold the mirror.
         """
         model, data, mirror = self._model, self._data, self._mirror
+        image = (0, self._size, 0, self._size)
         if model.cam_sensorsize[camera].any():  # an off-centre lens: another pyramid of view than assumed here
-            return True, self._meshes[:0]
-        centres, radii = data.geom_xpos[self._meshes], model.geom_rbound[self._meshes]
-        hidden = self._outside(camera, centres, radii)
+            return [_Pass(True, np.zeros(len(self._shapes), dtype=bool), image)]
+        corners = data.geom_xpos[self._shapes, None] + self._corners @ data.geom_xmat[self._shapes].reshape(
+            -1, 3, 3
+        ).transpose(0, 2, 1)
+        outside = self._outside(camera, corners, image)
+        plain = _Pass(False, outside, image)
         if mirror is None:
-            return False, self._meshes[hidden]
+            return [plain]
         normal = data.geom_xmat[mirror].reshape(3, 3)[:, 2]
         face = data.geom_xpos[mirror] + model.geom_size[mirror, 2] * normal
-        behind = (data.cam_xpos[camera] - face) @ normal < -_VIEW_SLACK
-        bounded = model.geom_type[mirror] == mujoco.mjtGeom.mjGEOM_BOX
-        if behind or (bounded and self._outside(camera, data.geom_xpos[[mirror]], model.geom_rbound[[mirror]])[0]):
-            return False, self._meshes[hidden]
-        mirrored = centres - 2 * ((centres - face) @ normal)[:, None] * normal
-        return True, self._meshes[hidden & self._outside(camera, mirrored, radii)]
+        if (data.cam_xpos[camera] - face) @ normal < -_VIEW_SLACK:
+            return [plain]
+        window = self._mirror_window(camera, mirror)
+        if window[0] >= window[1] or window[2] >= window[3]:
+            return [plain]
+        height = (corners - face) @ normal  # [n, 8]
+        under = height.max(axis=1) < -_VIEW_SLACK  # MuJoCo clips what lies behind the mirror
+        mirrored = corners - 2 * height[..., None] * normal
+        whole = _Pass(True, outside & (under | self._outside(camera, mirrored, image)), image)
+        beside = self._outside(camera, corners, window) & (under | self._outside(camera, mirrored, window))
+        apart = [plain, _Pass(True, beside, window)]
+        return min([whole], apart, key=self._cost)
 
-    def _outside(self, camera: int, centres: np.ndarray, radii: np.ndarray) -> np.ndarray:
-        """bool [n]: which spheres (float64 [n, 3], [n]) lie wholly outside the camera's pyramid of view."""
-        seen = (centres - self._data.cam_xpos[camera]) @ self._data.cam_xmat[camera].reshape(3, 3)
-        radii = radii + _VIEW_SLACK
-        slope = np.tan(np.radians(self._model.cam_fovy[camera]) / 2)
-        depth = -seen[:, 2]  # MuJoCo's cameras look along their negative z axis
-        beside = np.abs(seen[:, :2]).max(axis=1) - slope * depth > radii * np.sqrt(1 + slope**2)
-        return beside | (depth < -radii)
+    def _cost(self, drawings: list[_Pass]) -> float:
+        """Faces to be drawn, roughly."""
+        return sum((1 + drawing.mirror) * float(self._costs[~drawing.hidden].sum()) for drawing in drawings)
+
+    def _mirror_window(self, camera: int, mirror: int) -> tuple[int, int, int, int]:
+        """The part of the image that holds the mirror: the whole if in doubt; it may be empty."""
+        model, data, size = self._model, self._data, self._size
+        if model.geom_type[mirror] != mujoco.mjtGeom.mjGEOM_BOX:  # planes may have no end
+            return 0, size, 0, size
+        signs = np.array([[-1, -1, 1], [-1, 1, 1], [1, -1, 1], [1, 1, 1]])
+        corners = data.geom_xpos[mirror] + signs * model.geom_size[mirror] @ data.geom_xmat[mirror].reshape(3, 3).T
+        seen = (corners - data.cam_xpos[camera]) @ data.cam_xmat[camera].reshape(3, 3)
+        depth = -seen[:, 2:]
+        if (depth < _VIEW_SLACK).any():
+            return 0, size, 0, size
+        pixels = size / 2 * (1 + seen[:, :2] / (depth * self._slope(camera)))
+        low = np.clip(np.floor(pixels.min(axis=0)) - _WINDOW_SLACK, 0, size).astype(int)
+        high = np.clip(np.ceil(pixels.max(axis=0)) + _WINDOW_SLACK, 0, size).astype(int)
+        return int(low[0]), int(high[0]), int(low[1]), int(high[1])
+
+    def _slope(self, camera: int) -> float:
+        return float(np.tan(np.radians(self._model.cam_fovy[camera]) / 2))
+
+    def _outside(self, camera: int, corners: np.ndarray, window: tuple[int, int, int, int]) -> np.ndarray:
+        """bool [n]: which boxes (float64 [n, 8, 3]) lie wholly outside the pyramid of a part of the view."""
+        seen = (corners - self._data.cam_xpos[camera]) @ self._data.cam_xmat[camera].reshape(3, 3)
+        depth = -seen[..., 2]  # MuJoCo's cameras look along their negative z axis
+        outside = (depth < -_VIEW_SLACK).all(axis=1)
+        for edge, (axis, side) in zip(window, ((0, -1), (0, 1), (1, -1), (1, 1)), strict=True):
+            slope = (2 * edge / self._size - 1) * self._slope(camera)
+            beyond = side * (seen[..., axis] - slope * depth) > _VIEW_SLACK * np.sqrt(1 + slope**2)
+            outside |= beyond.all(axis=1)
+        return outside
 
     def close(self) -> None:
         """Free what the GL library holds; safe to call twice."""
@@ -144,6 +204,21 @@ def _new_context(model: Any, size: int, antialiasing: bool) -> Any:
         raise EnvError(f"MuJoCo cannot render with this GL library ({error}): see `vla-rl doctor`") from error
     finally:
         vis.global_.offwidth, vis.global_.offheight, vis.quality.shadowsize, vis.quality.offsamples = before
+
+
+def _find_shapes(model: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The geometries that may be left out, int [n], and what each costs (float64 [n], in faces of meshes)."""
+    kinds = mujoco.mjtGeom
+    shining = np.isin(model.geom_type, (kinds.mjGEOM_PLANE, kinds.mjGEOM_BOX)) & (model.geom_matid >= 0)
+    shining[shining] = model.mat_reflectance[model.geom_matid[shining]] > 0  # without one, another would be the mirror
+    shapes = np.flatnonzero((model.geom_rbound > 0) & ~shining)  # planes have no bounds
+    if model.light_castshadow.any():  # what lies outside the view may throw a shadow into it
+        shapes = shapes[:0]
+    meshes = model.geom_type[shapes] == kinds.mjGEOM_MESH
+    costs = np.full(len(shapes), float(_SHAPE_FACES))
+    costs[meshes] = model.mesh_facenum[model.geom_dataid[shapes[meshes]]]
+    costs[model.geom_group[shapes] == 0] = 0  # collision shapes are not drawn
+    return shapes, costs
 
 
 def _find_mirror(scene: Any) -> int | None:

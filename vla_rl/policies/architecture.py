@@ -1,7 +1,7 @@
 """What a policy is made of, as one frozen record: every size of the model is a value of ``Architecture``, not a class.
 
 The 7-billion preset has the dimensions of OpenVLA (arXiv:2406.09246) as fine-tuned by OpenVLA-OFT (arXiv:2502.19645)
-with discrete actions. The tiny preset is the same network with small numbers, sized for two CPU cores.
+with discrete actions. The tiny and nano presets are the same network with small numbers, sized for CPU cores.
 """
 
 from __future__ import annotations
@@ -121,6 +121,32 @@ class Architecture:
         return _parse(cls, values, "architecture")
 
 
+def nano(
+    *, views: int = 1, proprio_dim: int = 0, chunk_size: int = 4, action_dim: int = 7, image_size: int = 64
+) -> Architecture:
+    """For the tabletop and for tests: 64 patches of 8 pixels at 64 pixels, about 0.3 million parameters."""
+    tower = VisionTower(width=48, layers=3, heads=2, intermediate=192)
+    return dataclasses.replace(
+        tiny(views=views, proprio_dim=proprio_dim, chunk_size=chunk_size, action_dim=action_dim),
+        name="nano",
+        image_size=image_size,
+        patch_size=8,
+        dino=tower,
+        siglip=tower,
+        projector_hidden=128,
+        llm=LanguageModel(
+            width=96,
+            layers=3,
+            heads=4,
+            intermediate=256,
+            rms_norm_eps=1e-6,
+            rope_theta=10_000.0,
+            initializer_range=0.02,
+        ),
+        value_hidden=(64, 32),
+    )
+
+
 def tiny(
     *, views: int = 1, proprio_dim: int = 0, chunk_size: int = 8, action_dim: int = 7, image_size: int = 96
 ) -> Architecture:
@@ -190,7 +216,7 @@ def openvla_7b(*, views: int = 1, proprio_dim: int = 0, chunk_size: int = 8, act
     )
 
 
-PRESETS = {"tiny": tiny, "7b": openvla_7b}
+PRESETS = {"nano": nano, "tiny": tiny, "7b": openvla_7b}
 
 
 def _check_positive(record: object, allow_zero: tuple[str, ...] = ()) -> None:

@@ -1,0 +1,56 @@
+"""`vla-rl plot`: pictures of runs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_rl.cli import main
+from vla_rl.report import smoothed
+
+
+def records(path: Path, success: float, evaluated: bool = True) -> Path:
+    lines = [
+        {"iteration": i, "time/seconds": 60.0 * i, "rollout/success": success}
+        | ({"eval/greedy_success": success, "eval/greedy_low95": 0.0, "eval/greedy_high95": 1.0} if evaluated else {})
+        for i in range(4)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_one_run_and_several(tmp_path, capsys):
+    one, other = records(tmp_path / "one.jsonl", 0.2), records(tmp_path / "other.jsonl", 0.7, evaluated=False)
+    sizes = set()
+    for runs in ([one], [one, other]):
+        picture = tmp_path / "curves.png"
+        assert main(["plot", *map(str, runs), "--output", str(picture)]) == 0
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        sizes.add(picture.stat().st_size)
+        assert str(picture) in capsys.readouterr().out
+    assert len(sizes) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [(None, "does not exist"), ("{", "cannot be read"), ("", "nothing to draw")]
+)
+def test_a_bad_file_is_one_clear_error(tmp_path, capsys, content, expected):
+    path = tmp_path / "metrics.jsonl"
+    if content is not None:
+        path.write_text(content)
+    assert main(["plot", str(path), "--output", str(tmp_path / "p.png")]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_runs_of_the_same_name_are_refused(tmp_path, capsys):
+    (tmp_path / "a").mkdir()
+    paths = [records(tmp_path / "m.jsonl", 0.1), records(tmp_path / "a" / "m.jsonl", 0.2)]
+    assert main(["plot", *map(str, paths), "--output", str(tmp_path / "p.png")]) == 2
+    assert "same name" in capsys.readouterr().err
+
+
+def test_the_moving_mean_shifts_nothing():
+    ramp = [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert list(smoothed(np.array(ramp), 3)) == [0.5, 1.0, 2.0, 3.0, 3.5]

@@ -172,6 +172,9 @@ class OpenVLAOFT(nn.Module):
         features = hidden[rows[:, None], predicting]
         logits = self.lm_head(features).float() / temperature
         state = features[:, 0].detach() if detach_value else features[:, 0]
+        if self.proprio_bounds is not None:
+            # the trunk keeps of it what actions need; how an episode goes shows in the gripper's width and height
+            state = torch.cat([state, self._normalized(self.proprio_bounds, proprio)], dim=-1)
         values = self.value_head(state).squeeze(-1).float()
         return PolicyOutput(logits.unflatten(1, (arch.chunk_size, arch.action_dim)), values)
 
@@ -245,10 +248,13 @@ class OpenVLAOFT(nn.Module):
         return tokens.unflatten(0, (-1, arch.views)).flatten(1, 2)
 
     def _proprio_token(self, projector: ProprioProjector, bounds: Bounds, proprio: Tensor) -> Tensor:
-        """[N, 1, width]; normalized in float32 whatever the dtype of the weights."""
+        """[N, 1, width]."""
+        return projector(self._normalized(bounds, proprio)).unsqueeze(1)
+
+    def _normalized(self, bounds: Bounds, proprio: Tensor) -> Tensor:
+        """[N, P] in [-1, 1]; computed in float32 whatever the dtype of the weights."""
         scale, shift = (torch.tensor(row, device=proprio.device) for row in bounds.affine())
-        normalized = (proprio.float() * scale + shift).clamp(-1, 1)
-        return projector(normalized.to(self.lm_head.weight.dtype)).unsqueeze(1)
+        return (proprio.float() * scale + shift).clamp(-1, 1).to(self.lm_head.weight.dtype)
 
     def _check_inputs(self, images: Tensor, proprio: Tensor, temperature: float) -> None:
         arch = self.architecture
@@ -351,7 +357,9 @@ def _build_llama(architecture: Architecture) -> LlamaModel:
 
 
 def _build_value_head(architecture: Architecture) -> nn.Sequential:
+    """From the hidden state that predicts the first action number, and proprioception where there is any."""
     first, second = architecture.value_hidden
+    inputs = nn.Linear(architecture.llm.width + architecture.proprio_dim, first)
     last = nn.Linear(second, 1, bias=False)
     nn.init.normal_(last.weight, std=_VALUE_INIT_STD)
-    return nn.Sequential(nn.Linear(architecture.llm.width, first), nn.GELU(), nn.Linear(first, second), nn.GELU(), last)
+    return nn.Sequential(inputs, nn.GELU(), nn.Linear(first, second), nn.GELU(), last)

@@ -162,7 +162,9 @@ class TrainConfig(Group):
     eval_sampled: bool = Field(False, description="Also evaluate with sampled actions.")
     checkpoint_every: Positive = Field(10, description="Iterations between checkpoints.")
     keep_checkpoints: Positive = 2
-    max_minutes: PositiveFloat | None = Field(None, description="Stop, with a checkpoint, after this wall-clock time.")
+    max_minutes: PositiveFloat | None = Field(
+        None, description="Evaluate, write a checkpoint and stop after this time."
+    )
 
 
 class LearnerConfig(Group):

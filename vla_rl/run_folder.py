@@ -145,7 +145,7 @@ def metadata(spec: EnvSpec, argv: Sequence[str]) -> dict[str, Any]:
     """What somebody needs to know to trust or repeat a result."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": list(argv),
+        "command": [Path(argv[0]).name, *argv[1:]],
         "git_commit": git_commit(),
         "python": sys.version.split()[0],
         "packages": {name: _package_version(name) for name in _PACKAGES},

@@ -95,18 +95,20 @@ class Trainer:
         self._start(checkpoint)
         if self.iteration == 0 and train.eval_episodes:
             self._log(self._evaluate())
-        while self.iteration < train.iterations and not self._should_stop():
+        last = self._is_last()
+        while not last and not self.stop.requested:
             batch_ref, batch = self._next_batch()
             if batch is None:
                 break
             metrics = self._update(batch_ref) | describe(batch)
             self.iteration += 1
+            last = self._is_last()
             self._publish()
             metrics |= self._throughput.measure(self.cluster.stats())
-            if train.eval_episodes and self._due(train.eval_every):
+            if train.eval_episodes and (last or self._due(train.eval_every)):
                 metrics |= self._evaluate()
             self._log(metrics)
-            if self._due(train.checkpoint_every) or self.stop.requested:
+            if last or self._due(train.checkpoint_every) or self.stop.requested:
                 self._checkpoint()
         self._finish()
 
@@ -118,21 +120,22 @@ class Trainer:
             self.cluster.call_store("restore", record, load_trajectories(checkpoint / "trajectories.npz"))
         self.cluster.open_for_work()
 
-    def _should_stop(self) -> bool:
+    def _is_last(self) -> bool:
+        """Whether no iteration follows: all are done, or the time is up."""
         limit = self.config.train.max_minutes
-        return self.stop.requested or (limit is not None and self._elapsed() > 60 * limit)
+        return self.iteration >= self.config.train.iterations or (limit is not None and self._elapsed() > 60 * limit)
 
     def _elapsed(self) -> float:
         return self.seconds + time.monotonic() - self.started
 
     def _due(self, every: int) -> bool:
-        return self.iteration == self.config.train.iterations or (every > 0 and self.iteration % every == 0)
+        return every > 0 and self.iteration % every == 0
 
     def _next_batch(self) -> tuple[Any, SuperBatch | None]:
         """The next super-batch as (reference, value); (None, None) where the run is asked to stop meanwhile."""
         patience = time.monotonic() + _STALL_S
         ended = -1
-        while not self._should_stop():
+        while not self.stop.requested:
             ref: Any = self.cluster.store.next_batch.remote(2.0)
             batch = self.cluster.get(ref, "the next super-batch", 120.0)
             if batch is not None:

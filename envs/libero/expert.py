@@ -56,7 +56,7 @@ class Expert:
         self._model, self._slot = model, slot
         self._env, self._data = model.env, slot.data
         self._goals = _goals(model)
-        self._eef_mat = slot.data.site_xmat[model.robot.eef_site].reshape(3, 3)
+        self._eef_mat = slot.data.site_xmat[model.robot.constants.site].reshape(3, 3)
         self._push = np.zeros(3)
         self._script = self._solve()
 
@@ -183,12 +183,12 @@ class Expert:
 
     @property
     def _eef(self) -> np.ndarray:
-        return self._slot.arm.eef_pos
+        return self._slot.arm.sim.eef_pos
 
     @property
     def _width(self) -> float:
         """Metres between the fingers, 0..0.08."""
-        left, right = self._slot.arm.qpos[self._model.robot.joints[7:]]
+        left, right = self._slot.arm.sim.qpos[self._model.robot.joints[7:]]
         return float(abs(left) + abs(right))
 
     def _position(self, thing: str) -> np.ndarray:

@@ -52,7 +52,7 @@ class TaskModel:
         self.task = task
         self.env = _build_env(task, assets)
         self.model = self.env.sim.model._model
-        self.robot = RobotLayout.of(self.env)
+        self.robot = RobotLayout(self.env)
         names = self.env.fixtures_dict
         self._fixtures = np.array([self.env.obj_body_id[name] for name in names], dtype=int)
         self._lamps = _find_lamps(self.env)

@@ -109,10 +109,11 @@ def _wait_for_iteration(run: Path, iteration: int, process: subprocess.Popen) ->
 LONG = {"iterations": 500, "batch_episodes": 6, "eval_episodes": 0, "checkpoint_every": 1000}
 
 
-def test_ctrl_c_ends_cleanly_with_a_checkpoint(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "scheduler"])
+def test_being_asked_to_stop_ends_cleanly_with_a_checkpoint(tmp_path, number):
     process = _start(tmp_path, train=LONG)
     _wait_for_iteration(tmp_path / "run", 2, process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert "--resume" in output

@@ -115,6 +115,7 @@ class Trainer:
     def _start(self, checkpoint: Path | None) -> None:
         self.view.status("starting processes")
         self.cluster.start(checkpoint / "learner" if checkpoint else None, self.iteration)
+        self.stop.listen()
         if checkpoint:
             record = read_state(checkpoint)["store"]
             self.cluster.call_store("restore", record, load_trajectories(checkpoint / "trajectories.npz"))

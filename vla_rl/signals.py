@@ -14,9 +14,14 @@ class StopRequest:
         self._previous: dict[int, signal.Handlers | int | None] = {}
 
     def __enter__(self) -> StopRequest:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._on_signal)  # type: ignore[assignment]
+        self.listen()
         return self
+
+    def listen(self) -> None:
+        """Take the signals, again where a library that has started since (Ray does) has put in handlers of its own."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.signal(number, self._on_signal)
+            self._previous.setdefault(number, handler)  # type: ignore[arg-type]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         for number, handler in self._previous.items():

@@ -10,6 +10,7 @@ from envs.base import EnvError, empty_observation
 from envs.libero import env as env_module
 from envs.libero.env import LiberoVectorEnv, to_robosuite
 from envs.libero.spec import libero_spec
+from envs.libero.task_model import arm_noise
 from envs.libero.tasks import STEP_LIMITS, load_init_states, select_tasks, suite_tasks
 from vla_rl.config import LiberoConfig
 from vla_rl.types import Episode
@@ -36,7 +37,7 @@ def random_actions(seed, steps, lean=-0.3):
 class Untouched:
     """hf-libero's own environment, driven as the evaluation scripts of the OpenVLA papers drive it."""
 
-    def __init__(self, task, seed, init_state):
+    def __init__(self, task, seed, init_state, joint_noise=0.0):
         from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
         self.env = OffScreenRenderEnv(bddl_file_name=str(task.bddl_file), camera_heights=SIZE, camera_widths=SIZE)
@@ -47,6 +48,10 @@ class Untouched:
         self.obs = self.env.reset()
         if init_state is not None:
             self.obs = self.env.set_init_state(load_init_states(task)[init_state])
+        elif joint_noise:
+            state = self.env.get_sim_state()
+            state[1:8] += arm_noise(seed, joint_noise)
+            self.obs = self.env.set_init_state(state)
         for number in range(10):
             self.step([0, 0, 0, 0, 0, 0, -1], render=number == 9)
 
@@ -78,11 +83,11 @@ def assert_same_view(env, untouched):
     assert np.array_equal(view.proprio[0], np.concatenate(pose).astype(np.float32))
 
 
-def assert_exact(suite, number, init_state, actions, views_at, seed=11):
+def assert_exact(suite, number, init_state, actions, views_at, seed=11, joint_noise=0.0):
     """The same trajectory in both environments, while a second slot of the same model runs something else."""
     task = suite_tasks(suite)[number]
-    env = make(suite, (number,), slots=2, wrist_camera=True)
-    untouched = Untouched(task, seed, init_state)
+    env = make(suite, (number,), slots=2, wrist_camera=True, joint_noise=joint_noise)
+    untouched = Untouched(task, seed, init_state, joint_noise)
     try:
         env.reset([1], [Episode(id=1, task=0, seed=seed + 1)])
         env.reset([0], [Episode(id=0, task=0, seed=seed, init_state=init_state)])
@@ -115,6 +120,23 @@ def from_list(actions):
 def test_equals_the_untouched_environment(suite, number, init_state):
     """State, success, images of both cameras and proprioception. Fixtures move, the stove has a lamp, drawers open."""
     assert_exact(suite, number, init_state, from_list(random_actions(0, 25)), views_at={0, 24})
+
+
+def test_joint_noise_equals_an_initial_state_made_of_the_placement():
+    assert_exact("libero_goal", 3, None, from_list(random_actions(2, 20)), views_at={0, 19}, joint_noise=0.02)
+
+
+def test_joint_noise_spreads_the_arm_as_the_benchmark_does():
+    env = make(joint_noise=0.02)
+    place = env._scene(0).model.place
+    slot = env._scene(0).model.new_slot()
+    sampled = []
+    for seed in range(40):
+        place(slot, seed, None, 0.02)
+        sampled.append(slot.data.qpos[:7].copy())
+    env.close()
+    benchmark = load_init_states(suite_tasks("libero_spatial")[0])[:, 1:8]
+    assert np.std(benchmark, axis=0).mean() == pytest.approx(np.std(sampled, axis=0).mean(), rel=0.3)
 
 
 @pytest.mark.slow

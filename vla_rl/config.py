@@ -39,6 +39,13 @@ class LiberoConfig(Group):
     max_episode_steps: Positive | None = Field(None, description="Time limit; null takes the suite's protocol.")
     antialiasing: bool = Field(True, description="LIBERO's pixels; off, software rendering takes half the time.")
     settle_steps: NonNegative = Field(10, description="No-op steps after a reset, while objects come to rest.")
+    joint_noise: float = Field(
+        0.0,
+        ge=0.0,
+        le=0.2,
+        description="Standard deviation (rad) of the arm's joints at the start of sampled placements. LIBERO's reset "
+        "has 0, but its benchmark's initial states were made with 0.02.",
+    )
     assets: Literal["auto", "stand-ins"] = Field(
         "auto", description="auto: LIBERO_ASSETS, the package's, the hub's cache, a download, else stand-ins."
     )

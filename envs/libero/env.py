@@ -64,6 +64,7 @@ class LiberoVectorEnv(VectorEnv):
         self._assets = import_libero(config.assets)
         self._tasks = select_tasks(config.suite, config.tasks)
         self._settle_steps = config.settle_steps
+        self._joint_noise = config.joint_noise
         self._antialiasing = config.antialiasing
         self.num_slots = num_slots
         self.spec = libero_spec(config)
@@ -81,7 +82,7 @@ class LiberoVectorEnv(VectorEnv):
             scene = self._scene(episode.task)
             state = old.state if old is not None and old.scene is scene else scene.model.new_slot()
             self._slots[index] = slot = _Slot(scene, state, episode)
-            scene.model.place(state, episode.seed, init_state)
+            scene.model.place(state, episode.seed, init_state, self._joint_noise)
             for _ in range(self._settle_steps):
                 scene.model.step(slot.state, _SETTLE)
 

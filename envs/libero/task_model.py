@@ -75,11 +75,12 @@ class TaskModel:
             self.model.body_quat[self._fixtures] = slot.fixture_quat
             self._owner = slot
 
-    def place(self, slot: SlotState, seed: int, init_state: np.ndarray | None) -> None:
+    def place(self, slot: SlotState, seed: int, init_state: np.ndarray | None, joint_noise: float = 0.0) -> None:
         """Start an episode, up to (not including) the settling steps.
 
         LIBERO's samplers place fixtures and objects, drawing from numpy's global generator seeded with ``seed``; an
-        initial state (float64 [1 + nq + nv]) then overwrites all but the fixtures, as ``set_init_state`` does.
+        initial state (float64 [1 + nq + nv]) then overwrites all but the fixtures, as ``set_init_state`` does. Where
+        none is given, normal ``joint_noise`` (rad) on the arm's joints makes one of the sampled placement.
 
         Raises EnvError where the initial state has the wrong size or no valid placement is found.
         """
@@ -100,6 +101,9 @@ class TaskModel:
         slot.fixture_quat[:] = self.model.body_quat[self._fixtures]
         slot.arm.start(self.env.robots[0].controller)
         slot.lit = np.zeros(len(self._lamps), dtype=bool)
+        if init_state is None and joint_noise > 0:
+            init_state = np.concatenate([[slot.data.time], slot.data.qpos, slot.data.qvel])
+            init_state[1 + self.robot.arm_qpos] += arm_noise(seed, joint_noise)
         if init_state is not None:
             slot.data.time = init_state[0]
             slot.data.qpos[:] = init_state[1 : 1 + self.model.nq]
@@ -160,6 +164,11 @@ class TaskModel:
     def show_lamps(self, lit: np.ndarray) -> None:
         """Write the indicators' visibility into the model, for rendering."""
         self.model.site_rgba[self._lamp_site, 3] = np.where(lit, 1 - self._hidden_alpha, self._hidden_alpha)
+
+
+def arm_noise(seed: int, deviation: float) -> np.ndarray:
+    """float64 [7]: a function of the episode's seed, beside the stream that LIBERO's samplers draw from."""
+    return np.random.default_rng([seed, 7]).normal(0.0, deviation, 7)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ def test_dead_workers_and_servers_are_replaced(tmp_path):
     process = _start(tmp_path, train=LONG | {"iterations": 40}, env={"step_ms": 10.0})
     run = tmp_path / "run"
     _wait_for_iteration(run, 2, process)
-    for role in ("_EnvWorkerProcess", "_InferenceProcess"):
+    for role in ("EnvWorkerProcess", "InferenceProcess"):
         _kill_one(process, role)
         _wait_for_iteration(run, _metrics(run)[-1]["iteration"] + 6, process)
     output, _ = process.communicate(timeout=200)

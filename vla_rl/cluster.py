@@ -1,8 +1,8 @@
-"""From a plan to supervised processes. The only file that knows Ray.
+"""From a plan to supervised processes. With ``processes``, the only file that knows Ray.
 
 Ray places, starts and watches the processes, and carries whole trajectories and super-batches through its object store;
-observations, actions and weights go through shared memory (``mailbox``, ``weights``). Every component is a plain class;
-the small classes here build one inside its process and forward a handful of calls.
+observations, actions and weights go through shared memory (``mailbox``, ``weights``). Every component is a plain class
+that knows nothing of this; ``processes`` holds what builds one inside its process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,172 +22,29 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from vla_rl.checkpoint import save_trajectories
 from vla_rl.config import RunConfig
 from vla_rl.errors import UserError
-from vla_rl.inference import BatchRule
 from vla_rl.machine import Machine
 from vla_rl.mailbox import PoolAddress, create_pool
 from vla_rl.placement import Plan, Process, Resources
+from vla_rl.processes import (
+    CALL_TIMEOUT_S,
+    EnvWorkerProcess,
+    InferenceProcess,
+    LearnerProcess,
+    StoreProcess,
+)
 from vla_rl.reaper import start_reaper
-from vla_rl.replay import ReplayStore, StoreRules
+from vla_rl.replay import StoreRules
 from vla_rl.sharedmem import shared_root
-from vla_rl.types import EnvSpec, Episode, EpisodeResult, SuperBatch, Trajectory
+from vla_rl.types import EnvSpec
 
 _PREFIX = "vla_rl-"
 _SETUP_TIMEOUT_S = 600.0  # building simulators and models
-_CALL_TIMEOUT_S = 60.0  # anything that only reads or writes state
 
 
 class ProcessDied(RuntimeError):
     """A process that the run cannot go on without has died."""
-
-
-# --- inside the processes -------------------------------------------------------------------------------------------
-
-
-class _Orders:
-    """The store as an env worker sees it."""
-
-    def __init__(self, store: ActorHandle) -> None:
-        self._store = store
-
-    def take(self, worker: int, count: int, timeout: float) -> list[Episode]:
-        return ray.get(self._store.take.remote(worker, count, timeout), timeout=timeout + _CALL_TIMEOUT_S)
-
-    def add(self, worker: int, finished: Trajectory | EpisodeResult) -> None:
-        self._store.add.remote(worker, finished)
-
-
-class _EnvWorkerProcess:
-    def __init__(self, config: RunConfig, index: int) -> None:
-        self._config, self._index = config, index
-        self._worker: Any = None
-
-    def run(self, address: PoolAddress, row_owner: int, plan: Plan, store: ActorHandle) -> None:
-        """Build everything in the thread that will use it (an OpenGL context belongs to one thread), then play."""
-        from envs import make_env
-        from vla_rl.mailbox import WorkerMailbox
-        from vla_rl.rollout import EnvWorker
-
-        env = make_env(self._config.env, plan.slots)
-        mailbox = WorkerMailbox(address, row_owner)
-        self._worker = EnvWorker(self._index, env, mailbox, _Orders(store), self._config.policy.chunk_size, plan.stages)
-        self._worker.run()
-
-    def stats(self) -> dict[str, float]:
-        return self._worker.meter.snapshot() if self._worker else {}
-
-    def stop(self) -> None:
-        if self._worker:
-            self._worker.stop()
-
-
-class _InferenceProcess:
-    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process) -> None:
-        self._config, self._spec, self._process = config, spec, process
-        self._server: Any = None
-
-    def setup(self, address: PoolAddress, weights: Path | None) -> None:
-        import torch
-
-        from vla_rl.actor import PolicyActor
-        from vla_rl.inference import InferenceServer
-        from vla_rl.learner import DTYPES
-        from vla_rl.mailbox import ServerMailbox
-        from vla_rl.policies import build_policy
-        from vla_rl.weights import WeightReader
-
-        torch.set_num_threads(self._process.threads)
-        policy = build_policy(self._config.policy, self._spec, self._config.seed)
-        policy.to(DTYPES[self._config.learner.precision])
-        reader = WeightReader(weights) if weights else None
-        settings = self._config.policy
-        actor = PolicyActor(
-            policy, settings.temperature, reader, self._process.device, latency_s=settings.latency_ms * 1e-3
-        )
-        rule = BatchRule(self._config.placement.max_batch, self._config.placement.max_wait_ms * 1e-3)
-        self._server = InferenceServer(actor, ServerMailbox(address), rule)
-
-    def run(self) -> None:
-        self._server.run()
-
-    def stats(self) -> dict[str, float]:
-        return self._server.meter.snapshot() if self._server else {}
-
-    def stop(self) -> None:
-        if self._server:
-            self._server.stop()
-
-
-class _LearnerProcess:
-    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process) -> None:
-        self._config, self._spec, self._process = config, spec, process
-        self._learner: Any = None
-        self._publisher: Any = None
-
-    def address(self) -> tuple[str, int]:
-        """A free port on this process's node, for the process group."""
-        with socket.socket() as s:
-            s.bind(("", 0))
-            return ray.util.get_node_ip_address(), s.getsockname()[1]
-
-    def setup(self, address: tuple[str, int], weights: Path, state: Path | None, version: int) -> None:
-        """Build the model, join the other ranks, continue from ``state`` if given, and publish ``version``."""
-        import torch
-
-        from algos import make_algorithm
-        from vla_rl.learner import Learner, join_ranks
-        from vla_rl.policies import build_policy
-        from vla_rl.weights import WeightPublisher, create_weights
-
-        torch.set_num_threads(self._process.threads)
-        rank, world_size = self._process.index, self._config.learner.ranks
-        join_ranks(rank, world_size, *address, self._process.device)
-        policy = build_policy(self._config.policy, self._spec, self._config.seed)
-        self._learner = Learner(
-            self._config,
-            policy,
-            make_algorithm(self._config.algo),
-            rank=rank,
-            world_size=world_size,
-            device=self._process.device,
-        )
-        if state is not None:
-            self._learner.load(state)
-        if rank == 0:
-            create_weights(weights, self._learner.parameters())
-            self._publisher = WeightPublisher(weights)
-        self.publish(version)
-
-    def update(self, batch: SuperBatch, iteration: int) -> dict[str, float]:
-        return self._learner.update(batch, iteration)
-
-    def publish(self, version: int) -> None:
-        self._learner.publish(version, self._publisher)
-
-    def save(self, folder: Path, metadata: dict[str, Any]) -> None:
-        """Learner state on all ranks, and the policy as a checkpoint that stands alone from rank 0."""
-        from vla_rl.policies import save_policy
-
-        self._learner.save(folder / "learner")
-        policy = self._learner.whole_policy()
-        if self._process.index == 0:
-            save_policy(policy, folder / "policy", metadata)
-
-    def stats(self) -> dict[str, float]:
-        return self._learner.meter.snapshot()
-
-
-class _StoreProcess(ReplayStore):
-    def save(self, folder: Path) -> dict[str, Any]:
-        """Write the finished, untrained trajectories; returns the counters."""
-        record, trajectories = self.state()
-        save_trajectories(folder / "trajectories.npz", trajectories)
-        return record
-
-
-# --- the driver's side ----------------------------------------------------------------------------------------------
 
 
 class Cluster:
@@ -246,7 +102,7 @@ class Cluster:
         """What is left of the processes and their files; the reaper does the same if this process is killed."""
         assert self._reaper.stdin is not None
         self._reaper.stdin.close()
-        self._reaper.wait(timeout=_CALL_TIMEOUT_S)
+        self._reaper.wait(timeout=CALL_TIMEOUT_S)
 
     # --- starting ---------------------------------------------------------------------------------------------------
 
@@ -260,9 +116,9 @@ class Cluster:
         spec, plan = self.spec, self.plan
         for index in range(len(plan.servers)):
             create_pool(self._address(index), spec, self.config.policy.chunk_size)
-        self.store = self._actor(_StoreProcess, threads=1, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
+        self.store = self._actor(StoreProcess, threads=1, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
         self.learners = [
-            self._actor(_LearnerProcess, threads=p.threads, gpus=p.gpu_share).remote(self.config, spec, p)
+            self._actor(LearnerProcess, threads=p.threads, gpus=p.gpu_share).remote(self.config, spec, p)
             for p in plan.learners
         ]
         self._servers = [self._new_server(p) for p in plan.servers]
@@ -291,12 +147,12 @@ class Cluster:
         )
 
     def _new_server(self, process: Process) -> ActorHandle:
-        return self._actor(_InferenceProcess, threads=process.threads, gpus=process.gpu_share).remote(
+        return self._actor(InferenceProcess, threads=process.threads, gpus=process.gpu_share).remote(
             self.config, self.spec, process
         )
 
     def _new_worker(self, index: int) -> ActorHandle:
-        worker = self._actor(_EnvWorkerProcess, threads=1).remote(self.config, index)
+        worker = self._actor(EnvWorkerProcess, threads=1).remote(self.config, index)
         server = self.plan.server_of(index)
         row_owner = self.plan.workers_of(server).index(index)
         self._loops[worker.run.remote(self._address(server), row_owner, self.plan, self.store)] = ("env worker", index)
@@ -363,7 +219,7 @@ class Cluster:
 
     def call_store(self, method: str, *args: Any) -> Any:
         """A quick call of the store."""
-        return self.get(getattr(self.store, method).remote(*args), f"the replay store ({method})", _CALL_TIMEOUT_S)
+        return self.get(getattr(self.store, method).remote(*args), f"the replay store ({method})", CALL_TIMEOUT_S)
 
     def stats(self) -> dict[str, list[dict[str, float]]]:
         """Meter totals of every process; a process that does not answer now is left out."""
@@ -375,7 +231,7 @@ def _answers(refs: Sequence[ray.ObjectRef]) -> list[dict[str, float]]:
     answers = []
     for ref in refs:
         with contextlib.suppress(GetTimeoutError, RayActorError):
-            answers.append(ray.get(ref, timeout=_CALL_TIMEOUT_S))
+            answers.append(ray.get(ref, timeout=CALL_TIMEOUT_S))
     return answers
 
 

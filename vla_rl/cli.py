@@ -85,10 +85,18 @@ def _add_plot(commands: Any) -> None:
 
 
 def _add_benchmark(commands: Any) -> None:
-    parser = _add_command(commands, "benchmark", _benchmark, "measure the runtime itself")
-    parser.add_argument("what", choices=["overlap"], help="overlap: do simulator, inference and learner run at once?")
-    parser.add_argument("--iterations", metavar="N", type=_positive, default=6, help="measured per case and mode")
-    _add_json(parser)
+    parser = _add_command(commands, "benchmark", None, "measure the runtime, or a simulator beside its peers")
+    kinds = parser.add_subparsers(title="benchmarks", dest="what", metavar="WHAT", required=True)
+    overlap = _add_command(kinds, "overlap", _overlap, "do simulator, inference and learner run at once?")
+    overlap.add_argument("--iterations", metavar="N", type=_positive, default=6, help="measured per case and mode")
+    simulator = _add_command(kinds, "simulator", _simulator, "LIBERO on one core, beside hf-libero and lerobot")
+    simulator.add_argument("name", choices=["libero"])
+    simulator.add_argument("--suite", metavar="NAME", default="libero_spatial", help="its first two tasks are played")
+    simulator.add_argument("--image-size", metavar="N", type=_positive, default=256, help="pixels")
+    simulator.add_argument("--chunk-size", metavar="N", type=_positive, default=8, help="control steps")
+    simulator.add_argument("--rounds", metavar="N", type=_positive, default=5, help="turns of each contestant")
+    for kind in (overlap, simulator):
+        _add_json(kind)
 
 
 def _add_doctor(commands: Any) -> None:
@@ -97,7 +105,7 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _add_command(
-    commands: Any, name: str, handler: Callable[[argparse.Namespace], int], summary: str
+    commands: Any, name: str, handler: Callable[[argparse.Namespace], int] | None, summary: str
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.set_defaults(handler=handler)
@@ -178,10 +186,16 @@ def _plot(args: argparse.Namespace) -> int:
     return plot_command(args)
 
 
-def _benchmark(args: argparse.Namespace) -> int:
+def _overlap(args: argparse.Namespace) -> int:
     from vla_rl.benchmark.overlap import overlap_command
 
     return overlap_command(args)
+
+
+def _simulator(args: argparse.Namespace) -> int:
+    from vla_rl.benchmark.simulator import simulator_command
+
+    return simulator_command(args)
 
 
 def _doctor(args: argparse.Namespace) -> int:

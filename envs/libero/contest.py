@@ -1,0 +1,273 @@
+"""One contestant of `vla-rl benchmark simulator libero`, in a process of its own.
+
+    python -m envs.libero.contest NAME SETUP
+
+reads one request a line on stdin and writes one answer a line on stdout, as JSON. NAME is ``vla_rl`` (this project's
+environment), ``hf-libero`` (the package's own environment as it comes) or ``lerobot`` (LeRobot's, where it is
+installed). All three play the same actions from the same initial states.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+CAMERAS = ("agentview", "robot0_eye_in_hand")
+_NO_OP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
+_SEED, _SETTLE = 0, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is measured, equal for all contestants."""
+
+    suite: str
+    task: int
+    other_task: int
+    cameras: int  # 1: the scene's, 2: also the wrist's
+    image_size: int
+    chunk_size: int
+
+
+class Contestant(Protocol):
+    """``reset`` plays the settling steps, too, and ends with an observation, as ``step`` does."""
+
+    def reset(self, task: int, init_state: int) -> None: ...
+
+    def step(self, actions: np.ndarray) -> None:
+        """Execute a chunk, float64 [K, 7] in robosuite's convention, and see what it has led to."""
+
+    def step_blind(self, actions: np.ndarray) -> bool:
+        """The same without any image; False where the contestant has no such thing."""
+
+    def state(self) -> np.ndarray:
+        """float64: time, positions, velocities."""
+
+
+class Ours:
+    """This project's environment, one slot."""
+
+    def __init__(self, setup: Setup) -> None:
+        from envs.base import empty_observation
+        from envs.libero.env import LiberoVectorEnv
+        from vla_rl.config import LiberoConfig
+
+        config = LiberoConfig(
+            suite=setup.suite,  # type: ignore[arg-type]
+            tasks=(setup.task, setup.other_task),
+            image_size=setup.image_size,
+            wrist_camera=setup.cameras == 2,
+        )
+        self._tasks = config.tasks
+        self._env = LiberoVectorEnv(config, 1)
+        self._view = empty_observation(self._env.spec, 1)
+
+    def reset(self, task: int, init_state: int) -> None:
+        from vla_rl.types import Episode
+
+        episode = Episode(id=0, task=self._tasks.index(task), seed=_SEED, init_state=init_state)
+        self._env.reset([0], [episode])
+        self._env.observe([0], self._view)
+
+    def step(self, actions: np.ndarray) -> None:
+        self.step_blind(actions)
+        self._env.observe([0], self._view)
+
+    def step_blind(self, actions: np.ndarray) -> bool:
+        convention = actions.astype(np.float32)[None]
+        convention[..., 6] = (1 - convention[..., 6]) / 2  # 0 closed, 1 open
+        self._env.step([0], convention)
+        return True
+
+    def state(self) -> np.ndarray:
+        return self._env.demo_state(0)["states"]
+
+    def bare_substeps(self, count: int) -> list[float]:
+        """Seconds that MuJoCo's own step function takes for the substeps of a control step, ``count`` times."""
+        import mujoco
+
+        from envs.libero.stepping import SUBSTEPS
+
+        slot = self._env._occupied(0)
+        model, data = slot.scene.model.model, mujoco.MjData(slot.scene.model.model)
+        data.qpos[:], data.qvel[:], data.ctrl[:] = slot.state.data.qpos, slot.state.data.qvel, slot.state.data.ctrl
+        seconds = []
+        for _ in range(count):
+            start = time.perf_counter()
+            for _ in range(SUBSTEPS):
+                mujoco.mj_step(model, data)
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+
+class HfLibero:
+    """The package's ``OffScreenRenderEnv`` as its examples and the evaluation scripts of the OpenVLA papers use it."""
+
+    def __init__(self, setup: Setup) -> None:
+        from envs.libero.tasks import suite_tasks
+
+        self._setup = setup
+        self._tasks = suite_tasks(setup.suite)
+        self._task = setup.task
+        self._env = self._build(setup.task, blind=False)
+        self._blind: Any = None
+
+    def _build(self, task: int, *, blind: bool) -> Any:
+        from libero.libero.envs.env_wrapper import ControlEnv, OffScreenRenderEnv
+
+        file = str(self._tasks[task].bddl_file)
+        if blind:
+            return ControlEnv(file, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False)
+        size, cameras = self._setup.image_size, list(CAMERAS[: self._setup.cameras])
+        return OffScreenRenderEnv(bddl_file_name=file, camera_names=cameras, camera_heights=size, camera_widths=size)
+
+    def reset(self, task: int, init_state: int) -> None:
+        if task != self._task:
+            self._env.close()
+            self._env, self._task = self._build(task, blind=False), task
+        _start(self._env, self._tasks[task], init_state)
+
+    def step(self, actions: np.ndarray) -> None:
+        for action in actions:
+            self._env.step(action)
+
+    def step_blind(self, actions: np.ndarray) -> bool:
+        if self._blind is None:
+            self._blind = self._build(self._task, blind=True)
+            _start(self._blind, self._tasks[self._task], 0)
+        for action in actions:
+            self._blind.step(action)
+        return True
+
+    def state(self) -> np.ndarray:
+        return self._env.get_sim_state()
+
+
+class LeRobot:
+    """``lerobot.envs.libero.LiberoEnv`` as it comes. It renders both cameras, also where one is asked for."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._task = setup.task
+        self._env = self._build(setup.task)
+
+    def _build(self, task: int) -> Any:
+        from lerobot.envs.libero import LiberoEnv
+        from libero.libero import benchmark
+
+        setup = self._setup
+        return LiberoEnv(
+            benchmark.get_benchmark_dict()[setup.suite](),
+            task,
+            setup.suite,
+            camera_name=",".join(f"{name}_image" for name in CAMERAS[: setup.cameras]),
+            observation_width=setup.image_size,
+            observation_height=setup.image_size,
+            num_steps_wait=_SETTLE,
+        )
+
+    def reset(self, task: int, init_state: int) -> None:
+        if task != self._task:
+            self._env.close()
+            self._env, self._task = self._build(task), task
+        self._env.init_state_id = init_state
+        np.random.seed(_SEED)
+        self._env.reset(seed=_SEED)
+
+    def step(self, actions: np.ndarray) -> None:
+        for action in actions:
+            self._env.step(action)
+
+    def step_blind(self, actions: np.ndarray) -> bool:
+        return False
+
+    def state(self) -> np.ndarray:
+        return self._env._env.get_sim_state()
+
+
+CONTESTANTS: dict[str, Callable[[Setup], Contestant]] = {"vla_rl": Ours, "hf-libero": HfLibero, "lerobot": LeRobot}
+
+
+def _start(env: Any, task: Any, init_state: int) -> None:
+    from envs.libero.tasks import load_init_states
+
+    env.seed(_SEED)
+    env.reset()
+    env.set_init_state(load_init_states(task)[init_state])
+    for _ in range(_SETTLE):
+        env.step(_NO_OP)
+
+
+def random_actions(seed: int, steps: int) -> np.ndarray:
+    """float64 [steps, 7] in robosuite's convention, values that survive float32; around the start, so nothing ends."""
+    actions = np.random.default_rng(seed).uniform(-0.5, 0.5, (steps, 7)).astype(np.float32).astype(np.float64)
+    actions[:, 6] = -1.0
+    return actions
+
+
+class Server:
+    """Answers requests about one contestant."""
+
+    def __init__(self, contestant: Contestant, setup: Setup) -> None:
+        self._contestant, self._setup = contestant, setup
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """``{"do": NAME, ...}`` to figures; seconds are wall time."""
+        return getattr(self, f"_{request.pop('do')}")(**request)
+
+    def _chunks(self, count: int, seed: int, blind: bool) -> dict[str, Any]:
+        """Seconds of each of ``count`` chunks; none where the contestant cannot step blind."""
+        size = self._setup.chunk_size
+        actions = random_actions(seed, count * size).reshape(count, size, 7)
+        step = self._contestant.step_blind if blind else self._contestant.step
+        seconds = []
+        for chunk in actions:
+            start = time.perf_counter()
+            if step(chunk) is False:
+                return {"seconds": []}
+            seconds.append(time.perf_counter() - start)
+        return {"seconds": seconds}
+
+    def _reset(self, other: bool, init_state: int) -> dict[str, Any]:
+        """Seconds until the first observation of an episode of the task, or of the other task."""
+        start = time.perf_counter()
+        self._contestant.reset(self._setup.other_task if other else self._setup.task, init_state)
+        return {"seconds": [time.perf_counter() - start]}
+
+    def _state(self) -> dict[str, Any]:
+        return {"state": [float(x) for x in self._contestant.state()]}
+
+    def _bare(self, count: int) -> dict[str, Any]:
+        """Seconds of ``count`` times the substeps of a control step, nothing around them: no step can undercut it."""
+        return {"seconds": self._contestant.bare_substeps(count) if isinstance(self._contestant, Ours) else []}
+
+    def _memory(self) -> dict[str, Any]:
+        """Resident memory of this process, in bytes."""
+        import psutil
+
+        return {"bytes": psutil.Process().memory_info().rss}
+
+
+def main() -> None:
+    """See the module."""
+    from envs.libero.bootstrap import import_libero
+
+    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print must not get between the answers
+    name, setup = sys.argv[1], Setup(**json.loads(sys.argv[2]))
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # all contestants on the same core, in turns
+    assets = import_libero()
+    server = Server(CONTESTANTS[name](setup), setup)
+    print(json.dumps({"ready": name, "assets": assets.origin}), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(server.answer(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""How fast is LIBERO, on one core, beside its peers? `vla-rl benchmark simulator`.
+
+Each contestant is a process of its own (``envs.libero.contest``), all pinned to the same core. They take turns in
+rounds, so that whatever else happens on the machine happens to all of them; medians over all rounds are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from envs.libero.contest import Setup
+from vla_rl.errors import UserError
+from vla_rl.progress import ProgressDisplay
+from vla_rl.run_folder import machine
+
+GPU_RENDER_S = 2e-3  # of one image, for the arithmetic of a machine with a GPU
+_CHUNKS = 3  # a turn
+
+
+@dataclass(slots=True)
+class Figures:
+    """Seconds measured of one contestant."""
+
+    chunk: list[float] = field(default_factory=list)  # one rendered chunk
+    blind_chunk: list[float] = field(default_factory=list)  # without rendering
+    bare: list[float] = field(default_factory=list)  # the substeps of one control step, nothing around them
+    reset: list[float] = field(default_factory=list)  # to another initial state of the same task
+    switch: list[float] = field(default_factory=list)  # to another task
+    memory: int = 0  # bytes, resident
+
+    def medians(self) -> dict[str, float | None]:
+        return {name: median(v) if v else None for name, v in asdict(self).items() if isinstance(v, list)}
+
+
+class _Contestant:
+    """The parent's end of one contestant's process."""
+
+    def __init__(self, name: str, setup: Setup) -> None:
+        self.name, self.figures = name, Figures()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "envs.libero.contest", name, json.dumps(asdict(setup))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "1"},
+            text=True,
+        )
+        self.assets: str = self._answer()["assets"]
+
+    def ask(self, what: str, **values: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": what} | values) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise UserError(f"{self.name} failed:\n{self._process.stderr.read()[-2000:]}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def contest(setup: Setup, names: Sequence[str], rounds: int, console: Console) -> dict[str, Any]:
+    """All contestants in turns; returns what was measured, JSON-able.
+
+    Raises UserError where one cannot be started, or where they do not arrive at the same state.
+    """
+    contestants: list[_Contestant] = []
+    try:
+        for name in names:
+            contestants.append(_Contestant(name, setup))
+        with ProgressDisplay(console, f"{setup.cameras} camera(s)", rounds + 1) as progress:
+            for number in range(rounds + 1):
+                kept = number > 0  # the first time compiles and fills caches
+                states = {c.name: _turn(c, number, Figures() if not kept else c.figures) for c in contestants}
+                _require_equal(states)
+                progress.update(number + 1, "")
+        for contestant in contestants:
+            contestant.figures.memory = contestant.ask("memory")["bytes"]
+    finally:
+        for contestant in contestants:
+            contestant.close()
+    return {
+        "setup": asdict(setup),
+        "assets": contestants[0].assets,
+        "rounds": rounds,
+        "seconds": {c.name: asdict(c.figures) | {"median": c.figures.medians()} for c in contestants},
+    }
+
+
+def _turn(contestant: _Contestant, number: int, figures: Figures) -> list[float]:
+    """One contestant's part of a round; returns the simulator's state after its rendered chunks."""
+    for other in (True, False):
+        figures.switch += contestant.ask("reset", other=other, init_state=number)["seconds"]
+    figures.reset += contestant.ask("reset", other=False, init_state=number + 1)["seconds"]
+    figures.chunk += contestant.ask("chunks", count=_CHUNKS, seed=number, blind=False)["seconds"]
+    state: list[float] = contestant.ask("state")["state"]
+    figures.blind_chunk += contestant.ask("chunks", count=_CHUNKS, seed=number, blind=True)["seconds"]
+    figures.bare += contestant.ask("bare", count=10)["seconds"]
+    return state
+
+
+def _require_equal(states: dict[str, list[float]]) -> None:
+    (first, expected), *others = states.items()
+    for name, state in others:
+        if state != expected:
+            raise UserError(f"{name} and {first} played the same actions and arrived at different states")
+
+
+def simulator_command(args: Any) -> int:
+    """Measure with one camera and with two, print the tables."""
+    console = Console()
+    names = ["vla_rl", "hf-libero", *(["lerobot"] if find_spec("lerobot") else [])]
+    results = []
+    for cameras in (1, 2):
+        setup = Setup(args.suite, 0, 1, cameras, args.image_size, args.chunk_size)
+        result = contest(setup, names, args.rounds, console)
+        console.print(_table(result))
+        results.append(result)
+    if "lerobot" not in names:
+        console.print("lerobot is not installed here, so it is missing: see scripts/benchmark_simulator.sh")
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n")
+    return 0
+
+
+def _table(result: dict[str, Any]) -> Table:
+    setup = result["setup"]
+    table = Table(
+        title=f"{setup['suite']}, one core, {setup['cameras']} camera(s) of {setup['image_size']} pixels, chunks of "
+        f"{setup['chunk_size']} steps, assets: {result['assets']}; medians, in brackets: times vla_rl's",
+    )
+    table.add_column("")
+    medians = {name: figures["median"] for name, figures in result["seconds"].items()}
+    for name in medians:
+        table.add_column(name, justify="right")
+    for label, key, scale, unit in (
+        ("rendered chunk", "chunk", 1e3, "ms"),
+        ("the same without rendering", "blind_chunk", 1e3, "ms"),
+        ("bare physics of a chunk", "bare", 1e3 * setup["chunk_size"], "ms"),
+        ("reset, same task, settled", "reset", 1e3, "ms"),
+        ("reset, other task, settled", "switch", 1e3, "ms"),
+    ):
+        table.add_row(label, *_cells([m[key] for m in medians.values()], scale, unit))
+    frames = {name: 1 if name == "vla_rl" else setup["chunk_size"] for name in medians}
+    arithmetic = [
+        m["blind_chunk"] and m["blind_chunk"] + frames[name] * setup["cameras"] * GPU_RENDER_S
+        for name, m in medians.items()
+    ]
+    table.add_row(f"arithmetic: a frame in {GPU_RENDER_S * 1e3:.0f} ms (GPU)", *_cells(arithmetic, 1e3, "ms"))
+    memory = [figures["memory"] / 2**20 for figures in result["seconds"].values()]
+    table.add_row("memory of the process", *(f"{m:.0f} MiB" for m in memory))
+    return table
+
+
+def _cells(seconds: Sequence[float | None], scale: float, unit: str) -> list[str]:
+    ours = seconds[0]
+    cells = []
+    for value in seconds:
+        ratio = f" ({value / ours:.1f}x)" if value and ours and value is not ours else ""
+        cells.append(f"{value * scale:.1f} {unit}{ratio}" if value else "-")
+    return cells

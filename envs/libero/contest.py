@@ -15,7 +15,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, Protocol
+from unittest.mock import MagicMock
 
 import numpy as np
 
@@ -154,6 +159,8 @@ class LeRobot:
     """``lerobot.envs.libero.LiberoEnv`` as it comes. It renders both cameras, also where one is asked for."""
 
     def __init__(self, setup: Setup) -> None:
+        if find_spec("torchvision") is None:
+            sys.meta_path.append(_Unused("torchvision"))
         self._setup = setup
         self._task = setup.task
         self._env = self._build(setup.task)
@@ -190,6 +197,25 @@ class LeRobot:
 
     def state(self) -> np.ndarray:
         return self._env._env.get_sim_state()
+
+
+class _Unused(MetaPathFinder, Loader):
+    """Lets a package be imported that is not there. LeRobot loads torchvision, its environments do without, and on some
+    machines it cannot be installed beside torch's build for the CPU."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if fullname.split(".")[0] == self._package else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module: Any = MagicMock(name=spec.name)
+        module.__name__, module.__path__, module.__spec__, module.__version__ = spec.name, [], spec, "0"
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run."""
 
 
 CONTESTANTS: dict[str, Callable[[Setup], Contestant]] = {"vla_rl": Ours, "hf-libero": HfLibero, "lerobot": LeRobot}

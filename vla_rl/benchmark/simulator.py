@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from envs.libero.contest import Setup
+from envs.libero.tasks import STEP_LIMITS
 from vla_rl.errors import UserError
 from vla_rl.progress import ProgressDisplay
 from vla_rl.run_folder import machine
@@ -126,6 +127,8 @@ def _require_equal(states: dict[str, list[float]]) -> None:
 
 def simulator_command(args: Any) -> int:
     """Measure with one camera and with two, print the tables."""
+    if args.suite not in STEP_LIMITS:
+        raise UserError(f"--suite {args.suite}: LIBERO has {', '.join(STEP_LIMITS)}")
     console = Console()
     names = ["vla_rl", "hf-libero", *(["lerobot"] if find_spec("lerobot") else [])]
     results = []

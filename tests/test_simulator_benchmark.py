@@ -1,0 +1,58 @@
+"""`vla-rl benchmark simulator libero`: the contestants play the same, and the figures are put together rightly."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from envs.libero.contest import Setup, random_actions
+from vla_rl.benchmark.simulator import _cells, _require_equal, contest
+from vla_rl.cli import main
+from vla_rl.errors import UserError
+
+TINY = Setup("libero_spatial", 0, 1, cameras=1, image_size=32, chunk_size=4)
+
+
+def test_actions_are_reproducible_and_survive_float32():
+    actions = random_actions(3, 50)
+    assert (actions == random_actions(3, 50)).all()
+    assert (actions == actions.astype("float32")).all()
+    assert not (actions == random_actions(4, 50)).all()
+
+
+def test_contestants_in_different_states_are_refused():
+    _require_equal({"one": [1.0, 2.0], "two": [1.0, 2.0]})
+    with pytest.raises(UserError, match="two and one"):
+        _require_equal({"one": [1.0, 2.0], "two": [1.0, 2.1]})
+
+
+def test_cells_compare_with_the_first():
+    assert _cells([0.1, 0.25, None], 1e3, "ms") == ["100.0 ms", "250.0 ms (2.5x)", "-"]
+
+
+def test_a_contestant_that_cannot_start_says_why():
+    with pytest.raises(UserError, match=r"vla_rl failed:[\s\S]*libero_spatial"):
+        contest(Setup("libero_spatial", 99, 1, 1, 32, 4), ["vla_rl"], 1, Console(quiet=True))
+
+
+@pytest.mark.slow
+@pytest.mark.libero
+def test_the_untouched_environment_arrives_at_the_same_states_later():
+    result = contest(TINY, ["vla_rl", "hf-libero"], 1, Console(quiet=True))
+    json.dumps(result)
+    ours, theirs = (result["seconds"][name]["median"] for name in ("vla_rl", "hf-libero"))
+    assert ours["bare"] * TINY.chunk_size < ours["blind_chunk"] < ours["chunk"]
+    for what in ("chunk", "blind_chunk", "reset", "switch"):
+        assert theirs[what] > 1.5 * ours[what], what
+
+
+def test_an_unknown_suite_is_a_mistake_of_the_user(capsys):
+    assert main(["benchmark", "simulator", "libero", "--suite", "libero_100"]) == 2
+    assert "libero_100: LIBERO has libero_spatial" in capsys.readouterr().err
+
+
+def test_an_unknown_benchmark_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["benchmark", "nothing"])
+    assert stop.value.code == 2
+    assert "overlap" in capsys.readouterr().err

@@ -19,6 +19,10 @@ def make_env(config: EnvConfig, num_slots: int) -> VectorEnv:
     Raises EnvError where it cannot be set up, ValueError where ``num_slots`` is not positive.
     """
     if isinstance(config, LiberoConfig):
+        if config.implementation == "untouched":
+            from envs.libero.untouched import UntouchedLiberoVectorEnv
+
+            return UntouchedLiberoVectorEnv(config, num_slots)
         from envs.libero.env import LiberoVectorEnv
 
         return LiberoVectorEnv(config, num_slots)

@@ -6,12 +6,14 @@ from functools import partial
 import numpy as np
 import pytest
 
+from envs import make_env
 from envs.base import EnvError, empty_observation
 from envs.libero import env as env_module
-from envs.libero.env import LiberoVectorEnv, to_robosuite
+from envs.libero.conventions import to_robosuite
+from envs.libero.env import LiberoVectorEnv
 from envs.libero.spec import libero_spec
-from envs.libero.task_model import arm_noise
 from envs.libero.tasks import STEP_LIMITS, load_init_states, select_tasks, suite_tasks
+from envs.libero.untouched import SETTLE, UntouchedEnv
 from vla_rl.config import LiberoConfig
 from vla_rl.types import Episode
 
@@ -34,37 +36,21 @@ def random_actions(seed, steps, lean=-0.3):
     return actions
 
 
-class Untouched:
-    """hf-libero's own environment, driven as the evaluation scripts of the OpenVLA papers drive it."""
+class Untouched(UntouchedEnv):
+    """Renders only where asked to: it would at every step, wanted or not, at many times the cost of all else."""
 
     def __init__(self, task, seed, init_state, joint_noise=0.0):
-        from libero.libero.envs.env_wrapper import OffScreenRenderEnv
+        super().__init__(task, ("agentview", "robot0_eye_in_hand"), SIZE)
+        self.reset(seed, init_state, joint_noise, settle_steps=9)
+        self.play(SETTLE, render=True)
 
-        self.env = OffScreenRenderEnv(bddl_file_name=str(task.bddl_file), camera_heights=SIZE, camera_widths=SIZE)
-        # Every rebuild appends LIBERO's samplers of joint positions once more, which shifts its random stream.
-        self.env.env.object_property_initializers.clear()
-        self.current()
-        np.random.seed(seed)
-        self.obs = self.env.reset()
-        if init_state is not None:
-            self.obs = self.env.set_init_state(load_init_states(task)[init_state])
-        elif joint_noise:
-            state = self.env.get_sim_state()
-            state[1:8] += arm_noise(seed, joint_noise)
-            self.obs = self.env.set_init_state(state)
-        for number in range(10):
-            self.step([0, 0, 0, 0, 0, 0, -1], render=number == 9)
+    def step(self, action):
+        return self.play(action, render=False)
 
-    def current(self):
-        self.env.env.sim._render_context_offscreen.gl_ctx.make_current()
-
-    def step(self, action, render):
-        """It renders at every step, wanted or not, at many times the cost of everything else: not here."""
-        self.current()
+    def play(self, action, render):
         sim = self.env.env.sim
         sim.render = partial(type(sim).render, sim) if render else lambda **_: np.zeros((SIZE, SIZE, 3), np.uint8)
-        self.obs, _, done, _ = self.env.step(list(action))
-        return done
+        return super().step(action)
 
     @property
     def state(self):
@@ -72,15 +58,11 @@ class Untouched:
 
 
 def assert_same_view(env, untouched):
-    import robosuite.utils.transform_utils as transforms
-
     view = empty_observation(env.spec, env.num_slots)
     env.observe([0], view)
     for image, name in zip(view.images[0], env.spec.views, strict=True):
-        assert np.array_equal(image, untouched.obs[f"{name}_image"][::-1, ::-1])
-    obs = untouched.obs
-    pose = [obs["robot0_eef_pos"], transforms.quat2axisangle(obs["robot0_eef_quat"].copy()), obs["robot0_gripper_qpos"]]
-    assert np.array_equal(view.proprio[0], np.concatenate(pose).astype(np.float32))
+        assert np.array_equal(image, untouched.image(name))
+    assert np.array_equal(view.proprio[0], untouched.proprioception().astype(np.float32))
 
 
 def assert_exact(suite, number, init_state, actions, views_at, seed=11, joint_noise=0.0):
@@ -98,7 +80,7 @@ def assert_exact(suite, number, init_state, actions, views_at, seed=11, joint_no
             if action is None:
                 return None
             result = env.step([0], action[None, None])
-            done = untouched.step(to_robosuite(action), render=step in views_at)
+            done = untouched.play(to_robosuite(action), render=step in views_at)
             if step % 8 == 0:
                 env.step([1], action[None, None])
             assert np.array_equal(env.demo_state(0)["states"], untouched.state), f"differs after step {step}"
@@ -108,7 +90,30 @@ def assert_exact(suite, number, init_state, actions, views_at, seed=11, joint_no
             if done or result.truncated[0]:
                 return bool(done)
     finally:
-        untouched.env.close()
+        untouched.close()
+        env.close()
+
+
+def test_the_reference_behaves_as_the_environment_through_the_protocol():
+    """Settling, chunks, rewards, the end of an episode, views, proprioception: nothing differs but the time."""
+    config = LiberoConfig(suite="libero_goal", tasks=(1,), image_size=32, joint_noise=0.02, max_episode_steps=10)
+    envs = [make_env(config.model_copy(update={"implementation": name}), 1) for name in ("fast", "untouched")]
+    views, results = [], []
+    for env in envs:
+        env.reset([0], [Episode(id=0, task=0, seed=5, record=True)])
+        results.append([env.step([0], random_actions(4, 6)[None]) for _ in range(2)])
+        view = empty_observation(env.spec, 1)
+        env.observe([0], view)
+        views.append(view)
+    for one, two in zip(*results, strict=True):
+        for name in ("rewards", "num_steps", "terminated", "truncated", "success"):
+            assert np.array_equal(getattr(one, name), getattr(two, name)), name
+    assert results[0][1].truncated[0]
+    assert results[0][1].num_steps[0] == 4
+    assert np.array_equal(views[0].images, views[1].images)
+    assert np.array_equal(views[0].proprio, views[1].proprio)
+    assert all(np.array_equal(a, b) for a, b in zip(envs[0].frames(0), envs[1].frames(0), strict=True))
+    for env in envs:
         env.close()
 
 

@@ -33,6 +33,9 @@ class LiberoConfig(Group):
     name: Literal["libero"] = "libero"
     suite: Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"] = "libero_spatial"
     tasks: tuple[NonNegative, ...] = Field((0,), description="Task numbers within the suite; empty means all.")
+    implementation: Literal["fast", "untouched"] = Field(
+        "fast", description="untouched: hf-libero's own environment as it comes, the reference for equal states."
+    )
     image_size: Positive = Field(256, description="Rendered height and width, in pixels.")
     wrist_camera: bool = Field(False, description="Add the eye-in-hand view.")
     proprio: bool = Field(True, description="Add end-effector position, axis-angle and gripper joints (8 numbers).")

@@ -3,9 +3,6 @@
 An episode is: placement (a benchmark initial state, or LIBERO's own sampler), settling no-ops, then control steps at
 20 Hz until success or the suite's step limit. What a policy sees and what the simulator computes equal the untouched
 ``OffScreenRenderEnv`` bit for bit; what differs is the cost (see ``task_model``, ``stepping`` and ``rendering``).
-
-Actions come in OpenVLA's convention: the arm's displacement is passed on as it is (OSC_POSE, 1.0 = 5 cm or 0.5 rad),
-the gripper, 0 = closed .. 1 = open, is binarized and inverted for robosuite (-1 = open, 1 = closed).
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ import numpy as np
 
 from envs.base import EnvError, VectorEnv
 from envs.libero.bootstrap import import_libero
+from envs.libero.conventions import pose, to_robosuite
 from envs.libero.expert import Expert
 from envs.libero.rendering import Renderer
 from envs.libero.spec import libero_spec
@@ -134,13 +132,13 @@ class LiberoVectorEnv(VectorEnv):
         """What LIBERO's demonstration files hold of a moment beside images and action (see ``envs.demos``)."""
         state = self._occupied(slot).state
         seen, data = state.seen, state.data
-        pose = proprioception(state)[:6]
+        eef = proprioception(state)[:6]
         return {
             "states": np.concatenate([[data.time], data.qpos, data.qvel]),
             "robot_states": np.concatenate([seen.joints[7:], seen.eef_pos, seen.eef_quat[[1, 2, 3, 0]]]),
-            "obs/ee_states": pose,
-            "obs/ee_pos": pose[:3],
-            "obs/ee_ori": pose[3:],
+            "obs/ee_states": eef,
+            "obs/ee_pos": eef[:3],
+            "obs/ee_ori": eef[3:],
             "obs/gripper_states": seen.joints[7:].copy(),
             "obs/joint_states": seen.joints[:7].copy(),
         }
@@ -209,22 +207,7 @@ class LiberoVectorEnv(VectorEnv):
         return slot
 
 
-def to_robosuite(actions: np.ndarray) -> np.ndarray:
-    """float64 [..., 7] for robosuite from OpenVLA's convention: the gripper g becomes -sign(2g - 1).
-
-    Raises ValueError where an action is not finite.
-    """
-    commands = np.asarray(actions, np.float64).copy()
-    if not np.isfinite(commands).all():
-        raise ValueError(f"actions must be finite, got {actions[~np.isfinite(actions)][0]}")
-    commands[..., 6] = -np.sign(2 * commands[..., 6] - 1)
-    return commands
-
-
 def proprioception(state: SlotState) -> np.ndarray:
-    """float64 [8]: end-effector position (m), orientation as axis times angle (rad), both finger joints (m)."""
-    from robosuite.utils.transform_utils import quat2axisangle
-
+    """float64 [8]; see ``conventions.pose``."""
     seen = state.seen
-    axis_angle = quat2axisangle(seen.eef_quat[[1, 2, 3, 0]])
-    return np.concatenate([seen.eef_pos, axis_angle, seen.joints[7:]])
+    return pose(seen.eef_pos, seen.eef_quat[[1, 2, 3, 0]], seen.joints[7:])

@@ -22,6 +22,7 @@ import numpy as np
 
 from envs.base import EnvError
 from envs.libero.assets import LiberoAssets
+from envs.libero.conventions import arm_noise
 from envs.libero.stepping import SUBSTEPS, ArmState, RobotLayout, Snapshot, control_step
 from envs.libero.tasks import LiberoTask
 
@@ -164,11 +165,6 @@ class TaskModel:
     def show_lamps(self, lit: np.ndarray) -> None:
         """Write the indicators' visibility into the model, for rendering."""
         self.model.site_rgba[self._lamp_site, 3] = np.where(lit, 1 - self._hidden_alpha, self._hidden_alpha)
-
-
-def arm_noise(seed: int, deviation: float) -> np.ndarray:
-    """float64 [7]: a function of the episode's seed, beside the stream that LIBERO's samplers draw from."""
-    return np.random.default_rng([seed, 7]).normal(0.0, deviation, 7)
 
 
 @dataclass(frozen=True, slots=True)

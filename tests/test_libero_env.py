@@ -41,7 +41,8 @@ class Untouched(UntouchedEnv):
 
     def __init__(self, task, seed, init_state, joint_noise=0.0):
         super().__init__(task, ("agentview", "robot0_eye_in_hand"), SIZE)
-        self.reset(seed, init_state, joint_noise, settle_steps=9)
+        state = None if init_state is None else load_init_states(task)[init_state]
+        self.reset(seed, state, joint_noise, settle_steps=9)
         self.play(SETTLE, render=True)
 
     def step(self, action):

@@ -100,7 +100,7 @@ class Ours:
 
         from envs.libero.stepping import SUBSTEPS
 
-        slot = self._env._occupied(0)
+        slot = self._env.occupied(0)
         model, data = slot.scene.model.model, mujoco.MjData(slot.scene.model.model)
         data.qpos[:], data.qvel[:], data.ctrl[:] = slot.state.data.qpos, slot.state.data.qvel, slot.state.data.ctrl
         seconds = []

@@ -8,18 +8,17 @@ it, to measure what the other one gains.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from envs.base import EnvError, VectorEnv
-from envs.libero.bootstrap import import_libero
-from envs.libero.conventions import arm_noise, pose, to_robosuite
-from envs.libero.spec import libero_spec
-from envs.libero.tasks import LiberoTask, load_init_states, select_tasks
+from envs.base import EnvError
+from envs.libero.conventions import arm_noise, pose
+from envs.libero.slots import Slot, SlotwiseEnv
+from envs.libero.tasks import LiberoTask
 from vla_rl.config import LiberoConfig
-from vla_rl.types import Episode, Observation, StepResult
+from vla_rl.types import Episode, Observation
 
 SETTLE = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 
@@ -33,10 +32,9 @@ class UntouchedEnv:
         self.env: Any = OffScreenRenderEnv(
             bddl_file_name=str(task.bddl_file), camera_names=list(cameras), camera_heights=size, camera_widths=size
         )
-        self._task = task
         self.obs: dict[str, np.ndarray] = {}
 
-    def reset(self, seed: int, init_state: int | None, joint_noise: float, settle_steps: int) -> None:
+    def reset(self, seed: int, init_state: np.ndarray | None, joint_noise: float, settle_steps: int) -> None:
         """Start an episode, settling steps included."""
         # Every rebuild appends LIBERO's samplers of joint positions once more, which shifts its random stream.
         self.env.env.object_property_initializers.clear()
@@ -44,7 +42,7 @@ class UntouchedEnv:
         np.random.seed(seed)
         self.obs = self.env.reset()
         if init_state is not None:
-            self.obs = self.env.set_init_state(load_init_states(self._task)[init_state])
+            self.obs = self.env.set_init_state(init_state)
         elif joint_noise:
             state = self.env.get_sim_state()
             state[1:8] += arm_noise(seed, joint_noise)
@@ -75,76 +73,46 @@ class UntouchedEnv:
 
 
 @dataclass(slots=True)
-class _Slot:
+class _Slot(Slot):
     env: UntouchedEnv
-    episode: Episode
-    steps: int = 0
-    running: bool = True
-    frames: list[np.ndarray] = field(default_factory=list)
 
 
-class UntouchedLiberoVectorEnv(VectorEnv):
+class UntouchedLiberoVectorEnv(SlotwiseEnv[_Slot]):
     """See the module. Raises as ``LiberoVectorEnv`` does."""
 
     def __init__(self, config: LiberoConfig, num_slots: int) -> None:
-        if num_slots < 1:
-            raise ValueError(f"num_slots={num_slots}: a vectorized environment needs at least one slot")
-        import_libero(config.assets)
-        self._config = config
-        self._tasks = select_tasks(config.suite, config.tasks)
-        self.num_slots = num_slots
-        self.spec = libero_spec(config)
-        self._slots: list[_Slot | None] = [None] * num_slots
+        super().__init__(config, num_slots)
 
     def reset(self, slots: Sequence[int], episodes: Sequence[Episode]) -> None:
         """See ``VectorEnv.reset``."""
-        config = self._config
+        config = self.config
         for index, episode in zip(slots, episodes, strict=True):
-            old = self._slots[index]
+            init_state = self.init_state(episode)
+            old = self.slots[index]
             if old is not None and old.episode.task == episode.task:
                 env = old.env
             else:
                 if old is not None:
                     old.env.close()
-                env = UntouchedEnv(self._tasks[episode.task], self.spec.views, self.spec.image_size)
-            env.reset(episode.seed, episode.init_state, config.joint_noise, config.settle_steps)
-            self._slots[index] = _Slot(env, episode)
+                env = UntouchedEnv(self.tasks[episode.task], self.spec.views, self.spec.image_size)
+            env.reset(episode.seed, init_state, config.joint_noise, config.settle_steps)
+            self.slots[index] = _Slot(episode, env)
 
-    def step(self, slots: Sequence[int], actions: np.ndarray) -> StepResult:
-        """See ``VectorEnv.step``."""
-        count, chunk = actions.shape[:2]
-        rewards, num_steps = np.zeros((count, chunk), np.float32), np.zeros(count, np.int32)
-        success, truncated = np.zeros(count, bool), np.zeros(count, bool)
-        for row, index in enumerate(slots):
-            slot = self._slot(index)
-            if not slot.running:
-                raise ValueError(f"slot {index}: episode {slot.episode.id} has ended: reset the slot first")
-            for command in to_robosuite(actions[row]):
-                success[row] = slot.env.step(command)
-                slot.steps += 1
-                num_steps[row] += 1
-                if slot.episode.record:
-                    slot.frames.append(slot.env.image(self.spec.views[0]))
-                truncated[row] = not success[row] and slot.steps >= self.spec.max_episode_steps
-                slot.running = not (success[row] or truncated[row])
-                if not slot.running:
-                    break
-            rewards[row, num_steps[row] - 1] = success[row]
-        return StepResult(rewards, num_steps, terminated=success, truncated=truncated, success=success.copy())
+    def _advance(self, slot: _Slot, command: np.ndarray) -> bool:
+        return slot.env.step(command)
+
+    def _frame(self, slot: _Slot) -> np.ndarray:
+        return slot.env.image(self.spec.views[0])
 
     def observe(self, slots: Sequence[int], out: Observation) -> None:
         """See ``VectorEnv.observe``."""
         for index in slots:
-            slot = self._slot(index)
+            slot = self.occupied(index)
             for view, camera in enumerate(self.spec.views):
                 out.images[index, view] = slot.env.image(camera)
             out.task[index] = slot.episode.task
             if self.spec.proprio_dim:
                 out.proprio[index] = slot.env.proprioception()
-
-    def frames(self, slot: int) -> list[np.ndarray]:
-        """See ``VectorEnv.frames``."""
-        return self._slot(slot).frames
 
     def expert_action(self, slot: int) -> np.ndarray:
         """There is none here."""
@@ -152,13 +120,7 @@ class UntouchedLiberoVectorEnv(VectorEnv):
 
     def close(self) -> None:
         """See ``VectorEnv.close``."""
-        for slot in self._slots:
+        for slot in self.slots:
             if slot is not None:
                 slot.env.close()
-        self._slots = [None] * self.num_slots
-
-    def _slot(self, index: int) -> _Slot:
-        slot = self._slots[index]
-        if slot is None:
-            raise ValueError(f"slot {index} holds no episode: reset it first")
-        return slot
+        self.slots = [None] * self.num_slots

@@ -165,11 +165,12 @@ from envs.libero.bootstrap import import_libero
 from envs.libero.rendering import Renderer
 from envs.libero.task_model import TaskModel
 from envs.libero.tasks import suite_tasks
+import mujoco
 import numpy as np
 model = TaskModel(suite_tasks("libero_object")[0], import_libero("stand-ins"))
 slot = model.new_slot()
 model.place(slot, 0, None)
-model.step(slot, np.zeros(7))
+mujoco.mj_step(model.model, slot.data)
 renderer = Renderer(model.model, 32)
 renderer.pose(slot.data.qpos)
 renderer.render(0, np.zeros((32, 32, 3), np.uint8))
@@ -190,7 +191,8 @@ assert np.allclose(quat2mat(np.array([0.0, 0.0, 0.0, 1.0])), np.eye(3))
 def test_import_asks_prints_and_leaves_nothing(tmp_path: Path, script: str, no_jit: str) -> None:
     """In a fresh process with an empty HOME and no stdin, while temporary and working folder are watched.
 
-    Compiling all of robosuite's functions anew takes numba half a minute, so the second script compiles only one.
+    Compiling everything anew takes numba half a minute, so the second script compiles only one function; the first runs
+    without compiled ones, which a control step cannot.
     """
     home, scratch, work = (tmp_path / name for name in ("home", "tmp", "work"))
     for folder in (home, scratch, work):

@@ -9,11 +9,11 @@ import pytest
 from envs import make_env
 from envs.base import EnvError, empty_observation
 from envs.libero import env as env_module
-from envs.libero.conventions import to_robosuite
+from envs.libero.conventions import NO_OP, to_robosuite
 from envs.libero.env import LiberoVectorEnv
 from envs.libero.spec import libero_spec
 from envs.libero.tasks import STEP_LIMITS, load_init_states, select_tasks, suite_tasks
-from envs.libero.untouched import SETTLE, UntouchedEnv
+from envs.libero.untouched import UntouchedEnv
 from vla_rl.config import LiberoConfig
 from vla_rl.types import Episode
 
@@ -43,7 +43,7 @@ class Untouched(UntouchedEnv):
         super().__init__(task, ("agentview", "robot0_eye_in_hand"), SIZE)
         state = None if init_state is None else load_init_states(task)[init_state]
         self.reset(seed, state, joint_noise, settle_steps=9)
-        self.play(SETTLE, render=True)
+        self.play(NO_OP, render=True)
 
     def step(self, action):
         return self.play(action, render=False)

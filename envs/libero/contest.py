@@ -24,8 +24,9 @@ from unittest.mock import MagicMock
 
 import numpy as np
 
+from envs.libero.conventions import NO_OP
+
 CAMERAS = ("agentview", "robot0_eye_in_hand")
-_NO_OP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 _SEED, _SETTLE = 0, 10
 
 
@@ -228,7 +229,7 @@ def _start(env: Any, task: Any, init_state: int) -> None:
     env.reset()
     env.set_init_state(load_init_states(task)[init_state])
     for _ in range(_SETTLE):
-        env.step(_NO_OP)
+        env.step(NO_OP)
 
 
 def random_actions(seed: int, steps: int) -> np.ndarray:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+NO_OP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # in robosuite's convention: stay, gripper open; for settling
+
 
 def to_robosuite(actions: np.ndarray) -> np.ndarray:
     """float64 [..., 7] for robosuite from OpenVLA's convention: the gripper g becomes -sign(2g - 1).

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.libero.conventions import pose
+from envs.libero.conventions import NO_OP, pose
 from envs.libero.expert import Expert
 from envs.libero.rendering import Renderer
 from envs.libero.slots import Slot, SlotwiseEnv
@@ -23,7 +23,6 @@ from vla_rl.config import LiberoConfig
 from vla_rl.types import Episode, Observation
 
 MAX_CACHED_MODELS = 10  # a whole suite of ten; 0.15 to 0.25 GiB each (measured on original assets at 128 pixels)
-_SETTLE = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 
 
 @dataclass(slots=True)
@@ -62,7 +61,7 @@ class LiberoVectorEnv(SlotwiseEnv[_Slot]):
             self.slots[index] = slot = _Slot(episode, scene, state)
             scene.model.place(state, episode.seed, init_state, self.config.joint_noise)
             for _ in range(self.config.settle_steps):
-                scene.model.step(slot.state, _SETTLE)
+                scene.model.step(slot.state, NO_OP)
 
     def _advance(self, slot: _Slot, command: np.ndarray) -> bool:
         slot.scene.model.step(slot.state, command)

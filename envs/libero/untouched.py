@@ -14,13 +14,10 @@ from typing import Any
 import numpy as np
 
 from envs.base import EnvError
-from envs.libero.conventions import arm_noise, pose
+from envs.libero.conventions import NO_OP, arm_noise, pose
 from envs.libero.slots import Slot, SlotwiseEnv
 from envs.libero.tasks import LiberoTask
-from vla_rl.config import LiberoConfig
 from vla_rl.types import Episode, Observation
-
-SETTLE = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 
 
 class UntouchedEnv:
@@ -48,7 +45,7 @@ class UntouchedEnv:
             state[1:8] += arm_noise(seed, joint_noise)
             self.obs = self.env.set_init_state(state)
         for _ in range(settle_steps):
-            self.step(SETTLE)
+            self.step(NO_OP)
 
     def step(self, action: np.ndarray) -> bool:
         """One control step, float64 [7] in robosuite's convention; whether the goal holds after it."""
@@ -79,9 +76,6 @@ class _Slot(Slot):
 
 class UntouchedLiberoVectorEnv(SlotwiseEnv[_Slot]):
     """See the module. Raises as ``LiberoVectorEnv`` does."""
-
-    def __init__(self, config: LiberoConfig, num_slots: int) -> None:
-        super().__init__(config, num_slots)
 
     def reset(self, slots: Sequence[int], episodes: Sequence[Episode]) -> None:
         """See ``VectorEnv.reset``."""

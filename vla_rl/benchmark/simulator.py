@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -49,11 +50,13 @@ class _Contestant:
 
     def __init__(self, name: str, setup: Setup) -> None:
         self.name, self.figures = name, Figures()
+        # Not a pipe: nobody would empty it while the contest runs. Closed with the process.
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "envs.libero.contest", name, json.dumps(asdict(setup))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._complaints,
             env=os.environ | {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "1"},
             text=True,
         )
@@ -67,15 +70,16 @@ class _Contestant:
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
-        assert self._process.stderr is not None
         line = self._process.stdout.readline()
         if not line:
-            raise UserError(f"{self.name} failed:\n{self._process.stderr.read()[-2000:]}")
+            self._complaints.seek(0)
+            raise UserError(f"{self.name} failed:\n{self._complaints.read()[-2000:]}")
         return json.loads(line)
 
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+        self._complaints.close()
 
 
 def contest(setup: Setup, names: Sequence[str], rounds: int, console: Console) -> dict[str, Any]:
@@ -89,12 +93,8 @@ def contest(setup: Setup, names: Sequence[str], rounds: int, console: Console) -
             contestants.append(_Contestant(name, setup))
         with ProgressDisplay(console, f"{setup.cameras} camera(s)", rounds + 1) as progress:
             for number in range(rounds + 1):
-                kept = number > 0  # the first time compiles and fills caches
-                states = {c.name: _turn(c, number, Figures() if not kept else c.figures) for c in contestants}
-                _require_equal(states)
+                _require_equal({c.name: _turn(c, number, first=number == 0) for c in contestants})
                 progress.update(number + 1, "")
-        for contestant in contestants:
-            contestant.figures.memory = contestant.ask("memory")["bytes"]
     finally:
         for contestant in contestants:
             contestant.close()
@@ -106,13 +106,16 @@ def contest(setup: Setup, names: Sequence[str], rounds: int, console: Console) -
     }
 
 
-def _turn(contestant: _Contestant, number: int, figures: Figures) -> list[float]:
+def _turn(contestant: _Contestant, number: int, *, first: bool) -> list[float]:
     """One contestant's part of a round; returns the simulator's state after its rendered chunks."""
+    figures = Figures() if first else contestant.figures  # the first time compiles and fills caches
     for other in (True, False):
         figures.switch += contestant.ask("reset", other=other, init_state=number)["seconds"]
     figures.reset += contestant.ask("reset", other=False, init_state=number + 1)["seconds"]
     figures.chunk += contestant.ask("chunks", count=_CHUNKS, seed=number, blind=False)["seconds"]
     state: list[float] = contestant.ask("state")["state"]
+    if first:  # before a peer builds a second environment for its blind steps
+        contestant.figures.memory = contestant.ask("memory")["bytes"]
     figures.blind_chunk += contestant.ask("chunks", count=_CHUNKS, seed=number, blind=True)["seconds"]
     figures.bare += contestant.ask("bare", count=10)["seconds"]
     return state

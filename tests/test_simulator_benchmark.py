@@ -27,7 +27,7 @@ def test_contestants_in_different_states_are_refused():
 
 
 def test_cells_compare_with_the_first():
-    assert _cells([0.1, 0.25, None], 1e3, "ms") == ["100.0 ms", "250.0 ms (2.5x)", "-"]
+    assert _cells([10.0, 4.0, None]) == ["10.00", "4.00 (2.5x)", "-"]
 
 
 def test_a_contestant_that_cannot_start_says_why():
@@ -44,6 +44,8 @@ def test_the_untouched_environment_arrives_at_the_same_states_later():
     assert ours["bare"] * TINY.chunk_size < ours["blind_chunk"] < ours["chunk"]
     for what in ("chunk", "blind_chunk", "reset", "switch"):
         assert theirs[what] > 1.5 * ours[what], what
+    memory = [result["seconds"][name]["memory"] for name in ("vla_rl", "hf-libero")]
+    assert memory[0]["slot"] < memory[1]["slot"] < memory[1]["process"]
 
 
 def test_an_unknown_suite_is_a_mistake_of_the_user(capsys):

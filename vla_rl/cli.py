@@ -95,7 +95,13 @@ def _add_benchmark(commands: Any) -> None:
     simulator.add_argument("--image-size", metavar="N", type=_positive, default=256, help="pixels")
     simulator.add_argument("--chunk-size", metavar="N", type=_positive, default=8, help="control steps")
     simulator.add_argument("--rounds", metavar="N", type=_positive, default=5, help="turns of each contestant")
-    for kind in (overlap, simulator):
+    training = _add_command(kinds, "training", _training, "a config's throughput under several settings of one key")
+    training.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
+    _add_overrides(training)
+    training.add_argument("--vary", metavar="KEY=A,B", required=True, help="such as env.implementation=fast,untouched")
+    training.add_argument("--minutes", metavar="N", type=float, default=4.0, help="of each variant and round")
+    training.add_argument("--rounds", metavar="N", type=_positive, default=1, help="turns of each variant")
+    for kind in (overlap, simulator, training):
         _add_json(kind)
 
 
@@ -196,6 +202,12 @@ def _simulator(args: argparse.Namespace) -> int:
     from vla_rl.benchmark.simulator import simulator_command
 
     return simulator_command(args)
+
+
+def _training(args: argparse.Namespace) -> int:
+    from vla_rl.benchmark.training import training_command
+
+    return training_command(args)
 
 
 def _doctor(args: argparse.Namespace) -> int:

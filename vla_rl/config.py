@@ -42,6 +42,10 @@ class LiberoConfig(Group):
     max_episode_steps: Positive | None = Field(None, description="Time limit; null takes the suite's protocol.")
     antialiasing: bool = Field(True, description="LIBERO's pixels; off, software rendering takes half the time.")
     settle_steps: NonNegative = Field(10, description="No-op steps after a reset, while objects come to rest.")
+    model_cache_gib: PositiveFloat = Field(
+        2.0,
+        description="Memory a worker may fill with models, about 0.15 GiB a task; rarely used ones go.",
+    )
     joint_noise: float = Field(
         0.0,
         ge=0.0,

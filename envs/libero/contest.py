@@ -28,6 +28,7 @@ from envs.libero.conventions import NO_OP
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 _SEED, _SETTLE = 0, 10
+_EXTRA_SLOTS = 2  # of which the memory is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,12 @@ class Contestant(Protocol):
     def state(self) -> np.ndarray:
         """float64: time, positions, velocities."""
 
+    def add_slot(self, number: int) -> None:
+        """Begin the ``number``-th episode beside the one that is played (from 1), and see it."""
+
 
 class Ours:
-    """This project's environment, one slot."""
+    """This project's environment; slot 0 is played."""
 
     def __init__(self, setup: Setup) -> None:
         from envs.base import empty_observation
@@ -72,15 +76,18 @@ class Ours:
             wrist_camera=setup.cameras == 2,
         )
         self._tasks = config.tasks
-        self._env = LiberoVectorEnv(config, 1)
-        self._view = empty_observation(self._env.spec, 1)
+        self._env = LiberoVectorEnv(config, 1 + _EXTRA_SLOTS)
+        self._view = empty_observation(self._env.spec, 1 + _EXTRA_SLOTS)
 
     def reset(self, task: int, init_state: int) -> None:
+        self._reset(0, task, init_state)
+
+    def _reset(self, slot: int, task: int, init_state: int) -> None:
         from vla_rl.types import Episode
 
-        episode = Episode(id=0, task=self._tasks.index(task), seed=_SEED, init_state=init_state)
-        self._env.reset([0], [episode])
-        self._env.observe([0], self._view)
+        episode = Episode(id=slot, task=self._tasks.index(task), seed=_SEED, init_state=init_state)
+        self._env.reset([slot], [episode])
+        self._env.observe([slot], self._view)
 
     def step(self, actions: np.ndarray) -> None:
         self.step_blind(actions)
@@ -94,6 +101,9 @@ class Ours:
 
     def state(self) -> np.ndarray:
         return self._env.demo_state(0)["states"]
+
+    def add_slot(self, number: int) -> None:
+        self._reset(number, self._tasks[0], number)
 
     def bare_substeps(self, count: int) -> list[float]:
         """Seconds that MuJoCo's own step function takes for the substeps of a control step, ``count`` times."""
@@ -124,6 +134,7 @@ class HfLibero:
         self._task = setup.task
         self._env = self._build(setup.task, blind=False)
         self._blind: Any = None
+        self._others: list[Any] = []
 
     def _build(self, task: int, *, blind: bool) -> Any:
         from libero.libero.envs.env_wrapper import ControlEnv, OffScreenRenderEnv
@@ -155,6 +166,10 @@ class HfLibero:
     def state(self) -> np.ndarray:
         return self._env.get_sim_state()
 
+    def add_slot(self, number: int) -> None:
+        self._others.append(self._build(self._setup.task, blind=False))
+        _start(self._others[-1], self._tasks[self._setup.task], number)
+
 
 class LeRobot:
     """``lerobot.envs.libero.LiberoEnv`` as it comes. It renders both cameras, also where one is asked for."""
@@ -165,6 +180,7 @@ class LeRobot:
         self._setup = setup
         self._task = setup.task
         self._env = self._build(setup.task)
+        self._others: list[Any] = []
 
     def _build(self, task: int) -> Any:
         from lerobot.envs.libero import LiberoEnv
@@ -185,9 +201,12 @@ class LeRobot:
         if task != self._task:
             self._env.close()
             self._env, self._task = self._build(task), task
-        self._env.init_state_id = init_state
+        self._start(self._env, init_state)
+
+    def _start(self, env: Any, init_state: int) -> None:
+        env.init_state_id = init_state
         np.random.seed(_SEED)
-        self._env.reset(seed=_SEED)
+        env.reset(seed=_SEED)
 
     def step(self, actions: np.ndarray) -> None:
         for action in actions:
@@ -198,6 +217,10 @@ class LeRobot:
 
     def state(self) -> np.ndarray:
         return self._env._env.get_sim_state()
+
+    def add_slot(self, number: int) -> None:
+        self._others.append(self._build(self._setup.task))
+        self._start(self._others[-1], number)
 
 
 class _Unused(MetaPathFinder, Loader):
@@ -276,10 +299,14 @@ class Server:
         return {"seconds": self._contestant.bare_substeps(count) if isinstance(self._contestant, Ours) else []}
 
     def _memory(self) -> dict[str, Any]:
-        """Resident memory of this process, in bytes."""
+        """Resident memory of this process with one slot, and what each further slot adds, in bytes."""
         import psutil
 
-        return {"bytes": psutil.Process().memory_info().rss}
+        process = psutil.Process()
+        alone = process.memory_info().rss
+        for number in range(1, 1 + _EXTRA_SLOTS):
+            self._contestant.add_slot(number)
+        return {"process": alone, "slot": (process.memory_info().rss - alone) / _EXTRA_SLOTS}
 
 
 def main() -> None:

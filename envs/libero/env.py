@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import mujoco
 import numpy as np
 
 from envs.libero.conventions import NO_OP, pose
@@ -22,7 +23,7 @@ from envs.libero.task_model import SlotState, TaskModel
 from vla_rl.config import LiberoConfig
 from vla_rl.types import Episode, Observation
 
-MAX_CACHED_MODELS = 10  # a whole suite of ten; 0.15 to 0.25 GiB each (measured on original assets at 128 pixels)
+_MEMORY_FACTOR = 2.0  # the GL library has its own copy; measured 1.9 to 2.4 on original assets at 128 and 256 pixels
 
 
 @dataclass(slots=True)
@@ -32,6 +33,11 @@ class _Scene:
     model: TaskModel
     renderer: Renderer
     cameras: list[int]
+
+    @property
+    def memory(self) -> float:
+        """Estimated, in bytes."""
+        return _MEMORY_FACTOR * mujoco.mj_sizeModel(self.model.model)
 
 
 @dataclass(slots=True)
@@ -109,22 +115,26 @@ class LiberoVectorEnv(SlotwiseEnv[_Slot]):
         gc.collect()
 
     def _scene(self, task: int) -> _Scene:
-        """The task's model, from the cache or built; one that no slot needs may be dropped for it."""
+        """The task's model, from the cache or built; others that no slot needs may be dropped for it."""
         scene = self._scenes.get(task)
         if scene is None:
-            self._make_room()
             model = TaskModel(self.tasks[task], self.assets)
             renderer = Renderer(model.model, self.spec.image_size, antialiasing=self.config.antialiasing)
             scene = _Scene(model, renderer, [model.model.camera(name).id for name in self.spec.views])
+            self._make_room(scene)
             self._scenes[task] = scene
         self._scenes.move_to_end(task)
         return scene
 
-    def _make_room(self) -> None:
+    def _make_room(self, scene: _Scene) -> None:
         in_use = {slot.episode.task for slot in self.slots if slot is not None}
+        excess = scene.memory + sum(s.memory for s in self._scenes.values()) - self.config.model_cache_gib * 2**30
         for task in [task for task in self._scenes if task not in in_use]:  # the least recently used first
-            if len(self._scenes) >= MAX_CACHED_MODELS:
-                self._scenes.pop(task).renderer.close()
+            if excess > 0:
+                dropped = self._scenes.pop(task)
+                excess -= dropped.memory
+                dropped.renderer.close()
+                del dropped
                 gc.collect()  # robosuite's objects refer to each other in circles
 
     def _images(self, slot: _Slot, out: np.ndarray | None = None) -> np.ndarray:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +22,9 @@ from vla_rl.config import RunConfig
 from vla_rl.run_folder import machine
 
 SLOTS, BATCH, EPISODES, CHUNKS, CHUNK_SIZE = 8, 4, 16, 2, 8  # an iteration: 16 episodes of 2 chunks of 8 steps
+ENV_STEPS = EPISODES * CHUNKS * CHUNK_SIZE  # of an iteration
 WARMUP = 2  # iterations until queues are filled
+COOLDOWN = 3  # last iterations, for which everything has been played before
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Costs:
     train: float
 
     def config(self, mode: str, iterations: int, folder: str) -> RunConfig:
-        steps, batches = EPISODES * CHUNKS * CHUNK_SIZE, EPISODES * CHUNKS / BATCH
+        batches = EPISODES * CHUNKS / BATCH
         return RunConfig.model_validate(
             {
                 "mode": mode,
@@ -42,7 +44,7 @@ class Costs:
                     "name": "workload",
                     "image_size": 32,
                     "max_episode_steps": CHUNKS * CHUNK_SIZE,
-                    "step_ms": self.simulate / steps * 1e3,
+                    "step_ms": self.simulate / ENV_STEPS * 1e3,
                 },
                 "policy": {"chunk_size": CHUNK_SIZE, "latency_ms": self.infer / batches * 1e3},
                 "learner": {"latency_ms": self.train * 1e3, "lr": 0.0},
@@ -89,30 +91,35 @@ class Outcome:
 
 
 def measure(costs: Costs, iterations: int) -> Outcome:
-    """Run both modes and compare medians over the iterations after the warm-up."""
+    """Run both modes and compare means over ``iterations`` between warm-up and cool-down."""
     from vla_rl.runner import train
 
     with tempfile.TemporaryDirectory() as folder:
         for mode in ("sync", "async"):
-            train(costs.config(mode, iterations + WARMUP, folder))
+            train(costs.config(mode, WARMUP + iterations + COOLDOWN, folder))
         sync, overlapped = (_steady(Path(folder) / mode) for mode in ("sync", "async"))
-    times = [m["time/iteration_s"] for m in sync]
 
     def busy(name: str) -> float:
-        return median(m[f"busy/{name}"] * t for m, t in zip(sync, times, strict=True))
+        return fmean(m[f"busy/{name}"] * m["time/iteration_s"] for m in sync)
 
     return Outcome(
         simulate=busy("env_workers"),
         infer=busy("inference"),
         train=busy("learner"),
-        sync=median(times),
-        asynchronous=median(m["time/iteration_s"] for m in overlapped),
+        sync=_seconds(sync),
+        asynchronous=_seconds(overlapped),
     )
 
 
 def _steady(run: Path) -> list[dict[str, float]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines][WARMUP:]
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [m for m in metrics if WARMUP < m["iteration"] <= metrics[-1]["iteration"] - COOLDOWN]
+
+
+def _seconds(metrics: list[dict[str, float]]) -> float:
+    """Time of an iteration, by what was trained or by what was played, whichever was less: none lives on a surplus."""
+    played = sum(m["throughput/env_steps_per_s"] * m["time/iteration_s"] for m in metrics) / ENV_STEPS
+    return sum(m["time/iteration_s"] for m in metrics) / min(len(metrics), played)
 
 
 CASES = {

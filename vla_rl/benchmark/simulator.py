@@ -39,7 +39,7 @@ class Figures:
     bare: list[float] = field(default_factory=list)  # the substeps of one control step, nothing around them
     reset: list[float] = field(default_factory=list)  # to another initial state of the same task
     switch: list[float] = field(default_factory=list)  # to another task
-    memory: int = 0  # bytes, resident
+    memory: dict[str, float] = field(default_factory=dict)  # bytes of the "process", and of each further "slot"
 
     def medians(self) -> dict[str, float | None]:
         return {name: median(v) if v else None for name, v in asdict(self).items() if isinstance(v, list)}
@@ -115,7 +115,7 @@ def _turn(contestant: _Contestant, number: int, *, first: bool) -> list[float]:
     figures.chunk += contestant.ask("chunks", count=_CHUNKS, seed=number, blind=False)["seconds"]
     state: list[float] = contestant.ask("state")["state"]
     if first:  # before a peer builds a second environment for its blind steps
-        contestant.figures.memory = contestant.ask("memory")["bytes"]
+        contestant.figures.memory = contestant.ask("memory")
     figures.blind_chunk += contestant.ask("chunks", count=_CHUNKS, seed=number, blind=True)["seconds"]
     figures.bare += contestant.ask("bare", count=10)["seconds"]
     return state
@@ -151,35 +151,37 @@ def _table(result: dict[str, Any]) -> Table:
     setup = result["setup"]
     table = Table(
         title=f"{setup['suite']}, one core, {setup['cameras']} camera(s) of {setup['image_size']} pixels, chunks of "
-        f"{setup['chunk_size']} steps, assets: {result['assets']}; medians, in brackets: times vla_rl's",
+        f"{setup['chunk_size']} steps, assets: {result['assets']}; of medians, in brackets: vla_rl's over it",
     )
-    table.add_column("")
+    table.add_column("in a second")
     medians = {name: figures["median"] for name, figures in result["seconds"].items()}
     for name in medians:
         table.add_column(name, justify="right")
-    for label, key, scale, unit in (
-        ("rendered chunk", "chunk", 1e3, "ms"),
-        ("the same without rendering", "blind_chunk", 1e3, "ms"),
-        ("bare physics of a chunk", "bare", 1e3 * setup["chunk_size"], "ms"),
-        ("reset, same task, settled", "reset", 1e3, "ms"),
-        ("reset, other task, settled", "switch", 1e3, "ms"),
+    chunk = setup["chunk_size"]
+    for label, key, count in (
+        ("rendered chunks", "chunk", 1),
+        ("control steps without rendering", "blind_chunk", chunk),
+        ("control steps of bare physics", "bare", 1),
+        ("resets, same task, settled", "reset", 1),
+        ("resets, other task, settled", "switch", 1),
     ):
-        table.add_row(label, *_cells([m[key] for m in medians.values()], scale, unit))
-    frames = {name: 1 if name == "vla_rl" else setup["chunk_size"] for name in medians}
+        table.add_row(label, *_cells([m[key] and count / m[key] for m in medians.values()]))
+    frames = {name: 1 if name == "vla_rl" else chunk for name in medians}
     arithmetic = [
-        m["blind_chunk"] and m["blind_chunk"] + frames[name] * setup["cameras"] * GPU_RENDER_S
+        m["blind_chunk"] and 1 / (m["blind_chunk"] + frames[name] * setup["cameras"] * GPU_RENDER_S)
         for name, m in medians.items()
     ]
-    table.add_row(f"arithmetic: a frame in {GPU_RENDER_S * 1e3:.0f} ms (GPU)", *_cells(arithmetic, 1e3, "ms"))
-    memory = [figures["memory"] / 2**20 for figures in result["seconds"].values()]
-    table.add_row("memory of the process", *(f"{m:.0f} MiB" for m in memory))
+    table.add_row(f"arithmetic: chunks, {GPU_RENDER_S * 1e3:.0f} ms a frame (GPU)", *_cells(arithmetic))
+    for label, key in (("memory of the process", "process"), ("memory of a further slot", "slot")):
+        memory = [figures["memory"][key] / 2**20 for figures in result["seconds"].values()]
+        table.add_row(label, *(f"{m:.0f} MiB" for m in memory))
     return table
 
 
-def _cells(seconds: Sequence[float | None], scale: float, unit: str) -> list[str]:
-    ours = seconds[0]
+def _cells(rates: Sequence[float | None]) -> list[str]:
+    ours = rates[0]
     cells = []
-    for value in seconds:
-        ratio = f" ({value / ours:.1f}x)" if value and ours and value is not ours else ""
-        cells.append(f"{value * scale:.1f} {unit}{ratio}" if value else "-")
+    for rate in rates:
+        ratio = f" ({ours / rate:.1f}x)" if rate and ours and rate is not ours else ""
+        cells.append(f"{rate:.2f}{ratio}" if rate else "-")
     return cells

@@ -8,12 +8,15 @@ final observation where a time limit cut it (Pardo et al., arXiv:1712.00378).
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 Array = np.ndarray
 
 # Far below the spread of any returns worth learning from, far above float32 noise around a constant.
 NORMALIZE_EPSILON = 1e-5
+GROUP_EPSILON = 1e-6  # of a group's deviation, where a single success among 8 gives 0.35
 
 
 def chunk_rewards(rewards: Array, num_steps: Array) -> Array:
@@ -52,6 +55,47 @@ def monte_carlo_returns(rewards: Array, offsets: Array, final_value: Array, trun
     rewards = _finite("rewards", rewards)
     last = _last_rows(offsets, rewards)
     return _discounted_sum(rewards, offsets, _bootstrap(final_value, truncated, len(last)), gamma)
+
+
+def episode_returns(rewards: Array, num_steps: Array, offsets: Array) -> Array:
+    """float64 [B]: the undiscounted sum of each episode's rewards; shapes as in ``chunk_rewards``."""
+    per_chunk = _finite("rewards", chunk_rewards(rewards, num_steps))
+    _last_rows(offsets, per_chunk)
+    return np.add.reduceat(per_chunk, np.asarray(offsets[:-1], np.int64))
+
+
+def group_advantages(
+    returns: Array,  # [B]
+    group: Array,  # int [B], equal where episodes belong together
+    *,
+    baseline: Literal["mean", "leave_one_out"],
+    scale: Literal["group", "batch", "none"],
+) -> Array:
+    """float64 [B]: how much better each episode did than its group.
+
+    ``baseline`` "mean": the group's (GRPO, arXiv:2402.03300); "leave_one_out": that of the others (RLOO,
+    arXiv:2402.14740), n / (n - 1) times the same difference. ``scale`` "group" divides by the group's unbiased
+    standard deviation, "batch" by that of all differences about 0 (REINFORCE++ with a group baseline,
+    arXiv:2501.03262), "none" by 1 (Dr. GRPO, arXiv:2503.20783). Where all of a group are alike they become 0.
+
+    Raises ValueError where an episode is alone in its group.
+    """
+    returns = _finite("returns", returns)
+    ids, index, sizes = np.unique(group, return_inverse=True, return_counts=True)
+    if sizes.min() < 2:
+        raise ValueError(f"group {ids[sizes.argmin()]} has one episode: there is nothing to compare it with")
+    size = sizes[index]
+    difference = returns - (np.bincount(index, returns) / sizes)[index]
+    squares = np.bincount(index, difference**2)
+    if baseline == "leave_one_out":
+        difference = difference * size / (size - 1)
+    match scale:
+        case "group":
+            return difference / (np.sqrt(squares / (sizes - 1))[index] + GROUP_EPSILON)
+        case "batch":
+            return difference / (np.sqrt(np.mean(difference**2)) + GROUP_EPSILON)
+        case "none":
+            return difference
 
 
 def normalize(advantages: Array, weights: Array | None = None) -> Array:

@@ -85,10 +85,11 @@ class Targets:
 class Algorithm(ABC):
     """One algorithm's macro flow. Stateless: what changes from update to update is passed in."""
 
-    config: AlgoConfig
-    needs_recompute: bool  # targets wants log-probabilities and values of the weights at the update's start
-    epochs: int  # passes over a super-batch
-    minibatches: int  # optimizer steps a pass
+    def __init__(self, config: AlgoConfig) -> None:
+        self.config = config
+        self.needs_recompute = config.recompute_logprobs  # targets wants what the update's start says of the batch
+        self.epochs = config.epochs  # passes over a super-batch
+        self.minibatches = config.minibatches  # optimizer steps a pass
 
     @abstractmethod
     def targets(self, batch: SuperBatch, logprobs: Array | None = None, values: Array | None = None) -> Targets:

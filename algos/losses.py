@@ -100,8 +100,12 @@ def clipped_surrogate(
     clip_low: float,
     clip_high: float,
     weights: Tensor | None = None,  # pi_prox / pi_behaviour at the same level, a constant to the gradient
+    dual_clip: float | None = None,
 ) -> Tensor:
     """Sum over elements of ``-w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)``.
+
+    With ``dual_clip`` c, elements of negative A contribute at least ``c * A`` each (arXiv:1912.09729): stale actions
+    that have become likely do not push without limit.
 
     Without weights PPO's objective (arXiv:1707.06347, equation 7), with unequal limits as in arXiv:2503.14476; with
     weights the decoupled objective (arXiv:2505.24298, after arXiv:2110.00641), in which the clip holds pi
@@ -110,6 +114,8 @@ def clipped_surrogate(
     ratios = log_ratios.exp()
     advantages = _per_chunk(advantages, log_ratios)
     surrogate = torch.minimum(ratios * advantages, ratios.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
+    if dual_clip is not None:
+        surrogate = torch.where(advantages < 0, torch.maximum(surrogate, dual_clip * advantages), surrogate)
     if weights is not None:
         surrogate = surrogate * weights.detach()
     return -_masked(surrogate, mask).sum()

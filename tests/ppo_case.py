@@ -1,4 +1,4 @@
-"""A super-batch on its way through PPO, as the learner would drive it, in float64."""
+"""A super-batch on its way through an algorithm, as the learner would drive it, in float64."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ from algos import make_algorithm
 from algos.base import Counts, RowTargets
 from algos.losses import RatioLevel
 from tests.reference_algos import random_super_batch
-from vla_rl.config import PPOConfig
+from vla_rl.config import GRPOConfig, PPOConfig
 
 LEVELS: tuple[RatioLevel, ...] = get_args(RatioLevel)
 SEED = st.integers(0, 2**32 - 1)
 PLAIN = PPOConfig(entropy_coef=0.01, huber_delta=0.8)
 DECOUPLED = PPOConfig(entropy_coef=0.01, recompute_logprobs=True, importance_cap=1.5)
-CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in (PLAIN, DECOUPLED) for level in LEVELS]
+DUAL = PPOConfig(recompute_logprobs=True, dual_clip=1.05)
+GROUPED = GRPOConfig(group_size=2, entropy_coef=0.01)
+GROUPED_DECOUPLED = GRPOConfig(group_size=2, average="episodes", recompute_logprobs=True, importance_cap=1.5)
+PPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in (PLAIN, DECOUPLED, DUAL) for level in LEVELS]
+GRPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in (GROUPED, GROUPED_DECOUPLED) for level in LEVELS]
+CONFIGS: list[PPOConfig | GRPOConfig] = [*PPO_CONFIGS, *GRPO_CONFIGS]
 
 
 class Case:
     """A super-batch, the proximal policy's numbers, and the current policy's as float64 leaves."""
 
-    def __init__(self, config: PPOConfig, seed: int = 0, episodes: int = 6, **shape: int) -> None:
+    def __init__(self, config: PPOConfig | GRPOConfig, seed: int = 0, episodes: int = 6, **shape: int) -> None:
         rng = np.random.default_rng(seed)
         self.algorithm = make_algorithm(config)
         self.batch = random_super_batch(rng, episodes, **shape)

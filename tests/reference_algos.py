@@ -123,7 +123,10 @@ def ppo_reference(
             s.importance_sq += (ratio * weight) ** 2
             used = weight if c.importance_cap is None else min(weight, c.importance_cap)
             clipped = min(max(ratio, 1 - c.clip_low), 1 + c.clip_high)
-            s.policy -= used * min(ratio * advantages[i], clipped * advantages[i])
+            surrogate = min(ratio * advantages[i], clipped * advantages[i])
+            if c.dual_clip is not None and advantages[i] < 0:
+                surrogate = max(surrogate, c.dual_clip * advantages[i])
+            s.policy -= used * surrogate
             s.k1 += math.log(1 / ratio)
             s.k3 += ratio - 1 - math.log(ratio)
             s.clipped += clipped != ratio
@@ -166,6 +169,6 @@ def random_super_batch(
         terminated=~truncated,
         truncated=truncated,
         success=~truncated,
-        group=np.full(episodes, -1, np.int32),
+        group=(np.arange(episodes) // 2).astype(np.int32),
         episode_id=np.arange(100, 100 + episodes, dtype=np.int64),
     )

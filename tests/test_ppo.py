@@ -1,4 +1,4 @@
-"""algos.ppo as the learner uses it: losses that add up, metrics that merge, masks and padding that hold."""
+"""Algorithms as the learner uses them: losses that add up, metrics that merge, masks and padding that hold."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from algos import make_algorithm
 from algos.advantages import explained_variance
 from algos.base import Counts
 from algos.losses import RatioLevel
-from tests.ppo_case import CONFIGS, DECOUPLED, LEVELS, PLAIN, SEED, Case, summed
+from tests.ppo_case import CONFIGS, DECOUPLED, LEVELS, PLAIN, PPO_CONFIGS, SEED, Case, summed
 from tests.reference_algos import ppo_reference, random_super_batch
 from vla_rl.config import PPOConfig
 from vla_rl.types import SuperBatch
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.ratio_level}-{c.recompute_logprobs}")
+@pytest.mark.parametrize("config", PPO_CONFIGS, ids=lambda c: f"{c.ratio_level}-{c.recompute_logprobs}")
 @pytest.mark.parametrize("seed", range(3))
 def test_loss_and_metrics_equal_the_reference(config: PPOConfig, seed: int) -> None:
     case = Case(config, seed)

@@ -121,6 +121,7 @@ CHANGES: dict[str, Any] = {
     "value_warmup": 5,
     "recompute_logprobs": False,
     "importance_cap": 0.5,
+    "dual_clip": 1.01,
 }
 
 

@@ -1,6 +1,7 @@
 import random
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from vla_rl.checkpoint import load_trajectories, save_trajectories
 from vla_rl.replay import ReplayStore, StoreRules
 from vla_rl.schedule import evaluation_episodes, training_episode
 from vla_rl.superbatch import collate, describe
+from vla_rl.types import GroupRules
 
 
 def _rules(**changes) -> StoreRules:
@@ -145,11 +147,15 @@ def test_waiting_callers_come_back(make_store):
 # --- conservation ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_conservation_through_chaos(make_store, tmp_path, seed):
+GROUPS = [GroupRules(), GroupRules(2), GroupRules(4), GroupRules(2, 0.1, 0.9, 3), GroupRules(4, 0.3, 0.8, 50)]
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("seed", range(4))
+def test_conservation_through_chaos(make_store, tmp_path, seed, groups):
     """Random takes, finishes, deaths, updates, evaluations and resumes: nothing is lost or counted twice."""
     rng = random.Random(seed)
-    store = make_store(max_age=rng.choice([0, 1, 3]))
+    store = make_store(max_age=rng.choice([0, 1, 3]), groups=groups)
     running: dict[int, list] = {0: [], 1: [], 2: []}
     trained: set[int] = set()
     for _ in range(1200):
@@ -159,8 +165,9 @@ def test_conservation_through_chaos(make_store, tmp_path, seed):
                 running[worker] += store.take(worker, rng.randint(1, 4), 0.0)
             case "finish" if running[worker]:
                 episode = running[worker].pop(rng.randrange(len(running[worker])))
-                version = max(0, store.version - rng.choice([0, 0, 1, 4]))
-                store.add(worker, result(episode) if episode.evaluation else trajectory(episode, version=version))
+                version = max(0, store.version - rng.choice([0, 0, 0, 0, 1, 4]))
+                played = trajectory(episode, version=version, success=rng.random() < 0.6)
+                store.add(worker, result(episode) if episode.evaluation else played)
             case "die" if rng.random() < 0.05:
                 store.worker_lost(worker)
                 running[worker] = []
@@ -170,6 +177,7 @@ def test_conservation_through_chaos(make_store, tmp_path, seed):
                     assert batch.ages.max() <= store.rules.max_age
                     assert batch.version == store.version
                     assert not trained & set(batch.episode_id.tolist())
+                    assert set(Counter(batch.group.tolist()).values()) == {groups.size}
                     trained |= set(batch.episode_id.tolist())
                     assert _balanced(store)
                     store.advance(store.version + 1)
@@ -178,12 +186,12 @@ def test_conservation_through_chaos(make_store, tmp_path, seed):
             case "resume" if rng.random() < 0.05:
                 record, trajectories = store.state()
                 save_trajectories(tmp_path / "t.npz", trajectories)
-                store = make_store(max_age=store.rules.max_age)
+                store = make_store(max_age=store.rules.max_age, groups=groups)
                 store.restore(record, load_trajectories(tmp_path / "t.npz"))
                 running = {0: [], 1: [], 2: []}
         assert _balanced(store)
     assert store.counters()["trained"] == len(trained)
-    assert len(trained) >= 20, "the chaos must not keep the store from working"
+    assert len(trained) >= 8, "the chaos must not keep the store from working"
 
 
 def test_restored_store_goes_on_where_it_was(make_store, tmp_path):
@@ -205,6 +213,84 @@ def test_restored_store_goes_on_where_it_was(make_store, tmp_path):
     batch = again.next_batch(5.0)
     assert batch.version == 1
     assert set(batch.episode_id[:2]) == {e.id for e in episodes[4:6]}
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+
+def _finish(store: ReplayStore, episodes, successes, version=0) -> None:
+    for episode, success in zip(episodes, successes, strict=True):
+        store.add(0, trajectory(episode, version=version, success=bool(success)))
+
+
+def test_groups_begin_whole_and_share_task_and_placement(make_store):
+    store = make_store(max_age=0, groups=GroupRules(2))
+    first = store.take(0, 1, 0.0)
+    assert store.capacity() == 2, "the second member of the first group has its place already"
+    episodes = first + store.take(0, 10, 0.0)
+    assert [(e.group, e.member) for e in episodes] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for one, two in (episodes[:2], episodes[2:]):
+        assert (one.task, one.seed, one.init_state) == (two.task, two.seed, two.init_state)
+    assert episodes[0].seed != episodes[2].seed
+
+
+def test_a_batch_holds_whole_groups_in_the_order_of_completion(make_store):
+    store = make_store(groups=GroupRules(2))
+    episodes = store.take(0, 8, 0.0)
+    _finish(store, [episodes[i] for i in (0, 2, 4, 7, 6)], [1, 1, 1, 0, 1])
+    assert store.next_batch(0.1) is None, "one group is complete, three have a member each"
+    _finish(store, [episodes[5]], [0])
+    batch = store.next_batch(5.0)
+    assert batch.group.tolist() == [3, 3, 2, 2]
+    assert batch.episode_id.tolist() == [episodes[i].id for i in (6, 7, 4, 5)]
+    assert store.counters()["buffered"] == 2
+
+
+def test_a_lost_member_is_played_again_in_its_group(make_store):
+    store = make_store(max_age=0, groups=GroupRules(4))
+    mine, theirs = store.take(0, 3, 0.0), store.take(1, 1, 0.0)
+    _finish(store, mine, [1, 0, 1])
+    store.worker_lost(1)
+    again = store.take(0, 4, 0.0)
+    assert [(e.group, e.member, e.seed) for e in again] == [(0, 3, theirs[0].seed)]
+    _finish(store, again, [0])
+    assert set(store.next_batch(5.0).group) == {0}
+    assert _balanced(store)
+
+
+def test_groups_outside_the_bounds_are_replaced_until_the_batch_is_full(make_store):
+    store = make_store(max_age=0, groups=GroupRules(2, 0.1, 0.9, max_filtered=10))
+    for group in range(4):
+        episodes = store.take(0, 2, 0.0)
+        assert len(episodes) == 2
+        _finish(store, episodes, [1, 1] if group % 2 == 0 else [1, 0])
+    batch = store.next_batch(5.0)
+    assert batch.group.tolist() == [1, 1, 3, 3]
+    assert batch.success.tolist() == [True, False] * 2
+    assert (store.counters()["filtered"], store.capacity()) == (4, 0)
+    store.advance(1)
+    assert _balanced(store)
+
+
+def test_where_no_group_qualifies_any_will_do_in_the_end(make_store):
+    """A task that always succeeds must not stop the run."""
+    store = make_store(max_age=0, groups=GroupRules(2, 0.1, 0.9, max_filtered=3))
+    for _ in range(5):
+        _finish(store, store.take(0, 2, 0.0), [1, 1])
+    assert store.next_batch(5.0).group.tolist() == [3, 3, 4, 4]
+    assert store.counters()["filtered"] == 6
+
+
+def test_a_group_is_as_old_as_its_oldest_member(make_store):
+    store = make_store(max_age=0, groups=GroupRules(2))
+    early = store.take(0, 4, 0.0)
+    store.version = store._batches = 1
+    _finish(store, early[:1], [1], version=0)
+    _finish(store, early[1:], [1, 1, 1], version=1)
+    later = store.take(0, 2, 5.0)  # dropping a group makes room for another
+    _finish(store, later, [0, 1], version=1)
+    assert store.next_batch(5.0).group.tolist() == [1, 1, 2, 2]
+    assert store.counters()["stale"] == 2
 
 
 # --- super-batches --------------------------------------------------------------------------------------------------

@@ -6,9 +6,11 @@ Each group of keys is one class below. Heavy libraries are not imported here: re
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from vla_rl.types import GroupRules
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -101,7 +103,41 @@ class PolicyConfig(Group):
 # --- algo -----------------------------------------------------------------------------------------------------------
 
 
-class PPOConfig(Group):
+class SurrogateConfig(Group):
+    """The clipped policy objective that all algorithms here share."""
+
+    clip_low: PositiveFloat = Field(0.2, description="Ratios are clipped to [1 - clip_low, 1 + clip_high].")
+    clip_high: PositiveFloat = 0.2
+    dual_clip: float | None = Field(
+        None, gt=1.0, description="Where the advantage is negative, ratios count as this at most (arXiv:1912.09729)."
+    )
+    ratio_level: Literal["token", "action", "chunk"] = Field("action", description="What one probability ratio covers.")
+    entropy_coef: float = Field(0.0, ge=0.0)
+    epochs: Positive = 1
+    minibatches: Positive = Field(4, description="Optimizer steps per epoch.")
+    recompute_logprobs: bool = Field(
+        False, description="Decoupled objective (arXiv:2505.24298): clip around the weights at the update's start."
+    )
+    importance_cap: PositiveFloat | None = Field(
+        None, description="Largest behaviour weight pi_prox / pi_behaviour; needs recompute_logprobs."
+    )
+
+    @model_validator(mode="after")
+    def _cap_needs_recompute(self) -> Self:
+        if self.importance_cap is not None and not self.recompute_logprobs:
+            raise ValueError(
+                f"importance_cap={self.importance_cap} weighs by recomputed log-probabilities: "
+                "set recompute_logprobs=true, or importance_cap=null"
+            )
+        return self
+
+    @property
+    def groups(self) -> GroupRules:
+        """Which episodes belong together."""
+        return GroupRules()
+
+
+class PPOConfig(SurrogateConfig):
     """Proximal policy optimization (arXiv:1707.06347) on action chunks."""
 
     name: Literal["ppo"] = "ppo"
@@ -112,35 +148,54 @@ class PPOConfig(Group):
         description="truncated: an episode cut by its time limit ends with the value of its final observation. "
         "never: with 0, where the limit is part of the task, as in LIBERO's benchmark.",
     )
-    clip_low: PositiveFloat = Field(0.2, description="Ratios are clipped to [1 - clip_low, 1 + clip_high].")
-    clip_high: PositiveFloat = 0.2
-    ratio_level: Literal["token", "action", "chunk"] = Field("action", description="What one probability ratio covers.")
     value_clip: PositiveFloat | None = Field(0.2, description="Clip range of the value update; null: unclipped.")
     huber_delta: PositiveFloat = Field(10.0, description="Where the value loss turns from squared to absolute.")
     value_coef: float = Field(0.5, ge=0.0)
-    entropy_coef: float = Field(0.0, ge=0.0)
-    epochs: Positive = 1
-    minibatches: Positive = Field(4, description="Optimizer steps per epoch.")
     normalize_advantages: bool = True
     value_warmup: NonNegative = Field(0, description="Iterations that train the value head only.")
-    recompute_logprobs: bool = Field(
-        False, description="Decoupled objective (arXiv:2505.24298): clip around the weights at the update's start."
+
+
+class GRPOConfig(SurrogateConfig):
+    """Group-relative policy optimization (arXiv:2402.03300) on action chunks, and its relatives.
+
+    GRPO itself is the default; RLOO (arXiv:2402.14740) is baseline=leave_one_out, scale=none; Dr. GRPO
+    (arXiv:2503.20783) scale=none, average=constant; REINFORCE++ with a group baseline (arXiv:2501.03262) scale=batch.
+    """
+
+    name: Literal["grpo"] = "grpo"
+    clip_high: PositiveFloat = Field(0.28, description="Above clip_low: rare actions may become likely (clip-higher).")
+    group_size: int = Field(8, ge=2, description="Episodes of one task and placement that are compared.")
+    baseline: Literal["mean", "leave_one_out"] = Field(
+        "mean", description="What a return is compared with: its group's mean, with or without itself."
     )
-    importance_cap: PositiveFloat | None = Field(
-        None, description="Largest behaviour weight pi_prox / pi_behaviour; needs recompute_logprobs."
+    scale: Literal["group", "batch", "none"] = Field(
+        "group", description="What advantages are divided by: their unbiased deviation in the group, in the batch, 1."
+    )
+    average: Literal["elements", "episodes", "constant"] = Field(
+        "elements",
+        description="The loss is the mean over all ratios; over episodes, of each one's mean; or, as in Dr. GRPO, the "
+        "sum over ratios by what the longest episode of the batch has.",
+    )
+    success_low: Fraction = Field(0.1, description="Groups with a lower success rate are replaced (dynamic sampling).")
+    success_high: Fraction = Field(0.9, description="Groups with a higher success rate are replaced.")
+    max_filtered: NonNegative = Field(
+        64, description="Groups replaced in a row, after which any group is trained on: nothing better is to be had."
     )
 
     @model_validator(mode="after")
-    def _cap_needs_recompute(self) -> PPOConfig:
-        if self.importance_cap is not None and not self.recompute_logprobs:
+    def _bounds_in_order(self) -> Self:
+        if self.success_low > self.success_high:
             raise ValueError(
-                f"importance_cap={self.importance_cap} weighs by recomputed log-probabilities: "
-                "set recompute_logprobs=true, or importance_cap=null"
+                f"success_low={self.success_low} above success_high={self.success_high} would filter out every group"
             )
         return self
 
+    @property
+    def groups(self) -> GroupRules:
+        return GroupRules(self.group_size, self.success_low, self.success_high, self.max_filtered)
 
-AlgoConfig = PPOConfig  # further algorithms join as a union discriminated by name
+
+AlgoConfig = Annotated[PPOConfig | GRPOConfig, Field(discriminator="name")]
 
 
 # --- sft: the warm start ---------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ def config_checks() -> tuple[Check, ...]:
         Check((("env",), ("policy", "chunk_size")), _chunk_fits_episode),
         Check((("learner", "betas"),), _betas_below_one),
         Check((("placement",),), _servers_have_slots),
+        Check((("algo",), ("train", "batch_episodes")), _batch_holds_whole_groups),
     )
 
 
@@ -71,6 +72,13 @@ def _servers_have_slots(config: RunConfig) -> Iterator[Problem]:
     if placement.inference_servers > slots:
         remedy = f"more servers than the {slots} episodes that run at once (env_workers x slots_per_worker); use fewer"
         yield Problem(("placement", "inference_servers"), remedy, placement.inference_servers)
+
+
+def _batch_holds_whole_groups(config: RunConfig) -> Iterator[Problem]:
+    episodes, size = config.train.batch_episodes, config.algo.groups.size
+    if episodes % size:
+        remedy = f"a super-batch holds whole groups of algo.group_size={size}; use a multiple of it"
+        yield Problem(("train", "batch_episodes"), remedy, episodes)
 
 
 def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:

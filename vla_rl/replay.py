@@ -1,7 +1,7 @@
 """The replay store: who plays what, what became of it, and the next super-batch.
 
     workers ──take──▶ [ evaluation orders, then the admission gate ] ──▶ episodes
-    workers ──add───▶ [ buffer ] ──▶ age bound ──▶ collate (own thread) ──next_batch──▶ learner ──advance──▶ gate
+    workers ──add───▶ [ groups ] ──▶ age bound ──▶ collate (own thread) ──next_batch──▶ learner ──advance──▶ gate
 
 Two mechanisms bound staleness. At admission an episode starts only if it will be young enough when its turn to be
 trained comes (the gate of AReaL, arXiv:2505.24298); at consumption whatever became too old all the same is dropped. The
@@ -16,13 +16,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from vla_rl.groups import Groups
 from vla_rl.meter import Meter
-from vla_rl.schedule import training_episode
+from vla_rl.schedule import training_group
 from vla_rl.superbatch import collate
-from vla_rl.types import Episode, EpisodeResult, SuperBatch, Trajectory
+from vla_rl.types import Episode, EpisodeResult, GroupRules, SuperBatch, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class StoreRules:
     num_tasks: int
     seed: int
     iterations: int  # no episode is started that would be trained later than this
+    groups: GroupRules = field(default_factory=GroupRules)  # B is a multiple of its size
 
 
 @dataclass(slots=True)
@@ -42,8 +44,8 @@ class Ledger:
 
     started: int = 0
     trained: int = 0
-    stale: int = 0  # finished, but too old when their turn came
-    filtered: int = 0  # finished, but rejected by their group's filter
+    stale: int = 0  # finished, but too old when their turn came, they or another of their group
+    filtered: int = 0  # finished, but their group's success rate was outside the bounds
     evaluated: int = 0
     lost: int = 0  # with a dead worker, or cut off when a run stopped
 
@@ -63,10 +65,11 @@ class ReplayStore:
         self._batches = 0  # super-batches handed out; the next one is trained at this version
         self._next_id = 0
         self._running: dict[int, tuple[int, Episode]] = {}  # id -> (worker, episode)
-        self._retries: deque[Episode] = deque()  # training episodes whose worker died
+        self._next_group = 0
+        self._due: deque[Episode] = deque()  # the rest of a group that has begun, and what dead workers left
         self._evaluations: deque[Episode] = deque()
         self._results: list[EpisodeResult] = []
-        self._buffer: deque[Trajectory] = deque()
+        self._buffer = Groups(rules.groups)
         self._filled: tuple[SuperBatch, list[Trajectory]] | None = None
         self._in_training = 0
         self._filling = False
@@ -102,7 +105,7 @@ class ReplayStore:
                 self.ledger.evaluated += 1
                 self._results.append(finished)
             else:
-                self._buffer.append(finished)
+                self.ledger.filtered += self._buffer.add(finished)
             self._changed.notify_all()
 
     def worker_lost(self, worker: int) -> int:
@@ -116,29 +119,30 @@ class ReplayStore:
     def _lose(self, episodes: Sequence[Episode]) -> None:
         for episode in episodes:
             del self._running[episode.id]
-            (self._evaluations if episode.evaluation else self._retries).append(episode)
+            (self._evaluations if episode.evaluation else self._due).append(episode)
         self.ledger.lost += len(episodes)
 
     def _available(self) -> int:
         if self._evaluations:
             return len(self._evaluations)
-        return self.capacity()
+        return len(self._due) + self.capacity()
 
     def capacity(self) -> int:
-        """Training episodes that may start now without becoming too old, nor ending up beyond the last iteration."""
+        """Training episodes, in whole groups, that may begin now: none becomes too old or belongs to no iteration."""
         b = self.rules.batch_episodes
         running = sum(not e.evaluation for _, e in self._running.values())
-        under_way = running + len(self._buffer) + (b if self._filled or self._filling else 0)
+        under_way = running + len(self._due) + len(self._buffer) + (b if self._filled or self._filling else 0)
         last_batch = min(self.rules.max_age + self.version + 1, self.rules.iterations)
-        return max(0, (last_batch - self._batches) * b - under_way)
+        free = max(0, (last_batch - self._batches) * b - under_way)
+        return free - free % self.rules.groups.size
 
     def _order(self) -> Episode:
         number, self._next_id = self._next_id, self._next_id + 1
-        if self._evaluations:
-            return replace(self._evaluations.popleft(), id=number)
-        if self._retries:
-            return replace(self._retries.popleft(), id=number)
-        return training_episode(number, self.rules.num_tasks, self.rules.seed)
+        if not self._evaluations and not self._due:
+            size, tasks = self.rules.groups.size, self.rules.num_tasks
+            self._due.extend(training_group(self._next_group, size, tasks, self.rules.seed))
+            self._next_group += 1
+        return replace((self._evaluations or self._due).popleft(), id=number)
 
     # --- learner ----------------------------------------------------------------------------------------------------
 
@@ -170,7 +174,7 @@ class ReplayStore:
                 self._changed.wait_for(lambda: self._stopped or (self._filled is None and self._select()))
                 if self._stopped:
                     return
-                chosen = [self._buffer.popleft() for _ in range(self.rules.batch_episodes)]
+                chosen = self._buffer.take(self.rules.batch_episodes)
                 version = self._batches
                 self._filling = True
             with self.meter.time("collate"):
@@ -181,10 +185,11 @@ class ReplayStore:
 
     def _select(self) -> bool:
         """Drop what is too old for the next batch; True where enough is left to fill it."""
-        fresh = [t for t in self._buffer if self._batches - t.oldest_version <= self.rules.max_age]
-        self.ledger.stale += len(self._buffer) - len(fresh)
-        self._buffer = deque(fresh)
-        return len(fresh) >= self.rules.batch_episodes
+        stale = self._buffer.drop_older_than(self._batches - self.rules.max_age)
+        if stale:
+            self.ledger.stale += stale
+            self._changed.notify_all()  # the gate has opened
+        return self._buffer.ready(self.rules.batch_episodes)
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 
@@ -233,7 +238,8 @@ class ReplayStore:
                 "version": self.version,
                 "batches": self._batches,
                 "next_id": self._next_id,
-                "running": running + [asdict(e) for e in self._retries],
+                "next_group": self._next_group,
+                "due": running + [asdict(e) for e in self._due],
                 "lost": len(self._running),
             }
             return record, (self._filled[1] if self._filled else []) + list(self._buffer)
@@ -246,6 +252,7 @@ class ReplayStore:
             self.version = record["version"]
             self._batches = record["batches"]
             self._next_id = record["next_id"]
-            self._retries.extend(Episode(**e) for e in record["running"])
-            self._buffer.extend(trajectories)
+            self._next_group = record["next_group"]
+            self._due.extend(Episode(**e) for e in record["due"])
+            self.ledger.filtered += sum(self._buffer.add(trajectory) for trajectory in trajectories)
             self._changed.notify_all()

@@ -56,6 +56,7 @@ def train(config: RunConfig, resume: Path | None = None, json_file: Path | None 
         num_tasks=len(spec.instructions),
         seed=config.seed,
         iterations=config.train.iterations,
+        groups=config.algo.groups,
     )
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {run.path}"
     plan = make_plan(config, detect_resources())

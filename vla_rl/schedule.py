@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from vla_rl.types import Episode
@@ -13,6 +15,13 @@ def training_episode(number: int, num_tasks: int, seed: int) -> Episode:
     """The ``number``-th training episode: tasks in turn, placements sampled by the simulator from its seed."""
     draw = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
     return Episode(id=number, task=number % num_tasks, seed=draw)
+
+
+def training_group(number: int, size: int, num_tasks: int, seed: int) -> list[Episode]:
+    """The ``number``-th group of training episodes: one task and placement, played ``size`` times. Ids are still to be
+    given."""
+    one = training_episode(number, num_tasks, seed)
+    return [replace(one, group=number, member=member) for member in range(size)]
 
 
 def evaluation_episodes(

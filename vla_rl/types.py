@@ -41,11 +41,21 @@ class Episode:
     task: int  # index into EnvSpec.instructions
     seed: int  # of the placement (where the simulator samples it) and of the action sampling
     init_state: int | None = None  # index of a benchmark initial state; None: the simulator samples placements
-    group: int = -1  # episodes of one group share task, seed and init_state; -1: no group
+    group: int = -1  # episodes of one group share task, seed and init_state; -1: an evaluation
     member: int = 0  # position within the group; with the seed it settles the action sampling
     evaluation: bool = False  # never trained on
     greedy: bool = False  # most likely action instead of a sampled one
     record: bool = False  # keep a frame of every control step, for a video
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRules:
+    """Which training episodes share a task and placement, and which of these groups are trained on."""
+
+    size: int = 1  # G
+    success_low: float = 0.0  # a group whose success rate lies outside these two is filtered out,
+    success_high: float = 1.0  # and another is played in its place (dynamic sampling, arXiv:2503.14476)
+    max_filtered: int = 0  # groups filtered out in a row, after which any group will do: nothing better is to be had
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,43 @@
+"""What a super-batch and a micro-batch must fulfil before they are trained on: errors that name the row."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from algos.base import RowTargets
+from vla_rl.types import Array, SuperBatch
+
+
+def check_batch(batch: SuperBatch, logprobs: Array) -> None:
+    """Raises ValueError where a super-batch contradicts itself, or ``logprobs`` [M, K, A] do not fit it."""
+    chunks, size = batch.rewards.shape
+    if np.any((batch.num_steps < 1) | (batch.num_steps > size)):
+        raise ValueError(f"num_steps lie in {batch.num_steps.min()}..{batch.num_steps.max()}: must be 1..{size}")
+    both = np.flatnonzero(batch.terminated == batch.truncated)
+    if len(both):
+        raise ValueError(
+            f"episode {batch.episode_id[both[0]]} has terminated={batch.terminated[both[0]]} and "
+            f"truncated={batch.truncated[both[0]]}: a finished episode is exactly one of the two"
+        )
+    for name, array in (("recorded", batch.logprobs), ("proximal", logprobs)):
+        if array.shape != batch.tokens.shape:
+            raise ValueError(f"{name} log-probabilities have shape {array.shape}, tokens {batch.tokens.shape}")
+        bad = np.flatnonzero((~np.isfinite(array) & batch.step_mask[:, :, None]).any(axis=(1, 2)))
+        if len(bad):
+            raise ValueError(
+                f"{name} log-probabilities of {len(bad)} of {chunks} chunks are not finite, first in row {bad[0]}: "
+                "the policy that computed them has diverged, or gave an executed token no probability"
+            )
+
+
+def check_rows(logprobs: Tensor, entropy: Tensor, values: Tensor, rows: RowTargets) -> None:
+    """Raises ValueError where a micro-batch's outputs and targets differ in shape: they would broadcast silently."""
+    found = {"logprobs": logprobs, "entropy": entropy, "proximal_logprobs": rows.proximal_logprobs}
+    per_chunk = {"values": values, "advantages": rows.advantages, "num_steps": rows.num_steps}
+    shapes = {name: tuple(x.shape) for name, x in (found | per_chunk).items()}
+    n, size, dim = rows.behaviour_logprobs.shape
+    expected = dict.fromkeys(found, (n, size, dim)) | dict.fromkeys(per_chunk, (n,))
+    if shapes != expected:
+        wrong = ", ".join(f"{k} {v} instead of {expected[k]}" for k, v in shapes.items() if v != expected[k])
+        raise ValueError(f"shapes of one micro-batch disagree: {wrong}")

@@ -25,6 +25,13 @@ def chunk_rewards(rewards: Array, num_steps: Array) -> Array:
     return np.where(executed, rewards, 0.0).sum(axis=1, dtype=np.float64)
 
 
+def chunk_log_ratios(numerator: Array, denominator: Array, num_steps: Array) -> Array:
+    """float64 [M]: log of the ratio of each chunk's probabilities, from [M, K, A] log-probabilities of two policies."""
+    executed = np.arange(numerator.shape[1])[None, :] < num_steps[:, None]
+    difference = np.where(executed[:, :, None], numerator.astype(np.float64) - denominator, 0.0)
+    return difference.sum(axis=(1, 2))
+
+
 def gae(
     rewards: Array,  # [M]
     values: Array,  # [M], of the observation in which each chunk was chosen
@@ -48,6 +55,40 @@ def gae(
     deltas = rewards + gamma * next_values - values
     advantages = _discounted_sum(deltas, offsets, np.zeros(len(last)), gamma * lam)
     return advantages, advantages + values
+
+
+def vtrace(
+    rewards: Array,  # [M]
+    values: Array,  # [M]
+    log_weights: Array,  # [M], log of pi / pi_behaviour of each chunk
+    offsets: Array,  # [B + 1]
+    final_value: Array,  # [B], read where truncated
+    truncated: Array,  # bool [B]
+    gamma: float,
+    lam: float,
+    cap: float,
+) -> tuple[Array, Array]:
+    """V-trace (arXiv:1802.01561, equation 1 and section 4.2): float64 ``(advantages [M], returns [M])``.
+
+    With w = min(cap, pi / pi_behaviour): ``v_t = V_t + w_t delta_t + gamma lam w_t (v_(t+1) - V_(t+1))`` with delta as
+    in ``gae``, and advantages ``r_t + gamma v_(t+1) - V_t``, which the policy gradient weighs by w_t itself. Both of
+    the paper's caps (rho, c) are ``cap``. Where all weights are 1 the returns are those of ``gae``.
+
+    Raises ValueError as ``gae`` does.
+    """
+    rewards, values = _finite("rewards", rewards), _finite("values", values)
+    weights = np.minimum(np.exp(_finite("log_weights", log_weights)), cap)
+    last = _last_rows(offsets, rewards, values, weights)
+    after = _bootstrap(final_value, truncated, len(last))
+
+    def following(x: Array) -> Array:
+        shifted = np.append(x[1:], 0.0)
+        shifted[last] = after
+        return shifted
+
+    deltas = rewards + gamma * following(values) - values
+    returns = values + _discounted_sum(weights * deltas, offsets, np.zeros(len(last)), gamma * lam * weights)
+    return rewards + gamma * following(returns) - values, returns
 
 
 def monte_carlo_returns(rewards: Array, offsets: Array, final_value: Array, truncated: Array, gamma: float) -> Array:
@@ -127,8 +168,8 @@ def explained_variance(returns: Array, values: Array) -> float | None:
     return float(1.0 - np.var(returns - values) / np.var(returns))
 
 
-def _discounted_sum(x: Array, offsets: Array, after: Array, decay: float) -> Array:
-    """``y_t = x_t + decay * y_(t+1)`` within each episode, where ``after`` [B] stands for y beyond its last row.
+def _discounted_sum(x: Array, offsets: Array, after: Array, decay: float | Array) -> Array:
+    """``y_t = x_t + decay_t * y_(t+1)`` within each episode, where ``after`` [B] stands for y beyond its last row.
 
     Loops over the time steps of the longest episode, backwards from every episode's own end, so that an episode takes
     part from the first turn on and drops out when its first row is reached.
@@ -138,10 +179,10 @@ def _discounted_sum(x: Array, offsets: Array, after: Array, decay: float) -> Arr
     last = np.asarray(offsets[1:], np.int64)[longest_first] - 1
     carry = after[longest_first]
     alive = len(lengths) - np.searchsorted(np.sort(lengths), np.arange(lengths.max()), side="right")
-    y = np.empty_like(x)
+    decay, y = np.broadcast_to(decay, x.shape), np.empty_like(x)
     for back, n in enumerate(alive):
         rows = last[:n] - back
-        carry = x[rows] + decay * carry[:n]
+        carry = x[rows] + decay[rows] * carry[:n]
         y[rows] = carry
     return y
 

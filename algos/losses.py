@@ -13,6 +13,7 @@ of all executed steps). Tensors at a level have the shape [n, K, A], [n, K] or [
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -119,6 +120,39 @@ def clipped_surrogate(
     if weights is not None:
         surrogate = surrogate * weights.detach()
     return -_masked(surrogate, mask).sum()
+
+
+def soft_surrogate(
+    log_ratios: Tensor,  # of pi / pi_prox, at a level
+    advantages: Tensor,  # [n]
+    mask: Tensor,  # bool, at the same level
+    tau_positive: float,
+    tau_negative: float,
+    weights: Tensor | None = None,  # as in ``clipped_surrogate``
+) -> Tensor:
+    """Sum over elements of ``-w * (4 / tau) * sigmoid(tau * (r - 1)) * A``, tau by the sign of A.
+
+    SAPO (arXiv:2511.20347): instead of cutting gradients off, the gate lets them fade with the distance of r from 1,
+    where its slope is 1 for any tau.
+    """
+    advantages = _per_chunk(advantages, log_ratios)
+    positive = (advantages > 0).to(advantages.dtype)
+    tau = tau_negative + (tau_positive - tau_negative) * positive
+    surrogate = 4.0 / tau * torch.sigmoid(tau * (log_ratios.exp() - 1.0)) * advantages
+    if weights is not None:
+        surrogate = surrogate * weights.detach()
+    return -_masked(surrogate, mask).sum()
+
+
+def behaviour_weights(log_weights: Tensor, cap: float | None, band: float | None) -> Tensor:
+    """``truncated_weights``, and 0 where the weight lies outside ``[1 / band, band]`` (None: nowhere).
+
+    Leaving out what the two policies disagree on most is masked importance sampling (as in arXiv:2510.18855).
+    """
+    weights = truncated_weights(log_weights, cap)
+    if band is None:
+        return weights
+    return torch.where(log_weights.abs() <= math.log(band), weights, torch.zeros_like(weights))
 
 
 def truncated_weights(log_weights: Tensor, cap: float | None) -> Tensor:

@@ -62,11 +62,13 @@ def ratio_metrics(
     return {name: (x * counted).sum() for name, x in sums.items()} | _histogram(log_r, counted)
 
 
-def weight_metrics(log_weights: Tensor, mask: Tensor, cap: float | None) -> dict[str, Tensor]:
-    """Sums about the behaviour weights pi_prox / pi_behaviour before truncation, and how many the cap cuts."""
-    weights, counted = log_weights.detach().double().exp(), mask.double()
-    cut = (weights > (math.inf if cap is None else cap)).double()
-    return {"behaviour_weight": (weights * counted).sum(), "behaviour_weight_cut": (cut * counted).sum()}
+def weight_metrics(log_weights: Tensor, mask: Tensor, cap: float | None, band: float | None) -> dict[str, Tensor]:
+    """Sums about the behaviour weights pi_prox / pi_behaviour as they are, and how many the cap cuts or the band leaves
+    out."""
+    log_weights, counted = log_weights.detach().double(), mask.double()
+    weights = log_weights.exp()
+    cut = (weights > (cap or math.inf)) | (log_weights.abs() > math.log(band or math.inf))
+    return {"behaviour_weight": (weights * counted).sum(), "behaviour_weight_cut": (cut.double() * counted).sum()}
 
 
 def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
@@ -81,8 +83,8 @@ def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     ratio_max, ratio_pNN  from a histogram: their logarithms are right to 7 %, or 0.0007 where that is more
     ess                   effective sample size of the weights pi / pi_behaviour, as a fraction of the elements:
                           (sum w)^2 / (elements * sum w^2)
-    behaviour_weight_mean, behaviour_weight_cut   mean of pi_prox / pi_behaviour, and the fraction above importance_cap;
-                          only in the decoupled objective
+    behaviour_weight_mean, behaviour_weight_cut   mean of pi_prox / pi_behaviour, and the fraction above importance_cap
+                          or outside importance_band; only in the decoupled objective
     """
     elements = sums.get("elements", 0.0)
     if elements == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from algos.advantages import chunk_rewards, gae, normalize
+from algos.advantages import chunk_log_ratios, chunk_rewards, gae, normalize, vtrace
 from algos.base import Algorithm, Counts, RowTargets, Targets
 from algos.checks import check_batch, check_rows
 from algos.losses import LossTerms, clipped_value_loss, element_mask, pool, token_mask, total_loss
@@ -26,7 +26,13 @@ class PPO(Algorithm):
         check_batch(batch, proximal)
         rewards = chunk_rewards(batch.rewards, batch.num_steps)
         cut = batch.truncated if c.bootstrap == "truncated" else np.zeros_like(batch.truncated)
-        advantages, returns = gae(rewards, old_values, batch.offsets, batch.final_value, cut, c.gamma, c.gae_lambda)
+        ends = batch.offsets, batch.final_value, cut, c.gamma, c.gae_lambda
+        match c.estimator:
+            case "gae":
+                advantages, returns = gae(rewards, old_values, *ends)
+            case "vtrace":
+                weights = chunk_log_ratios(proximal, batch.logprobs, batch.num_steps)
+                advantages, returns = vtrace(rewards, old_values, weights, *ends, cap=c.vtrace_cap)
         if c.normalize_advantages:
             # Each chunk counts as often as the surrogate counts it: the loss at ratio 1 is then exactly 0.
             advantages = normalize(advantages, None if c.ratio_level == "chunk" else batch.num_steps)

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from algos.base import RowTargets
-from algos.losses import clipped_surrogate, element_mask, log_ratio, truncated_weights
+from algos.losses import behaviour_weights, clipped_surrogate, element_mask, log_ratio, soft_surrogate
 from algos.metrics import ratio_metrics, weight_metrics
 from vla_rl.config import SurrogateConfig
 from vla_rl.types import Array, SuperBatch
@@ -33,11 +33,11 @@ def start_of_update(
 def policy_loss(
     config: SurrogateConfig, logprobs: Tensor, rows: RowTargets, tokens: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Negated clipped surrogate, summed over the elements of some rows, and sums about its ratios for the metrics.
+    """Negated surrogate, summed over the elements of some rows, and sums about its ratios for the metrics.
 
-    Plain, the ratio to the policy that acted is clipped. The decoupled objective clips the ratio to the policy at the
-    update's start (the proximal policy) and weighs each element by pi_proximal / pi_behaviour, so that stale data
-    neither are clipped away at once nor pull the policy back to the one that acted.
+    Plain, the ratio to the policy that acted is held near 1. The decoupled objective holds the ratio to the policy at
+    the update's start (the proximal policy) near 1 and weighs each element by pi_proximal / pi_behaviour, so that
+    stale data neither are clipped away at once nor pull the policy back to the one that acted.
 
     ``logprobs`` [n, K, A]; ``tokens`` bool [n, K, A], the executed ones.
     """
@@ -46,9 +46,13 @@ def policy_loss(
     log_weights = weights = None
     if c.recompute_logprobs:
         log_weights = log_ratio(rows.proximal_logprobs, rows.behaviour_logprobs, tokens, c.ratio_level)
-        weights = truncated_weights(log_weights, c.importance_cap)
-    loss = clipped_surrogate(log_ratios, rows.advantages, mask, c.clip_low, c.clip_high, weights, c.dual_clip)
+        weights = behaviour_weights(log_weights, c.importance_cap, c.importance_band)
+    match c.objective:
+        case "clip":
+            loss = clipped_surrogate(log_ratios, rows.advantages, mask, c.clip_low, c.clip_high, weights, c.dual_clip)
+        case "sapo":
+            loss = soft_surrogate(log_ratios, rows.advantages, mask, c.tau_positive, c.tau_negative, weights)
     metrics = ratio_metrics(log_ratios, mask, c.clip_low, c.clip_high, log_weights)
     if log_weights is not None:
-        metrics |= weight_metrics(log_weights, mask, c.importance_cap)
+        metrics |= weight_metrics(log_weights, mask, c.importance_cap, c.importance_band)
     return loss, metrics

@@ -24,7 +24,11 @@ DECOUPLED = PPOConfig(entropy_coef=0.01, recompute_logprobs=True, importance_cap
 DUAL = PPOConfig(recompute_logprobs=True, dual_clip=1.05)
 GROUPED = GRPOConfig(group_size=2, entropy_coef=0.01)
 GROUPED_DECOUPLED = GRPOConfig(group_size=2, average="episodes", recompute_logprobs=True, importance_cap=1.5)
-PPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in (PLAIN, DECOUPLED, DUAL) for level in LEVELS]
+MASKED = PPOConfig(recompute_logprobs=True, importance_band=1.3)
+SOFT = PPOConfig(objective="sapo", tau_positive=2.0, tau_negative=3.0)
+VTRACE = PPOConfig(recompute_logprobs=True, importance_cap=1.0, estimator="vtrace")
+_OF_PPO = (PLAIN, DECOUPLED, DUAL, MASKED, SOFT, VTRACE)
+PPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in _OF_PPO for level in LEVELS]
 GRPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in (GROUPED, GROUPED_DECOUPLED) for level in LEVELS]
 CONFIGS: list[PPOConfig | GRPOConfig] = [*PPO_CONFIGS, *GRPO_CONFIGS]
 

@@ -53,6 +53,29 @@ def batch_gae_reference(batch: SuperBatch, gamma: float, lam: float) -> list[flo
     return advantages
 
 
+def vtrace_reference(
+    rewards: list[float],
+    values: list[float],
+    weights: list[float],
+    bootstrap: float,
+    gamma: float,
+    lam: float,
+    cap: float,
+) -> tuple[list[float], list[float]]:
+    """(advantages, targets) of one episode, from the sum that defines V-trace, term by term."""
+    n, ahead = len(rewards), [*values[1:], bootstrap]
+    deltas = [rewards[t] + gamma * ahead[t] - values[t] for t in range(n)]
+    targets = []
+    for s in range(n):
+        total = values[s]
+        for t in range(s, n):
+            traces = math.prod(lam * min(cap, weights[i]) for i in range(s, t))
+            total += gamma ** (t - s) * traces * min(cap, weights[t]) * deltas[t]
+        targets.append(total)
+    following = [*targets[1:], bootstrap]
+    return [rewards[t] + gamma * following[t] - values[t] for t in range(n)], targets
+
+
 def elements_of(num_steps: int, action_dim: int, level: str) -> list[list[tuple[int, int]]]:
     """The (step, dimension) pairs that each element of one chunk covers."""
     tokens = [[(k, a) for a in range(action_dim)] for k in range(num_steps)]
@@ -126,6 +149,11 @@ def ppo_reference(
             surrogate = min(ratio * advantages[i], clipped * advantages[i])
             if c.dual_clip is not None and advantages[i] < 0:
                 surrogate = max(surrogate, c.dual_clip * advantages[i])
+            if c.importance_band is not None and not 1 / c.importance_band <= weight <= c.importance_band:
+                used = 0.0
+            if c.objective == "sapo":
+                tau = c.tau_positive if advantages[i] > 0 else c.tau_negative
+                surrogate = 4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantages[i]
             s.policy -= used * surrogate
             s.k1 += math.log(1 / ratio)
             s.k3 += ratio - 1 - math.log(ratio)

@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from algos.advantages import chunk_rewards, explained_variance, gae, monte_carlo_returns, normalize
-from tests.reference_algos import batch_gae_reference, random_super_batch, returns_reference
+from algos.advantages import (
+    chunk_log_ratios,
+    chunk_rewards,
+    explained_variance,
+    gae,
+    monte_carlo_returns,
+    normalize,
+    vtrace,
+)
+from tests.reference_algos import batch_gae_reference, random_super_batch, returns_reference, vtrace_reference
 
 DISCOUNT = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.01, 0.999))
 SEED = st.integers(0, 2**32 - 1)
@@ -174,3 +182,43 @@ def test_bad_numbers_are_refused_by_name() -> None:
         gae(GOOD, np.zeros(4), *ends, 0.9, 0.9)
     with pytest.raises(ValueError, match="non-negative weight"):
         normalize(GOOD, np.zeros(3))
+
+
+# --- v-trace ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEED, episodes=st.integers(1, 6), gamma=DISCOUNT, lam=DISCOUNT, cap=st.sampled_from([0.5, 1.0, 2.0]))
+def test_vtrace_equals_its_definition(seed: int, episodes: int, gamma: float, lam: float, cap: float) -> None:
+    rng = np.random.default_rng(seed)
+    batch = random_super_batch(rng, episodes)
+    rewards, log_weights = rng.normal(size=batch.num_chunks), rng.normal(size=batch.num_chunks)
+    ends = batch.offsets, batch.final_value, batch.truncated
+    advantages, returns = vtrace(rewards, batch.values, log_weights, *ends, gamma, lam, cap)
+    for b, (first, last) in enumerate(zip(batch.offsets[:-1], batch.offsets[1:], strict=True)):
+        expected = vtrace_reference(
+            rewards[first:last].tolist(),
+            batch.values[first:last].tolist(),
+            np.exp(log_weights[first:last]).tolist(),
+            float(batch.final_value[b]) if batch.truncated[b] else 0.0,
+            gamma,
+            lam,
+            cap,
+        )
+        assert_allclose(advantages[first:last], expected[0], atol=1e-10)
+        assert_allclose(returns[first:last], expected[1], atol=1e-10)
+
+
+def test_vtrace_of_fresh_data_learns_the_lambda_return() -> None:
+    batch = random_super_batch(np.random.default_rng(1), 5)
+    rewards, ends = np.random.default_rng(2).normal(size=batch.num_chunks), (batch.offsets, batch.final_value)
+    _, found = vtrace(rewards, batch.values, np.zeros(batch.num_chunks), *ends, batch.truncated, 0.9, 0.8, 1.0)
+    _, expected = gae(rewards, batch.values, *ends, batch.truncated, 0.9, 0.8)
+    assert_allclose(found, expected, atol=1e-12)
+
+
+def test_chunk_log_ratios_add_executed_tokens_only() -> None:
+    batch = random_super_batch(np.random.default_rng(3), 4)
+    other = batch.logprobs + np.float32(0.25)
+    expected = 0.25 * batch.num_steps * batch.tokens.shape[2]
+    assert_allclose(chunk_log_ratios(other, batch.logprobs, batch.num_steps), expected, rtol=1e-5)

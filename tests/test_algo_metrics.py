@@ -20,7 +20,7 @@ def finished(log_ratios: Tensor, log_weights: Tensor | None = None, cap: float |
     terms = LossTerms(policy=tensor(3.0).sum(), value=tensor(8.0).sum(), entropy=tensor(2.0).sum())
     sums = loss_metrics(terms, mask, tokens) | ratio_metrics(log_ratios, mask, 0.2, 0.2, log_weights)
     if log_weights is not None:
-        sums |= weight_metrics(log_weights, mask, cap)
+        sums |= weight_metrics(log_weights, mask, cap, band=None)
     return finish_metrics({name: float(x) for name, x in sums.items()})
 
 

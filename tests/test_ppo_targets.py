@@ -121,13 +121,24 @@ CHANGES: dict[str, Any] = {
     "value_warmup": 5,
     "recompute_logprobs": False,
     "importance_cap": 0.5,
+    "importance_band": 1.2,
     "dual_clip": 1.01,
+    "objective": "sapo",
+    "tau_positive": 3.0,
+    "tau_negative": 3.0,
+    "estimator": "vtrace",
+    "vtrace_cap": 0.5,
 }
+
+
+SAPO = ("objective", "sapo")
 
 
 @pytest.mark.parametrize("key", CHANGES)
 def test_every_key_of_the_loss_is_read(key: str) -> None:
     base = DECOUPLED.model_copy(update={"importance_cap": None})
+    needs = {"vtrace_cap": ("estimator", "vtrace"), "tau_positive": SAPO, "tau_negative": SAPO}.get(key)
+    base = base.model_copy(update=dict([needs] if needs else []))
     case, other = Case(base), Case(base)
     other.algorithm = make_algorithm(base.model_copy(update={key: CHANGES[key]}))
     if key == "recompute_logprobs":

@@ -104,8 +104,14 @@ class PolicyConfig(Group):
 
 
 class SurrogateConfig(Group):
-    """The clipped policy objective that all algorithms here share."""
+    """The policy objective that all algorithms here share."""
 
+    objective: Literal["clip", "sapo"] = Field(
+        "clip",
+        description="sapo: gradients fade with the ratio's distance from 1, not at a limit (arXiv:2511.20347).",
+    )
+    tau_positive: PositiveFloat = Field(1.0, description="How fast, in sapo, where the advantage is positive.")
+    tau_negative: PositiveFloat = Field(1.05, description="How fast, in sapo, where it is negative.")
     clip_low: PositiveFloat = Field(0.2, description="Ratios are clipped to [1 - clip_low, 1 + clip_high].")
     clip_high: PositiveFloat = 0.2
     dual_clip: float | None = Field(
@@ -121,14 +127,19 @@ class SurrogateConfig(Group):
     importance_cap: PositiveFloat | None = Field(
         None, description="Largest behaviour weight pi_prox / pi_behaviour; needs recompute_logprobs."
     )
+    importance_band: float | None = Field(
+        None, gt=1.0, description="Behaviour weights outside [1/band, band] count as 0; needs recompute_logprobs."
+    )
 
     @model_validator(mode="after")
-    def _cap_needs_recompute(self) -> Self:
-        if self.importance_cap is not None and not self.recompute_logprobs:
-            raise ValueError(
-                f"importance_cap={self.importance_cap} weighs by recomputed log-probabilities: "
-                "set recompute_logprobs=true, or importance_cap=null"
-            )
+    def _weights_need_recompute(self) -> Self:
+        for name in ("importance_cap", "importance_band"):
+            value = getattr(self, name)
+            if value is not None and not self.recompute_logprobs:
+                raise ValueError(
+                    f"{name}={value} weighs by recomputed log-probabilities: "
+                    f"set recompute_logprobs=true, or {name}=null"
+                )
         return self
 
     @property
@@ -143,6 +154,11 @@ class PPOConfig(SurrogateConfig):
     name: Literal["ppo"] = "ppo"
     gamma: Fraction = Field(0.99, description="Discount per chunk.")
     gae_lambda: Fraction = 0.95
+    estimator: Literal["gae", "vtrace"] = Field(
+        "gae",
+        description="vtrace corrects returns for the data's age (arXiv:1802.01561); needs recompute_logprobs.",
+    )
+    vtrace_cap: PositiveFloat = Field(1.0, description="Largest weight pi_prox / pi_behaviour of a chunk in vtrace.")
     bootstrap: Literal["truncated", "never"] = Field(
         "truncated",
         description="truncated: an episode cut by its time limit ends with the value of its final observation. "
@@ -153,6 +169,12 @@ class PPOConfig(SurrogateConfig):
     value_coef: float = Field(0.5, ge=0.0)
     normalize_advantages: bool = True
     value_warmup: NonNegative = Field(0, description="Iterations that train the value head only.")
+
+    @model_validator(mode="after")
+    def _vtrace_needs_recompute(self) -> Self:
+        if self.estimator == "vtrace" and not self.recompute_logprobs:
+            raise ValueError("estimator=vtrace weighs by recomputed log-probabilities: set recompute_logprobs=true")
+        return self
 
 
 class GRPOConfig(SurrogateConfig):

@@ -24,7 +24,7 @@ from vla_rl.run_folder import machine
 SLOTS, BATCH, EPISODES, CHUNKS, CHUNK_SIZE = 8, 4, 16, 2, 8  # an iteration: 16 episodes of 2 chunks of 8 steps
 ENV_STEPS = EPISODES * CHUNKS * CHUNK_SIZE  # of an iteration
 WARMUP = 2  # iterations until queues are filled
-COOLDOWN = 3  # last iterations, for which everything has been played before
+COOLDOWN = 3  # last iterations of mode=async, for which everything has been played before
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,10 @@ def measure(costs: Costs, iterations: int) -> Outcome:
     from vla_rl.runner import train
 
     with tempfile.TemporaryDirectory() as folder:
-        for mode in ("sync", "async"):
-            train(costs.config(mode, WARMUP + iterations + COOLDOWN, folder))
-        sync, overlapped = (_steady(Path(folder) / mode) for mode in ("sync", "async"))
+        for mode, after in (("sync", 0), ("async", COOLDOWN)):
+            train(costs.config(mode, WARMUP + iterations + after, folder))
+        sync = _steady(Path(folder) / "sync", iterations)
+        overlapped = _steady(Path(folder) / "async", iterations)
 
     def busy(name: str) -> float:
         return fmean(m[f"busy/{name}"] * m["time/iteration_s"] for m in sync)
@@ -111,9 +112,9 @@ def measure(costs: Costs, iterations: int) -> Outcome:
     )
 
 
-def _steady(run: Path) -> list[dict[str, float]]:
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [m for m in metrics if WARMUP < m["iteration"] <= metrics[-1]["iteration"] - COOLDOWN]
+def _steady(run: Path, iterations: int) -> list[dict[str, float]]:
+    metrics = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [m for m in metrics if WARMUP < m["iteration"] <= WARMUP + iterations]
 
 
 def _seconds(metrics: list[dict[str, float]]) -> float:

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from vla_rl.benchmark.training import load_variants
+from vla_rl.benchmark.training import load_variants, summarize
 from vla_rl.cli import main
 from vla_rl.errors import UserError
 
@@ -43,7 +43,22 @@ def test_an_impossible_value_is_a_mistake_of_the_config(config_file, capsys):
     assert "later" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+def _line(iteration: int, seconds: float, rate: float) -> dict[str, float]:
+    rates = {f"throughput/{name}_per_s": rate for name in ("env_steps", "chunks", "episodes", "batches")}
+    busy = {f"busy/{name}": rate / 100 for name in ("simulate", "render", "reset", "inference", "learner")}
+    return {"iteration": iteration, "time/iteration_s": seconds, "memory/gib": iteration} | rates | busy
+
+
+def test_rates_are_means_over_time_after_the_warm_up():
+    figures = summarize([_line(0, 99.0, 99.0), _line(2, 99.0, 99.0), _line(3, 1.0, 10.0), _line(4, 3.0, 30.0)])
+    assert figures["env_steps"] == pytest.approx(25.0)
+    assert figures["busy_learner"] == pytest.approx(0.25)
+    assert (figures["memory_gib"], figures["iterations"]) == (4, 2)
+    with pytest.raises(UserError, match="2 iterations are too few"):
+        summarize([_line(1, 1.0, 1.0), _line(2, 1.0, 1.0)])
+
+
+@pytest.mark.exhaustive
 def test_both_modes_are_measured(config_file, tmp_path, capsys):
     output = tmp_path / "figures.json"
     arguments = ["--vary", "mode=async,sync", "--minutes", "0.8", "--json", str(output)]

@@ -174,7 +174,7 @@ def _table(result: dict[str, Any]) -> Table:
     table.add_row(f"arithmetic: chunks, {GPU_RENDER_S * 1e3:.0f} ms a frame (GPU)", *_cells(arithmetic))
     for label, key in (("memory of the process", "process"), ("memory of a further slot", "slot")):
         memory = [figures["memory"][key] / 2**20 for figures in result["seconds"].values()]
-        table.add_row(label, *(f"{m:.0f} MiB" for m in memory))
+        table.add_row(label, *(f"{m:.0f} MiB" if m >= 1 else "below 1 MiB" for m in memory))
     return table
 
 

@@ -53,19 +53,25 @@ def load_variants(path: Path, overrides: Sequence[str], vary: str, minutes: floa
 
 
 def measure(config: RunConfig) -> dict[str, float]:
-    """Train for the configured time; rates per second and busy shares after the first iterations.
-
-    Raises UserError where the time was too short for that.
-    """
+    """Train for the configured time, in a temporary folder; figures as of ``summarize``."""
     from vla_rl.runner import train
 
     with tempfile.TemporaryDirectory() as folder:
         log = config.log.model_copy(update={"dir": folder, "name": "run", "tensorboard": False})
         train(config.model_copy(update={"log": log}))
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-    metrics = [m for m in map(json.loads, lines) if m["iteration"] > _WARMUP]
+    return summarize([json.loads(line) for line in lines])
+
+
+def summarize(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Rates per second and busy shares over the iterations after the first ones, weighed by their duration.
+
+    Raises UserError where there are none.
+    """
+    total = len(metrics)
+    metrics = [m for m in metrics if m["iteration"] > _WARMUP]
     if not metrics:
-        raise UserError(f"{len(lines)} iterations are too few to measure: give more --minutes, or smaller batches")
+        raise UserError(f"{total} iterations are too few to measure: give more --minutes, or smaller batches")
     seconds = [m["time/iteration_s"] for m in metrics]
 
     def over_time(name: str) -> float:

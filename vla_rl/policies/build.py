@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
-    """Refuse a checkpoint that is not there or was made for other observations, without loading torch.
+    """Refuse a checkpoint that is incomplete or was made for other observations, without loading torch.
 
     Raises UserError. Shapes of the tensors are checked where the checkpoint is loaded.
     """
@@ -35,6 +35,7 @@ def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
     problems = _differences(architecture, config, spec)
     if problems:
         raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
+    _check_weights_are_whole(path.with_name("model.safetensors"))
 
 
 def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
@@ -66,6 +67,18 @@ def _random_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT
     codec = ActionCodec(Bounds((-1.0,) * a, (1.0,) * a, (True,) * (a - 1) + (False,)))
     proprio = Bounds((-1.0,) * p, (1.0,) * p, (True,) * p) if p else None
     return make_policy(make_architecture(config, spec), spec.instructions, codec, proprio, seed=seed)
+
+
+def _check_weights_are_whole(path: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np"):  # reads the header, which tells how long the file must be
+            pass
+    except FileNotFoundError:
+        raise UserError(f"policy.checkpoint: {path} is missing; copy the checkpoint again") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"policy.checkpoint: {path} is damaged ({error}); copy the checkpoint again") from error
 
 
 def _differences(architecture: Architecture, config: PolicyConfig, spec: EnvSpec) -> list[str]:

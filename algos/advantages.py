@@ -21,14 +21,13 @@ GROUP_EPSILON = 1e-6  # of a group's deviation, where a single success among 8 g
 
 def chunk_rewards(rewards: Array, num_steps: Array) -> Array:
     """float64 [M]: the reward of each chunk, the sum of the first ``num_steps[m]`` of its K ``rewards`` [M, K]."""
-    executed = np.arange(rewards.shape[1])[None, :] < num_steps[:, None]
-    return np.where(executed, rewards, 0.0).sum(axis=1, dtype=np.float64)
+    return np.where(_executed(num_steps, rewards.shape[1]), rewards, 0.0).sum(axis=1, dtype=np.float64)
 
 
 def chunk_log_ratios(numerator: Array, denominator: Array, num_steps: Array) -> Array:
     """float64 [M]: log of the ratio of each chunk's probabilities, from [M, K, A] log-probabilities of two policies."""
-    executed = np.arange(numerator.shape[1])[None, :] < num_steps[:, None]
-    difference = np.where(executed[:, :, None], numerator.astype(np.float64) - denominator, 0.0)
+    executed = _executed(num_steps, numerator.shape[1])[:, :, None]
+    difference = np.where(executed, numerator.astype(np.float64) - denominator, 0.0)
     return difference.sum(axis=(1, 2))
 
 
@@ -50,9 +49,7 @@ def gae(
     """
     rewards, values = _finite("rewards", rewards), _finite("values", values)
     last = _last_rows(offsets, rewards, values)
-    next_values = np.append(values[1:], 0.0)
-    next_values[last] = _bootstrap(final_value, truncated, len(last))
-    deltas = rewards + gamma * next_values - values
+    deltas = rewards + gamma * _following(values, last, _bootstrap(final_value, truncated, len(last))) - values
     advantages = _discounted_sum(deltas, offsets, np.zeros(len(last)), gamma * lam)
     return advantages, advantages + values
 
@@ -80,15 +77,9 @@ def vtrace(
     weights = np.minimum(np.exp(_finite("log_weights", log_weights)), cap)
     last = _last_rows(offsets, rewards, values, weights)
     after = _bootstrap(final_value, truncated, len(last))
-
-    def following(x: Array) -> Array:
-        shifted = np.append(x[1:], 0.0)
-        shifted[last] = after
-        return shifted
-
-    deltas = rewards + gamma * following(values) - values
+    deltas = rewards + gamma * _following(values, last, after) - values
     returns = values + _discounted_sum(weights * deltas, offsets, np.zeros(len(last)), gamma * lam * weights)
-    return rewards + gamma * following(returns) - values, returns
+    return rewards + gamma * _following(returns, last, after) - values, returns
 
 
 def monte_carlo_returns(rewards: Array, offsets: Array, final_value: Array, truncated: Array, gamma: float) -> Array:
@@ -185,6 +176,18 @@ def _discounted_sum(x: Array, offsets: Array, after: Array, decay: float | Array
         carry = x[rows] + decay[rows] * carry[:n]
         y[rows] = carry
     return y
+
+
+def _executed(num_steps: Array, size: int) -> Array:
+    """bool [M, K]."""
+    return np.arange(size)[None, :] < num_steps[:, None]
+
+
+def _following(x: Array, last: Array, after: Array) -> Array:
+    """[M]: each row's next, and ``after`` [B] where an episode ends."""
+    shifted = np.append(x[1:], 0.0)
+    shifted[last] = after
+    return shifted
 
 
 def _bootstrap(final_value: Array, truncated: Array, episodes: int) -> Array:

@@ -117,9 +117,7 @@ def clipped_surrogate(
     surrogate = torch.minimum(ratios * advantages, ratios.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
     if dual_clip is not None:
         surrogate = torch.where(advantages < 0, torch.maximum(surrogate, dual_clip * advantages), surrogate)
-    if weights is not None:
-        surrogate = surrogate * weights.detach()
-    return -_masked(surrogate, mask).sum()
+    return _weighted_loss(surrogate, mask, weights)
 
 
 def soft_surrogate(
@@ -139,9 +137,7 @@ def soft_surrogate(
     positive = (advantages > 0).to(advantages.dtype)
     tau = tau_negative + (tau_positive - tau_negative) * positive
     surrogate = 4.0 / tau * torch.sigmoid(tau * (log_ratios.exp() - 1.0)) * advantages
-    if weights is not None:
-        surrogate = surrogate * weights.detach()
-    return -_masked(surrogate, mask).sum()
+    return _weighted_loss(surrogate, mask, weights)
 
 
 def behaviour_weights(log_weights: Tensor, cap: float | None, band: float | None) -> Tensor:
@@ -184,6 +180,12 @@ def clipped_value_loss(
         near = old + (values - old).clamp(-clip, clip)
         loss = torch.maximum(loss, functional.huber_loss(near, returns, reduction="none", delta=huber_delta))
     return loss.sum()
+
+
+def _weighted_loss(surrogate: Tensor, mask: Tensor, weights: Tensor | None) -> Tensor:
+    if weights is not None:
+        surrogate = surrogate * weights.detach()
+    return -_masked(surrogate, mask).sum()
 
 
 def _masked(x: Tensor, mask: Tensor) -> Tensor:

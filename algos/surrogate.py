@@ -1,15 +1,78 @@
-"""The policy's part of an update, shared by all algorithms: what the ratios start from, and the clipped objective."""
+"""What the algorithms here share: targets around the policy at the update's start, and the objective of the policy."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import numpy as np
+import torch
 from torch import Tensor
 
-from algos.base import RowTargets
-from algos.losses import behaviour_weights, clipped_surrogate, element_mask, log_ratio, soft_surrogate
-from algos.metrics import ratio_metrics, weight_metrics
+from algos.base import Algorithm, Counts, RowTargets, Targets
+from algos.checks import check_batch, check_rows
+from algos.losses import (
+    LossTerms,
+    behaviour_weights,
+    clipped_surrogate,
+    element_mask,
+    log_ratio,
+    pool,
+    soft_surrogate,
+    token_mask,
+    total_loss,
+)
+from algos.metrics import loss_metrics, ratio_metrics, weight_metrics
 from vla_rl.config import SurrogateConfig
 from vla_rl.types import Array, SuperBatch
+
+
+class SurrogateAlgorithm(Algorithm):
+    """An estimate of the advantages, and optionally a value function, are what a derived class adds."""
+
+    @abstractmethod
+    def estimate(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
+        """Advantages and returns [M] each, from log-probabilities [M, K, A] and values [M] at the update's start."""
+
+    def value_loss(self, values: Tensor, rows: RowTargets, chunks: Tensor) -> Tensor:
+        """Sum over the chunks [n] of a mask. Without a value function 0, with gradients: engines expect them."""
+        return 0.0 * torch.where(chunks, values, torch.zeros_like(values)).sum()
+
+    def coefficients(self, iteration: int) -> tuple[float, float]:
+        """Of the policy's part of the loss (with the entropy's) and of the value's."""
+        return 1.0, 1.0
+
+    def targets(self, batch: SuperBatch, logprobs: Array | None = None, values: Array | None = None) -> Targets:
+        proximal, old_values = start_of_update(self.config, batch, logprobs, values)
+        check_batch(batch, proximal)
+        advantages, returns = self.estimate(batch, proximal, old_values)
+        return Targets(
+            advantages=advantages.astype(np.float32),
+            returns=returns.astype(np.float32),
+            proximal_logprobs=proximal,
+            behaviour_logprobs=batch.logprobs,
+            old_values=old_values,
+            num_steps=batch.num_steps,
+        )
+
+    def loss(
+        self, logprobs: Tensor, entropy: Tensor, values: Tensor, rows: RowTargets, counts: Counts, iteration: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        c = self.config
+        check_rows(logprobs, entropy, values, rows)
+        tokens = token_mask(rows.num_steps, *logprobs.shape[1:])
+        policy, metrics = policy_loss(c, logprobs, rows, tokens)
+        value = self.value_loss(values, rows, element_mask(tokens, "chunk"))
+        terms = LossTerms(policy, value, entropy=pool(entropy, tokens, "chunk").sum())
+        policy_coef, value_coef = self.coefficients(iteration)
+        loss = total_loss(
+            terms,
+            elements=counts.elements(c.ratio_level, logprobs.shape[2]),
+            chunks=counts.chunks,
+            policy_coef=policy_coef,
+            value_coef=value_coef,
+            entropy_coef=policy_coef * c.entropy_coef,
+        )
+        return loss, metrics | loss_metrics(terms, element_mask(tokens, c.ratio_level), tokens)
 
 
 def start_of_update(

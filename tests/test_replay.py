@@ -278,7 +278,14 @@ def test_where_no_group_qualifies_any_will_do_in_the_end(make_store):
     for _ in range(5):
         _finish(store, store.take(0, 2, 0.0), [1, 1])
     assert store.next_batch(5.0).group.tolist() == [3, 3, 4, 4]
+    store.advance(1)
+    for successes in ([1, 1], [1, 0]):
+        _finish(store, store.take(0, 2, 0.0), successes, version=1)
+    assert store.next_batch(5.0).group.tolist() == [5, 5, 6, 6], "no further group was wasted"
     assert store.counters()["filtered"] == 6
+    store.advance(2)
+    _finish(store, store.take(0, 2, 0.0), [1, 1], version=2)
+    assert store.counters()["filtered"] == 8, "a better one has come, so the count begins again"
 
 
 def test_a_group_is_as_old_as_its_oldest_member(make_store):

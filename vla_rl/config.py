@@ -180,8 +180,9 @@ class PPOConfig(SurrogateConfig):
 class GRPOConfig(SurrogateConfig):
     """Group-relative policy optimization (arXiv:2402.03300) on action chunks, and its relatives.
 
-    GRPO itself is the default; RLOO (arXiv:2402.14740) is baseline=leave_one_out, scale=none; Dr. GRPO
-    (arXiv:2503.20783) scale=none, average=constant; REINFORCE++ with a group baseline (arXiv:2501.03262) scale=batch.
+    The defaults are SimpleVLA-RL's (arXiv:2509.09674). GRPO as published is average=episodes; RLOO (arXiv:2402.14740)
+    baseline=leave_one_out, scale=none; Dr. GRPO (arXiv:2503.20783) scale=none, average=constant; REINFORCE++ with a
+    group baseline (arXiv:2501.03262) scale=batch.
     """
 
     name: Literal["grpo"] = "grpo"
@@ -201,7 +202,7 @@ class GRPOConfig(SurrogateConfig):
     success_low: Fraction = Field(0.1, description="Groups with a lower success rate are replaced (dynamic sampling).")
     success_high: Fraction = Field(0.9, description="Groups with a higher success rate are replaced.")
     max_filtered: NonNegative = Field(
-        64, description="Groups replaced in a row, after which any group is trained on: nothing better is to be had."
+        64, description="Groups replaced in a row, after which any group is trained on, until a better one comes."
     )
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ class Groups:
 
     def __init__(self, rules: GroupRules) -> None:
         self.rules = rules
-        self.filtered_in_a_row = 0
+        self._filtered_in_a_row = 0
         self._partial: dict[int, TrajectoryGroup] = {}
         self._whole: list[TrajectoryGroup] = []
 
@@ -28,9 +28,10 @@ class Groups:
             return 0
         del self._partial[trajectory.episode.group]
         success = float(np.mean([t.success for t in group]))
-        wanted = self.rules.success_low <= success <= self.rules.success_high
-        if not wanted and self.filtered_in_a_row < self.rules.max_filtered:
-            self.filtered_in_a_row += 1
+        if self.rules.success_low <= success <= self.rules.success_high:
+            self._filtered_in_a_row = 0
+        elif self._filtered_in_a_row < self.rules.max_filtered:
+            self._filtered_in_a_row += 1
             return len(group)
         self._whole.append(sorted(group, key=lambda t: t.episode.member))
         return 0
@@ -46,10 +47,9 @@ class Groups:
         return len(self._whole) * self.rules.size >= episodes
 
     def take(self, episodes: int) -> list[Trajectory]:
-        """The first complete groups, ``episodes`` in all; the count of those filtered in a row starts again."""
+        """The first complete groups, ``episodes`` in all."""
         count = episodes // self.rules.size
         taken, self._whole = self._whole[:count], self._whole[count:]
-        self.filtered_in_a_row = 0
         return [trajectory for group in taken for trajectory in group]
 
     def __len__(self) -> int:

@@ -55,7 +55,7 @@ class GroupRules:
     size: int = 1  # G
     success_low: float = 0.0  # a group whose success rate lies outside these two is filtered out,
     success_high: float = 1.0  # and another is played in its place (dynamic sampling, arXiv:2503.14476)
-    max_filtered: int = 0  # groups filtered out in a row, after which any group will do: nothing better is to be had
+    max_filtered: int = 0  # filtered out in a row, after which any group will do until a better one comes
 
 
 @dataclass(frozen=True, slots=True)

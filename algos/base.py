@@ -2,8 +2,9 @@
 
     collate ──▶ targets(super-batch) ──▶ Targets ──rows──▶ loss(micro-batch) ──▶ share of the step's loss
                      ▲                                        ▲
-       recomputed log-probs and values                 counts(optimizer step)
-       (only where needs_recompute)
+       what the weights at the update's start,         counts(optimizer step)
+       and the run's first ones, say of the batch
+       (only where needs_recompute, needs_reference)
 
 An algorithm knows neither processes nor devices. ``targets`` sees the whole super-batch, so every statistic in it is
 global; ``loss`` sees any subset of rows, and its results add up.
@@ -50,6 +51,9 @@ class RowTargets:
     proximal_logprobs: Tensor  # float32 [n, K, A]
     behaviour_logprobs: Tensor  # float32 [n, K, A]
     old_values: Tensor  # float32 [n]
+    ages: Tensor  # float32 [n]
+    episode_log_weights: Tensor | None  # float32 [n]
+    reference_logprobs: Tensor | None  # float32 [n, K, A]
     num_steps: Tensor  # int64 [n]; 0 marks a row of padding, which counts nowhere
 
 
@@ -62,6 +66,9 @@ class Targets:
     proximal_logprobs: Array  # float32 [M, K, A], of the policy that the clip stays near
     behaviour_logprobs: Array  # float32 [M, K, A], of the policy that acted
     old_values: Array  # float32 [M], predictions from which the update starts
+    ages: Array  # float32 [M], updates since the policy that acted
+    episode_log_weights: Array | None  # float32 [M], log of pi_prox / pi_behaviour of the whole episode
+    reference_logprobs: Array | None  # float32 [M, K, A], of the policy that the run began with
     num_steps: Array  # int32 [M], executed steps
 
     def rows(self, index: Array | slice, device: torch.device | str = "cpu") -> RowTargets:
@@ -78,6 +85,9 @@ class Targets:
             proximal_logprobs=behaviour if shared else tensor(self.proximal_logprobs),
             behaviour_logprobs=behaviour,
             old_values=tensor(self.old_values),
+            ages=tensor(self.ages),
+            episode_log_weights=None if self.episode_log_weights is None else tensor(self.episode_log_weights),
+            reference_logprobs=None if self.reference_logprobs is None else tensor(self.reference_logprobs),
             num_steps=tensor(self.num_steps).long(),
         )
 
@@ -87,17 +97,25 @@ class Algorithm(ABC):
 
     def __init__(self, config: AlgoConfig) -> None:
         self.config = config
-        self.needs_recompute = config.recompute_logprobs  # targets wants what the update's start says of the batch
+        self.needs_recompute = config.proximal == "recomputed"
+        self.needs_reference = config.kl_coef > 0
         self.epochs = config.epochs  # passes over a super-batch
         self.minibatches = config.minibatches  # optimizer steps a pass
 
     @abstractmethod
-    def targets(self, batch: SuperBatch, logprobs: Array | None = None, values: Array | None = None) -> Targets:
+    def targets(
+        self,
+        batch: SuperBatch,
+        logprobs: Array | None = None,
+        values: Array | None = None,
+        reference_logprobs: Array | None = None,
+    ) -> Targets:
         """Targets of all M chunks of a super-batch.
 
         ``logprobs`` [M, K, A] and ``values`` [M] come from a forward pass of the weights that the update starts from,
-        and are given exactly where ``needs_recompute``. The values of final observations stay ``batch.final_value``:
-        a caller that recomputes those too passes them with ``dataclasses.replace``.
+        and are given exactly where ``needs_recompute``; ``reference_logprobs`` [M, K, A] from one of the weights that
+        the run began with, exactly where ``needs_reference``. The values of final observations stay
+        ``batch.final_value``: a caller that recomputes those too passes them with ``dataclasses.replace``.
 
         Raises ValueError where the batch contradicts itself or holds numbers that are not finite.
         """

@@ -9,8 +9,19 @@ from algos.base import RowTargets
 from vla_rl.types import Array, SuperBatch
 
 
-def check_batch(batch: SuperBatch, logprobs: Array) -> None:
-    """Raises ValueError where a super-batch contradicts itself, or ``logprobs`` [M, K, A] do not fit it."""
+def check_given(needed: bool, key: str, **arrays: Array | None) -> None:
+    """Raises ValueError where what a forward pass yields is given and not needed, or the other way round; ``key``
+    names the setting that decides."""
+    for name, array in arrays.items():
+        if (array is not None) != needed:
+            raise ValueError(
+                f"{name} {'were not given' if array is None else 'were given'}, and algo.{key} "
+                f"{'needs' if needed else 'does not use'} them: see needs_recompute and needs_reference"
+            )
+
+
+def check_batch(batch: SuperBatch, **logprobs: Array | None) -> None:
+    """Raises ValueError where a super-batch contradicts itself, or any ``logprobs`` [M, K, A] do not fit it."""
     chunks, size = batch.rewards.shape
     if np.any((batch.num_steps < 1) | (batch.num_steps > size)):
         raise ValueError(f"num_steps lie in {batch.num_steps.min()}..{batch.num_steps.max()}: must be 1..{size}")
@@ -20,7 +31,9 @@ def check_batch(batch: SuperBatch, logprobs: Array) -> None:
             f"episode {batch.episode_id[both[0]]} has terminated={batch.terminated[both[0]]} and "
             f"truncated={batch.truncated[both[0]]}: a finished episode is exactly one of the two"
         )
-    for name, array in (("recorded", batch.logprobs), ("proximal", logprobs)):
+    for name, array in logprobs.items():
+        if array is None:
+            continue
         if array.shape != batch.tokens.shape:
             raise ValueError(f"{name} log-probabilities have shape {array.shape}, tokens {batch.tokens.shape}")
         bad = np.flatnonzero((~np.isfinite(array) & batch.step_mask[:, :, None]).any(axis=(1, 2)))

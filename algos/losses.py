@@ -34,19 +34,28 @@ class LossTerms:
     policy: Tensor  # scalar, negated clipped surrogate summed over elements
     value: Tensor  # scalar, value loss summed over chunks
     entropy: Tensor  # scalar, nats, summed over tokens
+    kl: Tensor  # scalar, estimate of the divergence from a reference policy, nats, summed over tokens
 
 
 def total_loss(
-    terms: LossTerms, elements: int, chunks: int, *, policy_coef: float, value_coef: float, entropy_coef: float
+    terms: LossTerms,
+    elements: int,
+    chunks: int,
+    *,
+    policy_coef: float,
+    value_coef: float,
+    entropy_coef: float,
+    kl_coef: float,
 ) -> Tensor:
     """The rows' share of an optimizer step's loss, given the counts of that *whole* step.
 
-    ``policy_coef * mean(policy) + value_coef * mean(value) - entropy_coef * mean(entropy)``, with policy and entropy
-    averaged over elements (the entropy of an element is the sum of its tokens') and the value loss over chunks.
+    ``policy_coef * mean(policy) + value_coef * mean(value) - entropy_coef * mean(entropy) + kl_coef * mean(kl)``, with
+    policy, entropy and divergence averaged over elements (an element's entropy and divergence are the sums of its
+    tokens') and the value loss over chunks.
     Linear in ``terms``: the shares of all micro-batches of all ranks sum to the loss of the step.
     """
-    policy = (policy_coef * terms.policy - entropy_coef * terms.entropy) / max(elements, 1)
-    return policy + value_coef * terms.value / max(chunks, 1)
+    policy = policy_coef * terms.policy - entropy_coef * terms.entropy + kl_coef * terms.kl
+    return policy / max(elements, 1) + value_coef * terms.value / max(chunks, 1)
 
 
 # --- elements ---------------------------------------------------------------------------------------------------------
@@ -138,6 +147,32 @@ def soft_surrogate(
     tau = tau_negative + (tau_positive - tau_negative) * positive
     surrogate = 4.0 / tau * torch.sigmoid(tau * (log_ratios.exp() - 1.0)) * advantages
     return _weighted_loss(surrogate, mask, weights)
+
+
+def gaussian_surrogate(
+    log_ratios: Tensor,  # of pi / pi_prox, at a level
+    advantages: Tensor,  # [n]
+    mask: Tensor,  # bool, at the same level
+    sigma: float,
+    weights: Tensor | None = None,  # as in ``clipped_surrogate``
+) -> Tensor:
+    """Sum over elements of ``-w * g * r * A`` with the trust ``g = exp(-(log r / sigma)^2 / 2)``, a constant to the
+    gradient.
+
+    GIPO (arXiv:2603.03955): gradients fade with the distance of log r from 0, alike on both sides, and never end.
+    """
+    trust = torch.exp(-0.5 * (log_ratios.detach() / sigma) ** 2)
+    return _weighted_loss(trust * log_ratios.exp() * _per_chunk(advantages, log_ratios), mask, weights)
+
+
+def k3_divergence(logprobs: Tensor, reference: Tensor, tokens: Tensor) -> Tensor:
+    """Sum over executed tokens of an estimate of KL(pi, pi_ref), nats, never negative; all [n, K, A].
+
+    ``exp(d) - d - 1`` with ``d = log pi_ref - log pi`` of a token that pi drew (joschu.net/blog/kl-approx.html; GRPO,
+    arXiv:2402.03300, equation 4).
+    """
+    d = log_ratio(reference, logprobs, tokens, "token")
+    return (torch.expm1(d) - d).sum()
 
 
 def behaviour_weights(log_weights: Tensor, cap: float | None, band: float | None) -> Tensor:

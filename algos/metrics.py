@@ -32,6 +32,7 @@ def loss_metrics(terms: LossTerms, mask: Tensor, tokens: Tensor) -> dict[str, Te
         "policy_loss": terms.policy,
         "value_loss": terms.value,
         "entropy": terms.entropy,
+        "reference_kl": terms.kl,
         "elements": mask.sum(),
         "tokens": tokens.sum(),
         "chunks": tokens.flatten(1).any(dim=1).sum(),
@@ -77,6 +78,7 @@ def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     policy_loss           mean over elements (see ``algos.losses``)
     value_loss            mean over chunks
     entropy               nats a token
+    reference_kl          k3 estimate of KL(pi, reference), nats a token; 0 without a reference policy
     approx_kl             k3 estimate of KL(pi_prox, pi), nats an element; approx_kl_k1: the k1 estimate
     clip_fraction         elements whose ratio lies outside the clip range, 0..1
     ratio_mean            of pi / pi_prox
@@ -94,6 +96,7 @@ def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
         "policy_loss": sums["policy_loss"] / elements,
         "value_loss": sums["value_loss"] / sums["chunks"],
         "entropy": sums["entropy"] / sums["tokens"],
+        "reference_kl": sums["reference_kl"] / sums["tokens"],
         "approx_kl": sums["k3"] / elements,
         "approx_kl_k1": sums["k1"] / elements,
         "clip_fraction": sums["clipped"] / elements,

@@ -8,13 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from algos.advantages import chunk_log_ratios
 from algos.base import Algorithm, Counts, RowTargets, Targets
-from algos.checks import check_batch, check_rows
+from algos.checks import check_batch, check_given, check_rows
 from algos.losses import (
+    LOG_RATIO_LIMIT,
     LossTerms,
     behaviour_weights,
     clipped_surrogate,
     element_mask,
+    gaussian_surrogate,
+    k3_divergence,
     log_ratio,
     pool,
     soft_surrogate,
@@ -41,16 +45,29 @@ class SurrogateAlgorithm(Algorithm):
         """Of the policy's part of the loss (with the entropy's) and of the value's."""
         return 1.0, 1.0
 
-    def targets(self, batch: SuperBatch, logprobs: Array | None = None, values: Array | None = None) -> Targets:
-        proximal, old_values = start_of_update(self.config, batch, logprobs, values)
-        check_batch(batch, proximal)
+    def targets(
+        self,
+        batch: SuperBatch,
+        logprobs: Array | None = None,
+        values: Array | None = None,
+        reference_logprobs: Array | None = None,
+    ) -> Targets:
+        check_given(self.needs_recompute, "proximal", logprobs=logprobs, values=values)
+        check_given(self.needs_reference, "kl_coef", reference_logprobs=reference_logprobs)
+        proximal = batch.logprobs if logprobs is None else np.asarray(logprobs, np.float32)
+        old_values = batch.values if values is None else np.asarray(values, np.float32)
+        check_batch(batch, recorded=batch.logprobs, proximal=proximal, reference=reference_logprobs)
         advantages, returns = self.estimate(batch, proximal, old_values)
+        whole_episodes = self.config.importance_level == "episode"
         return Targets(
             advantages=advantages.astype(np.float32),
             returns=returns.astype(np.float32),
             proximal_logprobs=proximal,
             behaviour_logprobs=batch.logprobs,
             old_values=old_values,
+            ages=batch.ages.astype(np.float32),
+            episode_log_weights=episode_log_weights(batch, proximal) if whole_episodes else None,
+            reference_logprobs=reference_logprobs,
             num_steps=batch.num_steps,
         )
 
@@ -62,7 +79,9 @@ class SurrogateAlgorithm(Algorithm):
         tokens = token_mask(rows.num_steps, *logprobs.shape[1:])
         policy, metrics = policy_loss(c, logprobs, rows, tokens)
         value = self.value_loss(values, rows, element_mask(tokens, "chunk"))
-        terms = LossTerms(policy, value, entropy=pool(entropy, tokens, "chunk").sum())
+        terms = LossTerms(
+            policy, value, pool(entropy, tokens, "chunk").sum(), reference_divergence(logprobs, rows, tokens)
+        )
         policy_coef, value_coef = self.coefficients(iteration)
         loss = total_loss(
             terms,
@@ -71,26 +90,9 @@ class SurrogateAlgorithm(Algorithm):
             policy_coef=policy_coef,
             value_coef=value_coef,
             entropy_coef=policy_coef * c.entropy_coef,
+            kl_coef=policy_coef * c.kl_coef,
         )
         return loss, metrics | loss_metrics(terms, element_mask(tokens, c.ratio_level), tokens)
-
-
-def start_of_update(
-    config: SurrogateConfig, batch: SuperBatch, logprobs: Array | None, values: Array | None
-) -> tuple[Array, Array]:
-    """Log-probabilities [M, K, A] and values [M] of the proximal policy: recomputed, or as recorded.
-
-    Raises ValueError where recomputed ones are given and not wanted, or the other way round.
-    """
-    if not config.recompute_logprobs and logprobs is None and values is None:
-        return batch.logprobs, batch.values
-    if config.recompute_logprobs and logprobs is not None and values is not None:
-        return np.asarray(logprobs, np.float32), np.asarray(values, np.float32)
-    raise ValueError(
-        f"recompute_logprobs={config.recompute_logprobs}, but recomputed log-probabilities were "
-        f"{'not ' if logprobs is None else ''}given and values were {'not ' if values is None else ''}given: "
-        "give both to targets() where needs_recompute, else neither"
-    )
 
 
 def policy_loss(
@@ -98,24 +100,66 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Negated surrogate, summed over the elements of some rows, and sums about its ratios for the metrics.
 
-    Plain, the ratio to the policy that acted is held near 1. The decoupled objective holds the ratio to the policy at
-    the update's start (the proximal policy) near 1 and weighs each element by pi_proximal / pi_behaviour, so that
-    stale data neither are clipped away at once nor pull the policy back to the one that acted.
+    Plain, the ratio to the policy that acted is held near 1. The decoupled objective holds the ratio to a proximal
+    policy near 1 and weighs each element by pi_proximal / pi_behaviour, so that stale data neither are clipped away at
+    once nor pull the policy back to the one that acted.
 
     ``logprobs`` [n, K, A]; ``tokens`` bool [n, K, A], the executed ones.
     """
     c, mask = config, element_mask(tokens, config.ratio_level)
-    log_ratios = log_ratio(logprobs, rows.proximal_logprobs, tokens, c.ratio_level)
+    proximal = proximal_logprobs(c, logprobs, rows)
+    log_ratios = log_ratio(logprobs, proximal, tokens, c.ratio_level)
     log_weights = weights = None
-    if c.recompute_logprobs:
-        log_weights = log_ratio(rows.proximal_logprobs, rows.behaviour_logprobs, tokens, c.ratio_level)
+    if c.proximal != "behaviour":
+        log_weights = behaviour_log_weights(c, proximal, rows, tokens).expand_as(log_ratios)
         weights = behaviour_weights(log_weights, c.importance_cap, c.importance_band)
     match c.objective:
         case "clip":
             loss = clipped_surrogate(log_ratios, rows.advantages, mask, c.clip_low, c.clip_high, weights, c.dual_clip)
         case "sapo":
             loss = soft_surrogate(log_ratios, rows.advantages, mask, c.tau_positive, c.tau_negative, weights)
+        case "gipo":
+            loss = gaussian_surrogate(log_ratios, rows.advantages, mask, c.gipo_sigma, weights)
     metrics = ratio_metrics(log_ratios, mask, c.clip_low, c.clip_high, log_weights)
     if log_weights is not None:
         metrics |= weight_metrics(log_weights, mask, c.importance_cap, c.importance_band)
     return loss, metrics
+
+
+def proximal_logprobs(config: SurrogateConfig, logprobs: Tensor, rows: RowTargets) -> Tensor:
+    """[n, K, A], without gradient: of the policy around which ratios are held.
+
+    Interpolated, it lies between the policy that acted, ``age`` versions before the update's start, and the one in
+    training, one version after it: at the fraction age / (age + 1) of the way in log-probability (as in RLinf's
+    asynchronous PPO). Fresh data have the policy that acted; no forward pass is spent.
+    """
+    if config.proximal != "interpolated":
+        return rows.proximal_logprobs
+    way = (rows.ages / (rows.ages + 1.0))[:, None, None]
+    return rows.behaviour_logprobs + way * (logprobs.detach() - rows.behaviour_logprobs)
+
+
+def behaviour_log_weights(config: SurrogateConfig, proximal: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
+    """Logarithm of pi_prox / pi_behaviour at ``importance_level``, in a shape that broadcasts to ``ratio_level``."""
+    level = config.importance_level or config.ratio_level
+    if level == "episode":
+        assert rows.episode_log_weights is not None  # targets gives them for this level
+        weights = rows.episode_log_weights.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    else:
+        weights = log_ratio(proximal, rows.behaviour_logprobs, tokens, level)
+    dims = {"token": 3, "action": 2, "chunk": 1}[config.ratio_level]
+    return weights.reshape(*weights.shape, *(1,) * (dims - weights.dim()))
+
+
+def episode_log_weights(batch: SuperBatch, proximal: Array) -> Array:
+    """float32 [M]: log of pi_prox / pi_behaviour of all executed tokens of the episode that a chunk belongs to."""
+    per_chunk = chunk_log_ratios(proximal, batch.logprobs, batch.num_steps)
+    per_episode = np.add.reduceat(per_chunk, batch.offsets[:-1])
+    return np.repeat(per_episode, np.diff(batch.offsets)).astype(np.float32)
+
+
+def reference_divergence(logprobs: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
+    """Sum over executed tokens of the divergence from the reference policy; 0 where there is none."""
+    if rows.reference_logprobs is None:
+        return logprobs.new_zeros(())
+    return k3_divergence(logprobs, rows.reference_logprobs, tokens)

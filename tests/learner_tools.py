@@ -53,7 +53,7 @@ def random_batch(seed: int = 0, episodes: int = 5) -> SuperBatch:
     trajectories = []
     for i in range(episodes):
         chunks, truncated = int(rng.integers(1, 5)), bool(rng.integers(2))
-        t = trajectory(training_episode(i, 2, 0), chunks, truncated=truncated, success=not truncated)
+        t = trajectory(training_episode(i, i % 2, 0), chunks, truncated=truncated, success=not truncated)
         rows = chunks + truncated
         num_steps = t.num_steps.copy()
         num_steps[-1] = rng.integers(1, 5)

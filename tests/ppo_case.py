@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algos import make_algorithm
-from algos.base import Counts, RowTargets
+from algos.base import Counts, RowTargets, Targets
 from algos.losses import RatioLevel
 from tests.reference_algos import random_super_batch
 from vla_rl.config import GRPOConfig, PPOConfig
@@ -20,14 +20,22 @@ from vla_rl.config import GRPOConfig, PPOConfig
 LEVELS: tuple[RatioLevel, ...] = get_args(RatioLevel)
 SEED = st.integers(0, 2**32 - 1)
 PLAIN = PPOConfig(entropy_coef=0.01, huber_delta=0.8)
-DECOUPLED = PPOConfig(entropy_coef=0.01, recompute_logprobs=True, importance_cap=1.5)
-DUAL = PPOConfig(recompute_logprobs=True, dual_clip=1.05)
+DECOUPLED = PPOConfig(entropy_coef=0.01, proximal="recomputed", importance_cap=1.5)
+DUAL = PPOConfig(proximal="recomputed", dual_clip=1.05)
 GROUPED = GRPOConfig(group_size=2, entropy_coef=0.01)
-GROUPED_DECOUPLED = GRPOConfig(group_size=2, average="episodes", recompute_logprobs=True, importance_cap=1.5)
-MASKED = PPOConfig(recompute_logprobs=True, importance_band=1.3)
+GROUPED_DECOUPLED = GRPOConfig(group_size=2, average="episodes", proximal="recomputed", importance_cap=1.5)
+MASKED = PPOConfig(proximal="recomputed", importance_band=1.3)
 SOFT = PPOConfig(objective="sapo", tau_positive=2.0, tau_negative=3.0)
-VTRACE = PPOConfig(recompute_logprobs=True, importance_cap=1.0, estimator="vtrace")
-_OF_PPO = (PLAIN, DECOUPLED, DUAL, MASKED, SOFT, VTRACE)
+GAUSSIAN = PPOConfig(objective="gipo", gipo_sigma=0.3)
+INTERPOLATED = PPOConfig(proximal="interpolated", importance_cap=1.2)
+ANCHORED = PPOConfig(kl_coef=0.3)
+BY_CHUNK = PPOConfig(proximal="recomputed", importance_level="chunk", importance_band=2.0)
+BY_EPISODE = PPOConfig(proximal="recomputed", importance_level="episode", importance_cap=1.1)
+VTRACE = PPOConfig(proximal="recomputed", importance_cap=1.0, estimator="vtrace")
+_OF_PPO = (
+    *(PLAIN, DECOUPLED, DUAL, MASKED, SOFT, GAUSSIAN, INTERPOLATED, ANCHORED),
+    *(BY_CHUNK, BY_EPISODE, VTRACE),
+)
 PPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in _OF_PPO for level in LEVELS]
 GRPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in (GROUPED, GROUPED_DECOUPLED) for level in LEVELS]
 CONFIGS: list[PPOConfig | GRPOConfig] = [*PPO_CONFIGS, *GRPO_CONFIGS]
@@ -45,12 +53,17 @@ class Case:
         def near(logprobs: np.ndarray) -> np.ndarray:
             return (logprobs + 0.15 * rng.normal(size=logprobs.shape)).astype(np.float32)
 
-        self.proximal = near(self.batch.logprobs) if config.recompute_logprobs else None
-        self.values = np.asarray(rng.normal(size=chunks), np.float32) if config.recompute_logprobs else None
-        self.targets = self.algorithm.targets(self.batch, self.proximal, self.values)
+        recompute = self.algorithm.needs_recompute
+        self.proximal = near(self.batch.logprobs) if recompute else None
+        self.values = np.asarray(rng.normal(size=chunks), np.float32) if recompute else None
+        self.reference = near(self.batch.logprobs) if self.algorithm.needs_reference else None
+        self.targets = self.new_targets()
         self.logprobs = torch.tensor(near(self.targets.proximal_logprobs), dtype=torch.float64, requires_grad=True)
         self.entropy = torch.tensor(rng.random((chunks, size, dim)), requires_grad=True)
         self.predictions = torch.tensor(self.targets.old_values + 0.3 * rng.normal(size=chunks), requires_grad=True)
+
+    def new_targets(self) -> Targets:
+        return self.algorithm.targets(self.batch, self.proximal, self.values, self.reference)
 
     def rows(self, index: np.ndarray | slice) -> RowTargets:
         return in_float64(self.targets.rows(index))
@@ -71,8 +84,8 @@ class Case:
 
 
 def in_float64(rows: RowTargets) -> RowTargets:
-    converted = {f.name: getattr(rows, f.name).double() for f in fields(rows) if f.name != "num_steps"}
-    return replace(rows, **converted)
+    tensors = {f.name: getattr(rows, f.name) for f in fields(rows) if f.name != "num_steps"}
+    return replace(rows, **{name: x if x is None else x.double() for name, x in tensors.items()})
 
 
 def summed(parts: list[dict[str, Tensor]]) -> dict[str, float]:
@@ -81,3 +94,9 @@ def summed(parts: list[dict[str, Tensor]]) -> dict[str, float]:
         for name, x in part.items():
             total[name] += float(x)
     return total
+
+
+def describe_config(config: PPOConfig | GRPOConfig) -> str:
+    """A short name of a case, for pytest: what differs from the defaults."""
+    changes = config.model_dump(exclude_defaults=True)
+    return "-".join([config.name, config.ratio_level, *(f"{k}={v}" for k, v in changes.items() if k != "ratio_level")])

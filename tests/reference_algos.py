@@ -5,12 +5,14 @@ They share no code and, where the literature offers two, no formula with what th
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from algos.base import RowTargets
 from vla_rl.config import PPOConfig
 from vla_rl.types import SuperBatch
 
@@ -105,6 +107,7 @@ class PPOSums:
     policy: float = 0.0
     value: float = 0.0
     entropy: float = 0.0
+    kl: float = 0.0
     k1: float = 0.0
     k3: float = 0.0
     clipped: int = 0
@@ -116,32 +119,35 @@ class PPOSums:
     chunks: int = 0
     tokens: int = 0
 
-    def loss(self, value_coef: float, entropy_coef: float) -> float:
-        policy, entropy = self.policy / self.elements, self.entropy / self.elements
-        return policy + value_coef * self.value / self.chunks - entropy_coef * entropy
+    def loss(self, c: PPOConfig) -> float:
+        policy = self.policy - c.entropy_coef * self.entropy + c.kl_coef * self.kl
+        return policy / self.elements + c.value_coef * self.value / self.chunks
 
 
 def ppo_reference(
     c: PPOConfig,
-    num_steps: np.ndarray,
+    rows: RowTargets,
     logprobs: np.ndarray,
     entropy: np.ndarray,
     values: np.ndarray,
-    advantages: np.ndarray,
-    returns: np.ndarray,
-    proximal: np.ndarray,
-    behaviour: np.ndarray,
-    old_values: np.ndarray,
+    offsets: Sequence[int],
 ) -> PPOSums:
+    """Of all chunks of a super-batch, whose episodes lie between ``offsets``."""
     s = PPOSums()
+    num_steps, behaviour = rows.num_steps.tolist(), rows.behaviour_logprobs.numpy()
+    advantages = rows.advantages.numpy()
+    proximal = rows.proximal_logprobs.numpy()
+    if c.proximal == "interpolated":
+        ages = rows.ages.numpy()[:, None, None]
+        proximal = (behaviour + ages * logprobs) / (1 + ages)
     for i, steps in enumerate(num_steps):
-        if steps == 0:
-            continue
         s.chunks += 1
-        s.value += value_loss_reference(values[i], returns[i], old_values[i], c.value_clip, c.huber_delta)
+        value_target, old_value = float(rows.returns[i]), float(rows.old_values[i])
+        s.value += value_loss_reference(values[i], value_target, old_value, c.value_clip, c.huber_delta)
         for element in elements_of(steps, logprobs.shape[2], c.ratio_level):
             ratio = math.prod(math.exp(logprobs[i, k, a]) / math.exp(proximal[i, k, a]) for k, a in element)
-            weight = math.prod(math.exp(proximal[i, k, a]) / math.exp(behaviour[i, k, a]) for k, a in element)
+            covered = covered_by_weight(c, i, element, num_steps, logprobs.shape[2], offsets)
+            weight = math.prod(math.exp(proximal[at]) / math.exp(behaviour[at]) for at in covered)
             s.importance += ratio * weight
             s.importance_sq += (ratio * weight) ** 2
             used = weight if c.importance_cap is None else min(weight, c.importance_cap)
@@ -154,6 +160,8 @@ def ppo_reference(
             if c.objective == "sapo":
                 tau = c.tau_positive if advantages[i] > 0 else c.tau_negative
                 surrogate = 4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantages[i]
+            if c.objective == "gipo":
+                surrogate = ratio * advantages[i] / math.sqrt(math.exp((math.log(ratio) / c.gipo_sigma) ** 2))
             s.policy -= used * surrogate
             s.k1 += math.log(1 / ratio)
             s.k3 += ratio - 1 - math.log(ratio)
@@ -163,7 +171,31 @@ def ppo_reference(
             s.elements += 1
             s.tokens += len(element)
             s.entropy += sum(entropy[i, k, a] for k, a in element)
+            if rows.reference_logprobs is not None:
+                for k, a in element:
+                    odds = math.exp(float(rows.reference_logprobs[i, k, a])) / math.exp(logprobs[i, k, a])
+                    s.kl += odds - 1 - math.log(odds)
     return s
+
+
+def covered_by_weight(
+    c: PPOConfig,
+    chunk: int,
+    element: list[tuple[int, int]],
+    num_steps: Sequence[int],
+    action_dim: int,
+    offsets: Sequence[int],
+) -> list[tuple[int, int, int]]:
+    """The (chunk, step, dimension) triples over which an element's importance weight is taken."""
+    level = c.importance_level or c.ratio_level
+    if level == c.ratio_level:
+        return [(chunk, k, a) for k, a in element]
+    if level == "action":
+        return [(chunk, element[0][0], a) for a in range(action_dim)]
+    chunks = [chunk]
+    if level == "episode":
+        (chunks,) = (list(range(p, q)) for p, q in itertools.pairwise(offsets) if p <= chunk < q)
+    return [(m, k, a) for m in chunks for k in range(num_steps[m]) for a in range(action_dim)]
 
 
 def random_super_batch(
@@ -189,7 +221,7 @@ def random_super_batch(
         tokens=rng.integers(0, 256, (chunks, chunk_size, action_dim)).astype(np.uint8),
         logprobs=np.where(executed[:, :, None], logprobs, np.float32(123.0)),
         values=rng.normal(size=chunks).astype(np.float32),
-        versions=np.full(chunks, 6, np.int32),
+        versions=rng.integers(3, 8, chunks).astype(np.int32),
         rewards=np.where(executed, rng.normal(size=(chunks, chunk_size)), -55.0).astype(np.float32),
         num_steps=num_steps,
         offsets=offsets,

@@ -188,8 +188,8 @@ def test_a_missing_file_names_the_shipped_ones(tmp_path: Path):
 def test_a_check_that_would_judge_a_default_in_place_of_a_refused_value_is_silent():
     (found,) = problems(None, "env.suite=libero_99", "env.tasks=[55]")
     assert found.startswith("env.suite=libero_99")
-    (found,) = problems(None, "algo.importance_cap=2", "algo.recompute_logprobs=yess")
-    assert found.startswith("algo.recompute_logprobs=yess")
+    (found,) = problems(None, "algo.importance_cap=2", "algo.proximal=recomputedd")
+    assert found.startswith("algo.proximal=recomputedd")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from algos import make_algorithm
 from algos.advantages import episode_returns, group_advantages
 from algos.grpo import GRPO
-from tests.ppo_case import GROUPED, GRPO_CONFIGS, SEED, Case
+from tests.ppo_case import GROUPED, GRPO_CONFIGS, SEED, Case, describe_config
 from tests.reference_algos import elements_of, random_super_batch
 from vla_rl.config import GRPOConfig, SurrogateConfig
 
@@ -87,7 +87,7 @@ def test_returns_are_sums_of_executed_rewards() -> None:
 
 
 @pytest.mark.parametrize("average", ["elements", "episodes", "constant"])
-@pytest.mark.parametrize("config", GRPO_CONFIGS, ids=lambda c: f"{c.ratio_level}-{c.recompute_logprobs}")
+@pytest.mark.parametrize("config", GRPO_CONFIGS, ids=describe_config)
 def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average: Any) -> None:
     """From per-element losses that are computed one by one, with the advantage of the whole episode."""
     config = config.model_copy(update={"average": average, "entropy_coef": 0.0})
@@ -129,10 +129,10 @@ OF_THE_STORE = {"group_size", "success_low", "success_high", "max_filtered"}
 
 @pytest.mark.parametrize("key", CHANGES)
 def test_every_key_of_the_loss_is_read(key: str) -> None:
-    base = GROUPED.model_copy(update={"recompute_logprobs": True, "scale": "none"})
+    base = GROUPED.model_copy(update={"proximal": "recomputed", "scale": "none"})
     case, other = Case(base), Case(base)
     other.algorithm = make_algorithm(base.model_copy(update={key: CHANGES[key]}))
-    other.targets = other.algorithm.targets(other.batch, other.proximal, other.values)
+    other.targets = other.new_targets()
     assert other.whole()[0].item() != pytest.approx(case.whole()[0].item(), abs=1e-6)
 
 

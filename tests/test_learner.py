@@ -50,7 +50,7 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
     assert versions.tolist() == [1] * 12
     assert server.meter.counts["batches"] >= 3
 
-    base = trajectory(training_episode(0, 2, 0), 12)
+    base = trajectory(training_episode(0, 0, 0), 12)
     batch = collate([base], version=1)
     batch = type(batch)(
         **{name: getattr(batch, name) for name in batch.__slots__}
@@ -62,7 +62,7 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
             "logprobs": answer.logprobs,
         }
     )
-    _, logprobs, values = learner._recompute(batch)
+    logprobs, values = learner._evaluate(learner._engine, batch)
     assert np.abs(logprobs - answer.logprobs).max() <= 1e-4
     assert np.abs(values - answer.values).max() <= 1e-4
     assert np.abs(logprobs).max() > 1, "the comparison is about something"
@@ -126,10 +126,28 @@ def test_a_saved_learner_goes_on_as_if_nothing_had_happened(tmp_path):
 
 def test_recompute_makes_the_first_ratio_one():
     """With recomputed proximal log-probabilities the clip is centred on the weights at the update's start."""
-    learner = make_learner(config(algo={"name": "ppo", "minibatches": 1, "recompute_logprobs": True}))
+    learner = make_learner(config(algo={"name": "ppo", "minibatches": 1, "proximal": "recomputed"}))
     metrics = learner.update(random_batch(), 0)
     assert metrics["learner/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["learner/clip_fraction"] == 0.0
+
+
+def test_the_reference_is_the_policy_that_the_run_began_with(tmp_path):
+    settings = config(algo={"name": "ppo", "minibatches": 1, "kl_coef": 50.0}, learner={"lr": 1e-3})
+    straight = make_learner(settings)
+    first = straight.update(random_batch(0), 0)
+    assert first["learner/reference_kl"] == pytest.approx(0.0, abs=1e-9)
+    straight.save(tmp_path)
+    resumed = make_learner(settings)
+    resumed.load(tmp_path)
+    second = resumed.update(random_batch(1), 1)
+    assert second["learner/reference_kl"] > 1e-6
+    assert straight.update(random_batch(1), 1) == second
+    free = make_learner(config(algo={"name": "ppo", "minibatches": 1, "kl_coef": 1e-9}, learner={"lr": 1e-3}))
+    free.update(random_batch(0), 0)
+    for iteration in range(1, 6):
+        held, far = (x.update(random_batch(iteration), iteration) for x in (straight, free))
+    assert held["learner/reference_kl"] < 0.8 * far["learner/reference_kl"]
 
 
 def _update_on_rank(rank: int, world_size: int, port: int, zero_stage: int, precision: str) -> dict:

@@ -16,6 +16,7 @@ from algos.losses import (
     clipped_surrogate,
     clipped_value_loss,
     element_mask,
+    k3_divergence,
     log_ratio,
     pool,
     token_mask,
@@ -272,7 +273,19 @@ def test_padding_rows_change_no_value_loss_and_no_gradient() -> None:
 
 
 def test_total_loss_by_hand() -> None:
-    terms = LossTerms(policy=tensor(6.0).sum(), value=tensor(8.0).sum(), entropy=tensor(3.0).sum())
-    # 6/12 + 0.5 * 8/4 - 0.1 * 3/12
-    total = total_loss(terms, elements=12, chunks=4, policy_coef=1.0, value_coef=0.5, entropy_coef=0.1)
-    assert total.item() == pytest.approx(0.5 + 1.0 - 0.025)
+    policy, value, entropy, kl = (tensor(x).sum() for x in (6.0, 8.0, 3.0, 2.4))
+    # 6/12 + 0.5 * 8/4 - 0.1 * 3/12 + 0.2 * 2.4/12
+    coefficients = {"policy_coef": 1.0, "value_coef": 0.5, "entropy_coef": 0.1, "kl_coef": 0.2}
+    total = total_loss(LossTerms(policy, value, entropy, kl), elements=12, chunks=4, **coefficients)
+    assert total.item() == pytest.approx(0.5 + 1.0 - 0.025 + 0.04)
+
+
+def test_k3_divergence_by_hand() -> None:
+    """0 where the policies agree, never negative, and its gradient draws pi towards the reference."""
+    logprobs = torch.log(tensor(0.5, 0.25, 0.1)).reshape(3, 1, 1).requires_grad_()
+    reference = torch.log(tensor(0.5, 0.5, 0.9)).reshape(3, 1, 1)
+    tokens = torch.tensor([True, True, False]).reshape(3, 1, 1)
+    found = k3_divergence(logprobs, reference, tokens)
+    assert found.item() == pytest.approx(2 - 1 - math.log(2))
+    (gradient,) = torch.autograd.grad(found, logprobs)
+    assert gradient.flatten().tolist() == pytest.approx([0.0, -1.0, 0.0])

@@ -16,48 +16,51 @@ from torch import Tensor
 from algos import make_algorithm
 from algos.advantages import explained_variance
 from algos.base import Counts
-from algos.losses import RatioLevel
-from tests.ppo_case import CONFIGS, DECOUPLED, LEVELS, PLAIN, PPO_CONFIGS, SEED, Case, summed
+from algos.losses import RatioLevel, log_ratio, token_mask
+from algos.surrogate import proximal_logprobs
+from tests.ppo_case import (
+    CONFIGS,
+    DECOUPLED,
+    INTERPOLATED,
+    LEVELS,
+    PLAIN,
+    PPO_CONFIGS,
+    SEED,
+    Case,
+    describe_config,
+    summed,
+)
 from tests.reference_algos import ppo_reference, random_super_batch
 from vla_rl.config import PPOConfig
 from vla_rl.types import SuperBatch
 
 
-@pytest.mark.parametrize("config", PPO_CONFIGS, ids=lambda c: f"{c.ratio_level}-{c.recompute_logprobs}")
+@pytest.mark.parametrize("config", PPO_CONFIGS, ids=describe_config)
 @pytest.mark.parametrize("seed", range(3))
 def test_loss_and_metrics_equal_the_reference(config: PPOConfig, seed: int) -> None:
     case = Case(config, seed)
     loss, sums = case.whole()
-    rows = case.rows(slice(None))
-    expected = ppo_reference(
-        config,
-        case.batch.num_steps,
-        case.logprobs.detach().numpy(),
-        case.entropy.detach().numpy(),
-        case.predictions.detach().numpy(),
-        rows.advantages.numpy(),
-        rows.returns.numpy(),
-        rows.proximal_logprobs.numpy(),
-        rows.behaviour_logprobs.numpy(),
-        rows.old_values.numpy(),
-    )
-    assert loss.item() == pytest.approx(expected.loss(config.value_coef, config.entropy_coef), abs=1e-10)
+    outputs = (x.detach().numpy() for x in (case.logprobs, case.entropy, case.predictions))
+    expected = ppo_reference(config, case.rows(slice(None)), *outputs, case.batch.offsets.tolist())
+    limit = 1e-6 if config.importance_level == "episode" else 1e-10  # an episode's weight is handed over in float32
+    assert loss.item() == pytest.approx(expected.loss(config), abs=limit)
     metrics = case.algorithm.finish_metrics(summed([sums]), case.targets)
     elements = expected.elements
     for name, value in {
         "policy_loss": expected.policy / elements,
         "value_loss": expected.value / expected.chunks,
         "entropy": expected.entropy / expected.tokens,
+        "reference_kl": expected.kl / expected.tokens,
         "approx_kl": expected.k3 / elements,
         "approx_kl_k1": expected.k1 / elements,
         "clip_fraction": expected.clipped / elements,
         "ratio_mean": expected.ratio / elements,
         "ess": expected.importance**2 / (elements * expected.importance_sq),
     }.items():
-        assert metrics[name] == pytest.approx(value, abs=1e-10), name
+        assert metrics[name] == pytest.approx(value, abs=limit), name
     assert math.log(metrics["ratio_max"]) == pytest.approx(math.log(expected.largest), rel=0.07)
     assert metrics["explained_variance"] == explained_variance(case.targets.returns, case.targets.old_values)
-    assert ("behaviour_weight_cut" in metrics) == config.recompute_logprobs
+    assert ("behaviour_weight_cut" in metrics) == (config.proximal != "behaviour")
 
 
 @settings(max_examples=25, deadline=None)
@@ -95,7 +98,9 @@ def test_what_lies_behind_the_end_never_matters(seed: int, config: PPOConfig, ga
     dirty.batch.rewards[behind] = garbage
     if dirty.proximal is not None:
         dirty.proximal[behind] = garbage
-    dirty.targets = dirty.algorithm.targets(dirty.batch, dirty.proximal, dirty.values)
+    if dirty.reference is not None:
+        dirty.reference[behind] = garbage
+    dirty.targets = dirty.new_targets()
     for leaf in (dirty.logprobs, dirty.entropy):
         leaf.data[torch.as_tensor(behind)] = garbage
     assert_array_equal(dirty.targets.advantages, clean.targets.advantages)
@@ -107,7 +112,7 @@ def test_what_lies_behind_the_end_never_matters(seed: int, config: PPOConfig, ga
         assert torch.all(torch.isfinite(found))
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.ratio_level}-{c.recompute_logprobs}")
+@pytest.mark.parametrize("config", CONFIGS, ids=describe_config)
 def test_rows_without_steps_are_padding(config: PPOConfig) -> None:
     case = Case(config)
     counts = case.algorithm.counts(case.batch.num_steps)
@@ -131,7 +136,7 @@ def test_counts_add_up_and_skip_padding() -> None:
 def test_decoupled_with_equal_policies_is_plain_ppo_exactly(level: RatioLevel) -> None:
     plain = Case(PLAIN.model_copy(update={"ratio_level": level}))
     for cap in (None, 1.0, 5.0):
-        config = plain.algorithm.config.model_copy(update={"recompute_logprobs": True, "importance_cap": cap})
+        config = plain.algorithm.config.model_copy(update={"proximal": "recomputed", "importance_cap": cap})
         decoupled = Case(config)
         decoupled.batch, decoupled.logprobs = plain.batch, plain.logprobs
         decoupled.entropy, decoupled.predictions = plain.entropy, plain.predictions
@@ -163,8 +168,10 @@ def test_value_warmup_trains_the_value_head_only() -> None:
     assert torch.equal(values, values_after)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.ratio_level}-{c.recompute_logprobs}")
+@pytest.mark.parametrize("config", CONFIGS, ids=describe_config)
 def test_gradcheck_of_the_whole_loss(config: PPOConfig) -> None:
+    if config.objective == "gipo" or config.proximal == "interpolated":
+        pytest.skip("holds a part of the loss constant that follows the policy: see the next test")
     case = Case(config, episodes=2, longest=2)
     counts, rows = case.algorithm.counts(case.batch.num_steps), case.rows(slice(None))
 
@@ -172,6 +179,32 @@ def test_gradcheck_of_the_whole_loss(config: PPOConfig) -> None:
         return case.algorithm.loss(logprobs, entropy, values, rows, counts, 0)[0]
 
     assert torch.autograd.gradcheck(loss, (case.logprobs, case.entropy, case.predictions))
+
+
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c.objective == "gipo"], ids=lambda c: c.ratio_level)
+def test_gradient_of_gipo_is_the_policy_gradient_times_the_trust(config: PPOConfig) -> None:
+    config = config.model_copy(update={"value_coef": 0.0, "clip_low": 0.99, "clip_high": 1e6})
+    case = Case(config)
+    (found, *_) = case.gradients(case.whole()[0])
+    case.algorithm = make_algorithm(config.model_copy(update={"objective": "clip"}))
+    (unlimited, *_) = case.gradients(case.whole()[0])
+    rows = case.rows(slice(None))
+    tokens = token_mask(rows.num_steps, *case.logprobs.shape[1:])
+    log_r = log_ratio(case.logprobs.detach(), rows.behaviour_logprobs, tokens, config.ratio_level)
+    trust = torch.exp(-0.5 * (log_r / config.gipo_sigma) ** 2)
+    assert_allclose(found, unlimited * trust.reshape(*trust.shape, *(1,) * (3 - trust.dim())), atol=1e-12)
+
+
+def test_interpolation_lies_between_the_one_that_acted_and_the_one_in_training() -> None:
+    """Fresh data have the former, and the older they are, the nearer the latter; it is a constant to the gradient."""
+    case = Case(INTERPOLATED)
+    rows = case.rows(slice(None))
+    found = proximal_logprobs(INTERPOLATED, case.logprobs, rows)
+    assert not found.requires_grad
+    fresh, oldest = rows.ages == 0, rows.ages == 4
+    assert_array_equal(found[fresh], rows.behaviour_logprobs[fresh])
+    way = (found - rows.behaviour_logprobs)[oldest] / (case.logprobs.detach() - rows.behaviour_logprobs)[oldest]
+    assert_allclose(way, 0.8, atol=1e-9)
 
 
 def test_float32_is_close_to_float64() -> None:
@@ -184,7 +217,7 @@ def test_float32_is_close_to_float64() -> None:
     assert single.item() == pytest.approx(case.whole()[0].item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.ratio_level}-{c.recompute_logprobs}")
+@pytest.mark.parametrize("config", CONFIGS, ids=describe_config)
 def test_loss_stays_on_its_device_and_never_waits_for_it(config: PPOConfig) -> None:
     """Tensors of the meta device mix with no others, and reading one back raises."""
     case = Case(config)
@@ -205,7 +238,7 @@ def test_repeated_updates_on_stale_data_find_the_best_token() -> None:
     tokens = torch.multinomial(behaviour.exp(), 512, replacement=True, generator=generator)
     reward = (tokens == 2).numpy().astype(np.float32)
     batch = bandit_batch(reward, behaviour[tokens].numpy())
-    algorithm = make_algorithm(PPOConfig(recompute_logprobs=True, importance_cap=5.0, gamma=1.0))
+    algorithm = make_algorithm(PPOConfig(proximal="recomputed", importance_cap=5.0, gamma=1.0))
     logits = behaviour.clone().requires_grad_()
     optimizer = torch.optim.SGD([logits], lr=1.0)
     for iteration in range(60):

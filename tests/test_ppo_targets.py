@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from algos import make_algorithm
-from algos.base import Algorithm, RowTargets, Targets
+from algos.base import Algorithm, Targets
 from algos.losses import RatioLevel
 from algos.ppo import PPO
-from tests.ppo_case import DECOUPLED, LEVELS, PLAIN, SEED, Case
+from tests.ppo_case import ANCHORED, DECOUPLED, LEVELS, PLAIN, SEED, Case
 from tests.reference_algos import batch_gae_reference, random_super_batch
 from vla_rl.config import PPOConfig
 
@@ -90,16 +90,17 @@ def test_normalized_advantages_give_zero_policy_loss_before_the_first_step(level
 
 
 def test_rows_are_copies_without_warnings_from_read_only_arrays() -> None:
-    targets = Case(PLAIN).targets
-    for f in fields(Targets):
-        getattr(targets, f.name).flags.writeable = False
+    targets = Case(ANCHORED).targets
+    given = [f.name for f in fields(Targets) if getattr(targets, f.name) is not None]
+    for name in given:
+        getattr(targets, name).flags.writeable = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rows = targets.rows(slice(1, 4))
         picked = targets.rows(np.array([1, 2, 3]))
-    for f in fields(RowTargets):
-        assert_array_equal(getattr(rows, f.name).numpy(), getattr(targets, f.name)[1:4])
-        assert torch.equal(getattr(rows, f.name), getattr(picked, f.name))
+    for name in given:
+        assert_array_equal(getattr(rows, name).numpy(), getattr(targets, name)[1:4])
+        assert torch.equal(getattr(rows, name), getattr(picked, name))
     rows.advantages.zero_()
     assert np.any(targets.advantages[1:4] != 0)
 
@@ -119,7 +120,10 @@ CHANGES: dict[str, Any] = {
     "entropy_coef": 0.7,
     "normalize_advantages": False,
     "value_warmup": 5,
-    "recompute_logprobs": False,
+    "proximal": "behaviour",
+    "importance_level": "chunk",
+    "kl_coef": 0.3,
+    "gipo_sigma": 0.1,
     "importance_cap": 0.5,
     "importance_band": 1.2,
     "dual_clip": 1.01,
@@ -131,20 +135,23 @@ CHANGES: dict[str, Any] = {
 }
 
 
-SAPO = ("objective", "sapo")
-
-
 @pytest.mark.parametrize("key", CHANGES)
 def test_every_key_of_the_loss_is_read(key: str) -> None:
     base = DECOUPLED.model_copy(update={"importance_cap": None})
-    needs = {"vtrace_cap": ("estimator", "vtrace"), "tau_positive": SAPO, "tau_negative": SAPO}.get(key)
+    needs = {
+        "vtrace_cap": ("estimator", "vtrace"),
+        "tau_positive": ("objective", "sapo"),
+        "tau_negative": ("objective", "sapo"),
+        "gipo_sigma": ("objective", "gipo"),
+    }.get(key)
     base = base.model_copy(update=dict([needs] if needs else []))
     case, other = Case(base), Case(base)
     other.algorithm = make_algorithm(base.model_copy(update={key: CHANGES[key]}))
-    if key == "recompute_logprobs":
-        other.targets = other.algorithm.targets(other.batch)
-    else:
-        other.targets = other.algorithm.targets(other.batch, other.proximal, other.values)
+    if key == "proximal":
+        other.proximal = other.values = None
+    if key == "kl_coef":
+        other.reference = other.batch.logprobs - np.float32(0.2)
+    other.targets = other.new_targets()
     assert other.whole()[0].item() != pytest.approx(case.whole()[0].item(), abs=1e-6)
 
 
@@ -155,14 +162,18 @@ def test_every_key_is_covered() -> None:
     assert set(PPOConfig.model_fields) == set(CHANGES) | {"name", "epochs", "minibatches"}
 
 
-def test_recomputed_numbers_come_exactly_where_asked_for() -> None:
-    case = Case(DECOUPLED)
-    with pytest.raises(ValueError, match=r"recompute_logprobs=True, but .* were not given .*needs_recompute"):
+def test_numbers_of_other_weights_come_exactly_where_asked_for() -> None:
+    case, anchored = Case(DECOUPLED), Case(ANCHORED)
+    with pytest.raises(ValueError, match=r"logprobs were not given, and algo\.proximal needs them"):
         case.algorithm.targets(case.batch)
     with pytest.raises(ValueError, match="values were not given"):
         case.algorithm.targets(case.batch, case.proximal)
-    with pytest.raises(ValueError, match="recompute_logprobs=False"):
+    with pytest.raises(ValueError, match=r"logprobs were given, and algo\.proximal does not use them"):
         PPO(PPOConfig()).targets(case.batch, case.proximal, case.values)
+    with pytest.raises(ValueError, match=r"reference_logprobs were not given, and algo\.kl_coef needs them"):
+        anchored.algorithm.targets(anchored.batch)
+    with pytest.raises(ValueError, match=r"reference_logprobs were given, and algo\.kl_coef does not use"):
+        PPO(PPOConfig()).targets(anchored.batch, reference_logprobs=anchored.reference)
 
 
 def test_contradictory_batches_are_refused() -> None:

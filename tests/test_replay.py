@@ -9,7 +9,7 @@ import pytest
 from tests.runtime_fakes import result, trajectory
 from vla_rl.checkpoint import load_trajectories, save_trajectories
 from vla_rl.replay import ReplayStore, StoreRules
-from vla_rl.schedule import evaluation_episodes, training_episode
+from vla_rl.schedule import TaskSchedule, evaluation_episodes, training_episode
 from vla_rl.superbatch import collate, describe
 from vla_rl.types import GroupRules
 
@@ -304,7 +304,7 @@ def test_a_group_is_as_old_as_its_oldest_member(make_store):
 
 
 def test_collate_keeps_every_row_and_pads_nothing():
-    episodes = [training_episode(i, 2, 0) for i in range(3)]
+    episodes = [training_episode(i, i % 2, 0) for i in range(3)]
     batch = collate(
         [
             trajectory(episodes[0], 2),
@@ -328,7 +328,7 @@ def test_collate_keeps_every_row_and_pads_nothing():
 
 
 def test_trajectories_survive_the_disk(tmp_path):
-    before = [trajectory(training_episode(i, 2, 0), i + 1, truncated=i == 1) for i in range(3)]
+    before = [trajectory(training_episode(i, i % 2, 0), i + 1, truncated=i == 1) for i in range(3)]
     save_trajectories(tmp_path / "t.npz", before)
     after = load_trajectories(tmp_path / "t.npz")
     for a, b in zip(before, after, strict=True):
@@ -340,8 +340,41 @@ def test_trajectories_survive_the_disk(tmp_path):
 
 
 def test_schedule_depends_on_number_and_seed_only():
-    assert training_episode(7, 3, 1) == training_episode(7, 3, 1)
-    seeds = {training_episode(i, 3, seed).seed for i in range(100) for seed in (0, 1)}
+    assert training_episode(7, 1, 1) == training_episode(7, 1, 1)
+    seeds = {training_episode(i, 0, seed).seed for i in range(100) for seed in (0, 1)}
     assert len(seeds) == 200
     evaluations = evaluation_episodes(10, 100, 2, 50, seed=0)
     assert {(e.task, e.init_state) for e in evaluations} == {(t, s) for t in range(2) for s in range(50)}
+
+
+def test_tasks_come_in_turn_or_by_their_recent_failures():
+    assert [TaskSchedule(3, 0, "in_turn").task(i) for i in range(5)] == [0, 1, 2, 0, 1]
+    schedule = TaskSchedule(3, 0, "by_failure")
+    start = np.bincount([schedule.task(i) for i in range(3000)], minlength=3)
+    assert start.min() > 900, "before anything is known all tasks are alike"
+    for _ in range(200):
+        schedule.observe(0, True)
+        schedule.observe(1, False)
+        schedule.observe(2, schedule.task(0) == 0)
+    schedule.failure[2] = 0.5
+    shares = np.bincount([schedule.task(i) for i in range(3000)], minlength=3) / 3000
+    assert shares == pytest.approx(np.array([0.05, 1.05, 0.55]) / 1.65, abs=0.03)
+    resumed = TaskSchedule(3, 0, "by_failure")
+    resumed.restore(schedule.failure)
+    assert [resumed.task(i) for i in range(50)] == [schedule.task(i) for i in range(50)]
+
+
+def test_the_store_prefers_tasks_that_fail_also_after_a_restart(make_store):
+    def tasks(store, count):
+        return [e.task for e in store.take(0, count, 0.0)]
+
+    store = make_store(max_age=100, task_rule="by_failure")
+    for _ in range(40):
+        for episode in store.take(0, 4, 0.0):
+            store.add(0, trajectory(episode, 1, success=episode.task == 0))
+    record, trajectories = store.state()
+    resumed = make_store(max_age=100, task_rule="by_failure")
+    resumed.restore(record, trajectories)
+    drawn = tasks(store, 60)
+    assert 0 < drawn.count(0) < 20
+    assert tasks(resumed, 60) == drawn

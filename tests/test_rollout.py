@@ -99,7 +99,7 @@ def test_episodes_end_where_they_end(tmp_path):
         from vla_rl.schedule import training_episode
 
         for b, episode in enumerate(batch.episode_id.tolist()):
-            plan = plan_episode(config, training_episode(episode, 2, 0).seed)
+            plan = plan_episode(config, training_episode(episode, episode % 2, 0).seed)
             rows = slice(batch.offsets[b], batch.offsets[b + 1])
             assert batch.num_steps[rows].sum() == plan.length
             assert (batch.success[b], batch.truncated[b]) == (plan.success, plan.truncated)

@@ -13,7 +13,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = ("scripts/setup.sh", "scripts/train_libero_ppo.sh", "scripts/test.sh", ".ci/run")
+SCRIPTS = (
+    "scripts/setup.sh",
+    "scripts/train.sh",
+    "scripts/train_libero_ppo.sh",
+    "scripts/train_libero_grpo.sh",
+    "scripts/test.sh",
+    ".ci/run",
+)
 # Dependencies of hf-libero, robosuite and bddl that nothing imports (see requirements.txt).
 LEFT_OUT = {"robomimic", "thop", "hf-egl-probe", "jupytext", "opencv-python"}
 # What a CUDA build of torch brings along; not part of the pinned set.

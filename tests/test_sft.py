@@ -59,7 +59,7 @@ def test_shifts_move_all_views_alike_and_repeat_edges():
 
 
 def test_demonstrations_and_training_share_no_placement():
-    training = {training_episode(i, 1, 0).seed for i in range(1000)}
+    training = {training_episode(i, 0, 0).seed for i in range(1000)}
     assert not training & {demonstration_episode(i, 1, 0).seed for i in range(1000)}
 
 

@@ -37,7 +37,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Asynchronous actor-learner reinforcement learning of vision-language-action policies.",
     )
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for add in (_add_train, _add_eval, _add_sft, _add_plot, _add_benchmark, _add_doctor):
+    for add in (_add_train, _add_eval, _add_sft, _add_plot, _add_study, _add_benchmark, _add_doctor):
         add(commands)
     args, rest = parser.parse_known_args(argv)
     misplaced = [text for text in rest if text.startswith("-") or "overrides" not in args]
@@ -82,6 +82,14 @@ def _add_plot(commands: Any) -> None:
     parser = _add_command(commands, "plot", _plot, "draw the curves of one run, or compare several")
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folder, or a copy of its metrics.jsonl")
     parser.add_argument("--output", metavar="FILE", type=_new_file, default=Path("curves.png"), help="the picture")
+
+
+def _add_study(commands: Any) -> None:
+    parser = _add_command(commands, "study", _study, "train several variants with several seeds, and compare them")
+    parser.add_argument("study", metavar="STUDY", type=Path, help="YAML file, such as configs/studies/staleness.yaml")
+    parser.add_argument("--runs", metavar="FOLDER", type=Path, default=Path("runs"), help="where its runs are kept")
+    parser.add_argument("--output", metavar="FILE", type=_new_file, help="draw a picture, a png file")
+    _add_json(parser)
 
 
 def _add_benchmark(commands: Any) -> None:
@@ -190,6 +198,12 @@ def _plot(args: argparse.Namespace) -> int:
     from vla_rl.report import plot_command
 
     return plot_command(args)
+
+
+def _study(args: argparse.Namespace) -> int:
+    from vla_rl.study import study_command
+
+    return study_command(args)
 
 
 def _overlap(args: argparse.Namespace) -> int:

@@ -107,8 +107,8 @@ class Cluster:
     # --- starting ---------------------------------------------------------------------------------------------------
 
     def start(self, state: Path | None, version: int) -> None:
-        """Create store, learners and servers, and wait until ``version`` is published; workers follow with
-        ``open_for_work``, when the store is in its right state.
+        """Create all processes, and wait until ``version`` is published and can be asked for actions. Nothing is played
+        before ``open_for_work``, when the store is in its right state.
 
         ``state``: folder of a learner state to continue from. Raises UserError for what a process finds wrong with the
         user's input.
@@ -122,23 +122,27 @@ class Cluster:
             for p in plan.learners
         ]
         self._servers = [self._new_server(p) for p in plan.servers]
-        weights = self._shared / "weights" if self.learners else None
-        if weights:
+        self._workers = [self._new_worker(p.index) for p in plan.workers]
+        builds = [s.build.remote() for s in self._servers]
+        self._weights = self._shared / "weights" if self.learners else None
+        if self._weights:
             address = self.get(self.learners[0].address.remote(), "the learner's address", _SETUP_TIMEOUT_S)
-            setups = [learner.setup.remote(address, weights, state, version) for learner in self.learners]
+            setups = [learner.setup.remote(address, self._weights, state, version) for learner in self.learners]
             self.get(setups, "the learner to be built", _SETUP_TIMEOUT_S)
-        self._weights = weights
-        self.get(
-            [s.setup.remote(self._address(i), weights) for i, s in enumerate(self._servers)],
-            "the inference servers to be built",
-            _SETUP_TIMEOUT_S,
-        )
-        for i, server in enumerate(self._servers):
-            self._loops[server.run.remote()] = ("inference server", i)
+        self.get(builds, "the policy of the inference servers", _SETUP_TIMEOUT_S)
+        for i in range(len(self._servers)):
+            self._connect(i)
+
+    def _connect(self, index: int) -> None:
+        """Start the loop of an inference server that has been built."""
+        server = self._servers[index]
+        connection: ray.ObjectRef = server.connect.remote(self._address(index), self._weights)
+        self.get(connection, "an inference server to be connected", _SETUP_TIMEOUT_S)
+        self._loops[server.run.remote()] = ("inference server", index)
 
     def open_for_work(self) -> None:
-        """Start the env workers; from now on episodes are played."""
-        self._workers = [self._new_worker(p.index) for p in self.plan.workers]
+        """From now on episodes are played."""
+        self.call_store("open")
 
     def _actor(self, cls: type, *, threads: int, gpus: float = 0.0, concurrency: int = 4) -> Any:
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "LP_NUM_THREADS": "1"}
@@ -210,12 +214,9 @@ class Cluster:
             self.store.worker_lost.remote(index)
             self._workers[index] = self._new_worker(index)
         else:
-            server = self._new_server(self.plan.servers[index])
-            self.get(
-                server.setup.remote(self._address(index), self._weights), "a new inference server", _SETUP_TIMEOUT_S
-            )
-            self._servers[index] = server
-            self._loops[server.run.remote()] = (role, index)
+            self._servers[index] = self._new_server(self.plan.servers[index])
+            self.get(self._servers[index].build.remote(), "a new inference server", _SETUP_TIMEOUT_S)
+            self._connect(index)
 
     def call_store(self, method: str, *args: Any) -> Any:
         """A quick call of the store."""

@@ -67,7 +67,7 @@ def _new_folder(parent: Path, name: str) -> Path:
 def demonstration_episode(number: int, num_tasks: int, seed: int) -> Episode:
     """The ``number``-th demonstration: placements sampled by the simulator, apart from those of training."""
     draw = int(np.random.SeedSequence((seed, number, _DEMO_STREAM)).generate_state(1)[0])
-    return replace(training_episode(number, num_tasks, seed), seed=draw)
+    return replace(training_episode(number, number % num_tasks, seed), seed=draw)
 
 
 def _share_counter(counter: Synchronized[int]) -> None:

@@ -106,14 +106,16 @@ class PolicyConfig(Group):
 class SurrogateConfig(Group):
     """The policy objective that all algorithms here share."""
 
-    objective: Literal["clip", "sapo"] = Field(
+    objective: Literal["clip", "sapo", "gipo"] = Field(
         "clip",
-        description="sapo: gradients fade with the ratio's distance from 1, not at a limit (arXiv:2511.20347).",
+        description="What keeps ratios near 1: a limit, or, in sapo (arXiv:2511.20347) and gipo (arXiv:2603.03955), "
+        "gradients that fade with the distance.",
     )
     tau_positive: PositiveFloat = Field(1.0, description="How fast, in sapo, where the advantage is positive.")
     tau_negative: PositiveFloat = Field(1.05, description="How fast, in sapo, where it is negative.")
     clip_low: PositiveFloat = Field(0.2, description="Ratios are clipped to [1 - clip_low, 1 + clip_high].")
     clip_high: PositiveFloat = 0.2
+    gipo_sigma: PositiveFloat = Field(0.5, description="Log-ratio at which, in gipo, the gradient has fallen to 61 %.")
     dual_clip: float | None = Field(
         None, gt=1.0, description="Where the advantage is negative, ratios count as this at most (arXiv:1912.09729)."
     )
@@ -121,25 +123,46 @@ class SurrogateConfig(Group):
     entropy_coef: float = Field(0.0, ge=0.0)
     epochs: Positive = 1
     minibatches: Positive = Field(4, description="Optimizer steps per epoch.")
-    recompute_logprobs: bool = Field(
-        False, description="Decoupled objective (arXiv:2505.24298): clip around the weights at the update's start."
+    proximal: Literal["behaviour", "recomputed", "interpolated"] = Field(
+        "behaviour",
+        description="The policy around which ratios are held. behaviour: the one that acted. Decoupled from it "
+        "(arXiv:2505.24298): that of the update's start, recomputed by one more forward pass, or interpolated between "
+        "the one that acted and the one in training by the data's age.",
     )
-    importance_cap: PositiveFloat | None = Field(
-        None, description="Largest behaviour weight pi_prox / pi_behaviour; needs recompute_logprobs."
+    importance_level: Literal["token", "action", "chunk", "episode"] | None = Field(
+        None, description="What one weight pi_prox / pi_behaviour covers, ratio_level or more; null: ratio_level."
     )
-    importance_band: float | None = Field(
-        None, gt=1.0, description="Behaviour weights outside [1/band, band] count as 0; needs recompute_logprobs."
+    importance_cap: PositiveFloat | None = Field(None, description="Largest weight pi_prox / pi_behaviour.")
+    importance_band: float | None = Field(None, gt=1.0, description="Weights outside [1/band, band] count as 0.")
+    kl_coef: float = Field(
+        0.0, ge=0.0, description="Of the divergence from the policy that the run began with; costs a forward pass."
     )
 
     @model_validator(mode="after")
-    def _weights_need_recompute(self) -> Self:
-        for name in ("importance_cap", "importance_band"):
+    def _weights_are_there(self) -> Self:
+        for name in ("importance_level", "importance_cap", "importance_band"):
             value = getattr(self, name)
-            if value is not None and not self.recompute_logprobs:
+            if value is not None and self.proximal == "behaviour":
                 raise ValueError(
-                    f"{name}={value} weighs by recomputed log-probabilities: "
-                    f"set recompute_logprobs=true, or {name}=null"
+                    f"{name}={value} is about weights pi_prox / pi_behaviour, which are all 1 with proximal=behaviour: "
+                    f"set proximal=recomputed, or {name}=null"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _level_of_weights(self) -> Self:
+        if self.importance_level is not None:
+            levels = ("token", "action", "chunk", "episode")
+            if levels.index(self.importance_level) < levels.index(self.ratio_level):
+                raise ValueError(
+                    f"importance_level={self.importance_level} is finer than ratio_level={self.ratio_level}: "
+                    "one ratio has one weight; set it to the same or a coarser level"
+                )
+        if self.importance_level == "episode" and self.proximal == "interpolated":
+            raise ValueError(
+                "importance_level=episode needs all chunks of an episode at once, which proximal=interpolated never "
+                "has: set proximal=recomputed, or importance_level=chunk"
+            )
         return self
 
     @property
@@ -156,7 +179,7 @@ class PPOConfig(SurrogateConfig):
     gae_lambda: Fraction = 0.95
     estimator: Literal["gae", "vtrace"] = Field(
         "gae",
-        description="vtrace corrects returns for the data's age (arXiv:1802.01561); needs recompute_logprobs.",
+        description="vtrace corrects returns for the data's age (arXiv:1802.01561); needs proximal=recomputed.",
     )
     vtrace_cap: PositiveFloat = Field(1.0, description="Largest weight pi_prox / pi_behaviour of a chunk in vtrace.")
     bootstrap: Literal["truncated", "never"] = Field(
@@ -172,8 +195,11 @@ class PPOConfig(SurrogateConfig):
 
     @model_validator(mode="after")
     def _vtrace_needs_recompute(self) -> Self:
-        if self.estimator == "vtrace" and not self.recompute_logprobs:
-            raise ValueError("estimator=vtrace weighs by recomputed log-probabilities: set recompute_logprobs=true")
+        if self.estimator == "vtrace" and self.proximal != "recomputed":
+            raise ValueError(
+                f"estimator=vtrace weighs by recomputed log-probabilities, proximal={self.proximal} has none: "
+                "set proximal=recomputed"
+            )
         return self
 
 
@@ -248,6 +274,9 @@ class TrainConfig(Group):
 
     iterations: Positive = Field(100, description="Learner updates.")
     batch_episodes: Positive = Field(32, description="Episodes in one super-batch.")
+    task_sampling: Literal["in_turn", "by_failure"] = Field(
+        "in_turn", description="by_failure: tasks are drawn in proportion to their recent failure rates."
+    )
     max_age: NonNegative = Field(2, description="Updates that a chunk's weights may lie behind the weights it trains.")
     eval_every: NonNegative = Field(10, description="Iterations between evaluations; 0: only at the end.")
     eval_episodes: NonNegative = Field(50, description="Per evaluation, over the benchmark's initial states; 0: never.")

@@ -6,6 +6,7 @@ and backward passes are divided. So no statistic depends on the number of ranks.
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections import defaultdict
@@ -59,6 +60,7 @@ class Learner:
         self._grad_norm = 0.0
         self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
         policy.to(device=self._device, dtype=DTYPES[config.learner.precision])
+        self._reference = copy.deepcopy(policy).requires_grad_(False) if algorithm.needs_reference else None
         settings = config.learner
         value_lr = settings.lr if settings.value_lr is None else settings.value_lr
         groups = [
@@ -91,11 +93,7 @@ class Learner:
         with self.meter.time("train"):
             time.sleep(self.config.learner.latency_ms * 1e-3)
             self._set_learning_rate(iteration)
-            if self.algorithm.needs_recompute:
-                batch, logprobs, values = self._recompute(batch)
-                targets = self.algorithm.targets(batch, logprobs, values)
-            else:
-                targets = self.algorithm.targets(batch)
+            batch, targets = self._targets(batch)
             sums: dict[str, float] = defaultdict(float)
             grad_norms: list[float] = []
             for epoch in range(self.algorithm.epochs):
@@ -107,6 +105,16 @@ class Learner:
             metrics = self.algorithm.finish_metrics(dict(sums), targets)
             metrics |= {"grad_norm": float(np.mean(grad_norms)), "lr": self._optimizer.param_groups[0]["lr"]}
             return {f"learner/{name}": value for name, value in metrics.items()}
+
+    def _targets(self, batch: SuperBatch) -> tuple[SuperBatch, Targets]:
+        """Targets, and the batch with recomputed final values where the algorithm wants recomputed numbers."""
+        logprobs = values = reference = None
+        if self.algorithm.needs_reference:
+            reference, _ = self._evaluate(self._reference, batch)
+        if self.algorithm.needs_recompute:
+            logprobs, values = self._evaluate(self._engine, batch)
+            batch = replace(batch, final_value=self._final_values(batch))
+        return batch, self.algorithm.targets(batch, logprobs, values, reference)
 
     def _minibatches(self, chunks: int, iteration: int, epoch: int) -> list[np.ndarray]:
         """A random division of all chunks, the same on every rank."""
@@ -130,9 +138,9 @@ class Learner:
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _output(self, batch: SuperBatch, obs_rows: np.ndarray, task: np.ndarray) -> PolicyOutput:
+    def _output(self, model: Any, batch: SuperBatch, obs_rows: np.ndarray, task: np.ndarray) -> PolicyOutput:
         policy = self.config.policy
-        return self._engine(
+        return model(
             self._tensor(batch.images[obs_rows]),
             self._tensor(batch.proprio[obs_rows]),
             self._tensor(task),
@@ -142,7 +150,7 @@ class Learner:
 
     def _forward(self, batch: SuperBatch, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """logprobs [n, K, A], entropy [n, K, A], values [n] of these chunks under the current weights."""
-        output = self._output(batch, batch.obs_row[rows], batch.task[rows])
+        output = self._output(self._engine, batch, batch.obs_row[rows], batch.task[rows])
         logprobs = token_logprobs(output.logits, self._tensor(batch.tokens[rows]))
         return logprobs, token_entropy(output.logits), output.values.float()
 
@@ -182,30 +190,36 @@ class Learner:
         return dict(zip(sorted(sums), stacked.tolist(), strict=True))
 
     @torch.no_grad()
-    def _recompute(self, batch: SuperBatch) -> tuple[SuperBatch, np.ndarray, np.ndarray]:
-        """The batch with recomputed final values, log-probabilities [M, K, A] and values [M], all under the weights
-        before the update."""
+    def _evaluate(self, model: Any, batch: SuperBatch) -> tuple[np.ndarray, np.ndarray]:
+        """Log-probabilities [M, K, A] of the recorded tokens and values [M] under a model, on every rank."""
         logprobs = torch.zeros(batch.logprobs.shape, device=self._device)
         values = torch.zeros(batch.values.shape, device=self._device)
         for part, padding in self._micro_batches(np.arange(batch.num_chunks)):
-            tokens = self._tensor(batch.tokens[part])
-            output = self._output(batch, batch.obs_row[part], batch.task[part])
+            output = self._output(model, batch, batch.obs_row[part], batch.task[part])
             if not padding:
                 index = self._tensor(part)
-                logprobs[index] = token_logprobs(output.logits, tokens)
+                logprobs[index] = token_logprobs(output.logits, self._tensor(batch.tokens[part]))
                 values[index] = output.values.float()
-        final_value = torch.from_numpy(batch.final_value).to(self._device)
+        return self._filled_by_all(logprobs), self._filled_by_all(values)
+
+    @torch.no_grad()
+    def _final_values(self, batch: SuperBatch) -> np.ndarray:
+        """[B]: of the final observations of truncated episodes, under the weights before the update; else 0."""
+        values = torch.zeros(batch.num_episodes, device=self._device)
         cut = np.flatnonzero(batch.truncated)
-        if cut.size:
-            final_value = torch.zeros_like(final_value)
-            for part, padding in self._micro_batches(cut):
-                output = self._output(batch, batch.final_row[part], batch.task[batch.offsets[part]])
-                if not padding:
-                    final_value[self._tensor(part)] = output.values.float()
-        if self._world_size > 1:  # every rank filled its own rows and left zeros elsewhere
-            for tensor in (logprobs, values, *([final_value] if cut.size else [])):
-                torch.distributed.all_reduce(tensor)
-        return replace(batch, final_value=final_value.cpu().numpy()), logprobs.cpu().numpy(), values.cpu().numpy()
+        if not cut.size:
+            return batch.final_value
+        for part, padding in self._micro_batches(cut):
+            output = self._output(self._engine, batch, batch.final_row[part], batch.task[batch.offsets[part]])
+            if not padding:
+                values[self._tensor(part)] = output.values.float()
+        return self._filled_by_all(values)
+
+    def _filled_by_all(self, tensor: torch.Tensor) -> np.ndarray:
+        """What every rank has filled in its own rows, with zeros elsewhere, put together."""
+        if self._world_size > 1:
+            torch.distributed.all_reduce(tensor)
+        return tensor.cpu().numpy()
 
     # --- weights and checkpoints ------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Imports of torch, simulators and algorithms wait until a process needs them.
 from __future__ import annotations
 
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from vla_rl.checkpoint import save_trajectories
 from vla_rl.config import RunConfig
 from vla_rl.mailbox import PoolAddress
 from vla_rl.placement import Plan, Process
-from vla_rl.replay import ReplayStore
+from vla_rl.replay import ReplayStore, StoreRules
 from vla_rl.types import EnvSpec, Episode, EpisodeResult, SuperBatch, Trajectory
 
 CALL_TIMEOUT_S = 60.0  # anything that only reads or writes state
@@ -62,25 +63,31 @@ class EnvWorkerProcess:
 class InferenceProcess:
     def __init__(self, config: RunConfig, spec: EnvSpec, process: Process) -> None:
         self._config, self._spec, self._process = config, spec, process
+        self._policy: Any = None
         self._server: Any = None
 
-    def setup(self, address: PoolAddress, weights: Path | None) -> None:
+    def build(self) -> None:
+        """Import libraries and make the policy: what takes long, and needs no other process."""
         import torch
 
-        from vla_rl.actor import PolicyActor
-        from vla_rl.inference import BatchRule, InferenceServer
         from vla_rl.learner import DTYPES
-        from vla_rl.mailbox import ServerMailbox
         from vla_rl.policies import build_policy
-        from vla_rl.weights import WeightReader
 
         torch.set_num_threads(self._process.threads)
-        policy = build_policy(self._config.policy, self._spec, self._config.seed)
-        policy.to(DTYPES[self._config.learner.precision])
+        self._policy = build_policy(self._config.policy, self._spec, self._config.seed)
+        self._policy.to(DTYPES[self._config.learner.precision])
+
+    def connect(self, address: PoolAddress, weights: Path | None) -> None:
+        """After ``build``, and after the learner has published its first weights."""
+        from vla_rl.actor import PolicyActor
+        from vla_rl.inference import BatchRule, InferenceServer
+        from vla_rl.mailbox import ServerMailbox
+        from vla_rl.weights import WeightReader
+
         reader = WeightReader(weights) if weights else None
         settings = self._config.policy
         actor = PolicyActor(
-            policy, settings.temperature, reader, self._process.device, latency_s=settings.latency_ms * 1e-3
+            self._policy, settings.temperature, reader, self._process.device, latency_s=settings.latency_ms * 1e-3
         )
         rule = BatchRule(self._config.placement.max_batch, self._config.placement.max_wait_ms * 1e-3)
         self._server = InferenceServer(actor, ServerMailbox(address), rule)
@@ -156,6 +163,18 @@ class LearnerProcess:
 
 
 class StoreProcess(ReplayStore):
+    """Closed until ``open``: env workers start with everything else, and wait until the run's state is restored."""
+
+    def __init__(self, rules: StoreRules) -> None:
+        super().__init__(rules)
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def take(self, worker: int, count: int, timeout: float) -> list[Episode]:
+        return super().take(worker, count, timeout) if self._open.wait(timeout) else []
+
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the finished, untrained trajectories; returns the counters."""
         record, trajectories = self.state()

@@ -21,7 +21,7 @@ from typing import Any
 
 from vla_rl.groups import Groups
 from vla_rl.meter import Meter
-from vla_rl.schedule import training_group
+from vla_rl.schedule import TaskRule, TaskSchedule, training_group
 from vla_rl.superbatch import collate
 from vla_rl.types import Episode, EpisodeResult, GroupRules, SuperBatch, Trajectory
 
@@ -36,6 +36,7 @@ class StoreRules:
     seed: int
     iterations: int  # no episode is started that would be trained later than this
     groups: GroupRules = field(default_factory=GroupRules)  # B is a multiple of its size
+    task_rule: TaskRule = "in_turn"
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ class ReplayStore:
         self._next_id = 0
         self._running: dict[int, tuple[int, Episode]] = {}  # id -> (worker, episode)
         self._next_group = 0
+        self._tasks = TaskSchedule(rules.num_tasks, rules.seed, rules.task_rule)
         self._due: deque[Episode] = deque()  # the rest of a group that has begun, and what dead workers left
         self._evaluations: deque[Episode] = deque()
         self._results: list[EpisodeResult] = []
@@ -105,6 +107,7 @@ class ReplayStore:
                 self.ledger.evaluated += 1
                 self._results.append(finished)
             else:
+                self._tasks.observe(finished.episode.task, finished.success)
                 self.ledger.filtered += self._buffer.add(finished)
             self._changed.notify_all()
 
@@ -139,8 +142,8 @@ class ReplayStore:
     def _order(self) -> Episode:
         number, self._next_id = self._next_id, self._next_id + 1
         if not self._evaluations and not self._due:
-            size, tasks = self.rules.groups.size, self.rules.num_tasks
-            self._due.extend(training_group(self._next_group, size, tasks, self.rules.seed))
+            task = self._tasks.task(self._next_group)
+            self._due.extend(training_group(self._next_group, self.rules.groups.size, task, self.rules.seed))
             self._next_group += 1
         return replace((self._evaluations or self._due).popleft(), id=number)
 
@@ -239,6 +242,7 @@ class ReplayStore:
                 "batches": self._batches,
                 "next_id": self._next_id,
                 "next_group": self._next_group,
+                "task_failure": list(self._tasks.failure),
                 "due": running + [asdict(e) for e in self._due],
                 "lost": len(self._running),
             }
@@ -253,6 +257,7 @@ class ReplayStore:
             self._batches = record["batches"]
             self._next_id = record["next_id"]
             self._next_group = record["next_group"]
+            self._tasks.restore(record["task_failure"])
             self._due.extend(Episode(**e) for e in record["due"])
             self.ledger.filtered += sum(self._buffer.add(trajectory) for trajectory in trajectories)
             self._changed.notify_all()

@@ -88,6 +88,47 @@ def draw_comparison(runs: Mapping[str, Metrics], path: Path) -> None:
     plt.close(figure)
 
 
+def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str) -> None:
+    """Several seeds of each variant: success of the rollouts against iterations and against minutes (mean of the seeds,
+    with the range they span), and the last evaluation of every seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(16, 5), constrained_layout=True, sharey=True)
+    for row, (name, seeds) in enumerate(variants.items()):
+        color = f"C{row % 10}"
+        for axis, x_key in ((axes[0], "iteration"), (axes[1], "time/seconds")):
+            x, curves = _seed_curves(seeds, "rollout/success", x_key)
+            axis.plot(x, curves.mean(axis=0), color=color, label=name)
+            axis.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.12, linewidth=0)
+        for kind, marker, shift in (("greedy", "o", -0.1), ("sampled", "s", 0.1)):
+            last = [y[-1] for y in (series(m, f"eval/{kind}_success")[1] for m in seeds) if len(y)]
+            axes[2].plot([row + shift] * len(last), last, marker, color=color, alpha=0.5)
+            if last:
+                axes[2].hlines(np.mean(last), row + shift - 0.09, row + shift + 0.09, color=color)
+    axes[0].set(title="rollouts (moving mean of 5)", xlabel="iterations", ylim=(0, 1), ylabel="success")
+    axes[1].set(title="the same over time, evaluations included", xlabel="minutes")
+    axes[2].set(title="last evaluation of every seed: greedy (o), sampled (square)")
+    axes[2].set_xticks(range(len(variants)), list(variants), rotation=30, ha="right", fontsize=8)
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    axes[0].legend(loc="lower right", fontsize=8)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _seed_curves(seeds: Sequence[Metrics], key: str, x_key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Common x values, as far as the shortest seed goes (minutes where x is time), and smoothed curves [seeds, x]."""
+    curves = [series(m, key, x_key) for m in seeds]
+    scale = 60.0 if x_key == "time/seconds" else 1.0
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    common = np.linspace(start, end, 200)
+    return common / scale, np.array([np.interp(common, x, smoothed(y, 5)) for x, y in curves])
+
+
 def plot_command(args: Any) -> int:
     """`vla-rl plot`: the curves of one run, or several runs in one picture."""
     runs = {path.stem if path.is_file() else path.name: read_metrics(path) for path in args.runs}

@@ -57,6 +57,7 @@ def train(config: RunConfig, resume: Path | None = None, json_file: Path | None 
         seed=config.seed,
         iterations=config.train.iterations,
         groups=config.algo.groups,
+        task_rule=config.train.task_sampling,
     )
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {run.path}"
     plan = make_plan(config, detect_resources())

@@ -1,26 +1,57 @@
-"""Which episode comes next: a pure function of the run's seed and a running number, so that a resumed run goes on."""
+"""Which episode comes next: settled by the run's seed, a running number and what a checkpoint holds, so that a resumed
+run goes on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from vla_rl.types import Episode
 
-_EVALUATION_STREAM = 1  # keeps evaluation seeds apart from training seeds
+_EVALUATION_STREAM, _TASK_STREAM = 1, 2  # keep their seeds apart from those of training episodes
+_MEMORY = 0.95  # weight of what was known of a task when another of its episodes ends: the last 20 or so count
+_LEAST = 0.05  # share of the failure rate that a task without failures is still sampled by, so that it is not forgotten
+
+TaskRule = Literal["in_turn", "by_failure"]
 
 
-def training_episode(number: int, num_tasks: int, seed: int) -> Episode:
-    """The ``number``-th training episode: tasks in turn, placements sampled by the simulator from its seed."""
+class TaskSchedule:
+    """Which task is trained next. "by_failure": drawn in proportion to the recent failure rates, which start equal."""
+
+    def __init__(self, num_tasks: int, seed: int, rule: TaskRule) -> None:
+        self.failure = [1.0] * num_tasks  # recent rate of each task
+        self._seed, self._rule = seed, rule
+
+    def observe(self, task: int, success: bool) -> None:
+        """An episode of a task has ended."""
+        self.failure[task] = _MEMORY * self.failure[task] + (1.0 - _MEMORY) * (not success)
+
+    def task(self, number: int) -> int:
+        """Of the ``number``-th group of training episodes."""
+        if self._rule == "in_turn":
+            return number % len(self.failure)
+        weights = np.array(self.failure) + _LEAST
+        rng = np.random.default_rng((self._seed, number, _TASK_STREAM))
+        return int(rng.choice(len(weights), p=weights / weights.sum()))
+
+    def restore(self, failure: Sequence[float]) -> None:
+        """Go on with the rates of a checkpoint."""
+        self.failure = list(failure)
+
+
+def training_episode(number: int, task: int, seed: int) -> Episode:
+    """The ``number``-th training episode, of a task; the simulator samples placements from its seed."""
     draw = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
-    return Episode(id=number, task=number % num_tasks, seed=draw)
+    return Episode(id=number, task=task, seed=draw)
 
 
-def training_group(number: int, size: int, num_tasks: int, seed: int) -> list[Episode]:
+def training_group(number: int, size: int, task: int, seed: int) -> list[Episode]:
     """The ``number``-th group of training episodes: one task and placement, played ``size`` times. Ids are still to be
     given."""
-    one = training_episode(number, num_tasks, seed)
+    one = training_episode(number, task, seed)
     return [replace(one, group=number, member=member) for member in range(size)]
 
 

@@ -50,6 +50,9 @@ def describe(batch: SuperBatch) -> dict[str, float]:
     returns = np.add.reduceat(batch.rewards.sum(axis=1), batch.offsets[:-1])
     steps = np.add.reduceat(batch.num_steps, batch.offsets[:-1])
     ages = batch.ages
+    age_shares = np.bincount(ages) / len(ages)
+    tasks = batch.task[batch.offsets[:-1]]
+    per_task = {task: batch.success[tasks == task].mean() for task in np.unique(tasks)}
     return {
         "rollout/success": float(batch.success.mean()),
         "rollout/return": float(returns.mean()),
@@ -59,4 +62,6 @@ def describe(batch: SuperBatch) -> dict[str, float]:
         "rollout/env_steps": float(batch.num_steps.sum()),
         "rollout/age_mean": float(ages.mean()),
         "rollout/age_max": float(ages.max()),
+        **{f"rollout/age_{age}": float(share) for age, share in enumerate(age_shares)},
+        **{f"rollout/success_task_{task}": float(success) for task, success in per_task.items() if len(per_task) > 1},
     }

@@ -10,7 +10,7 @@ from algos.base import RowTargets
 from algos.losses import clipped_value_loss
 from algos.surrogate import SurrogateAlgorithm
 from vla_rl.config import PPOConfig
-from vla_rl.types import Array, SuperBatch
+from vla_rl.types import Array, FinalValues, SuperBatch
 
 
 class PPO(SurrogateAlgorithm):
@@ -21,8 +21,8 @@ class PPO(SurrogateAlgorithm):
     def estimate(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
         c = self.config
         rewards = chunk_rewards(batch.rewards, batch.num_steps)
-        cut = batch.truncated if c.bootstrap == "truncated" else np.zeros_like(batch.truncated)
-        ends = batch.offsets, batch.final_value, cut, c.gamma, c.gae_lambda
+        continued = continued_by_value(batch, c.bootstrap)
+        ends = batch.offsets, batch.final_value, continued, c.gamma, c.gae_lambda
         match c.estimator:
             case "gae":
                 advantages, returns = gae(rewards, values, *ends)
@@ -40,3 +40,14 @@ class PPO(SurrogateAlgorithm):
 
     def coefficients(self, iteration: int) -> tuple[float, float]:
         return (1.0 if iteration >= self.config.value_warmup else 0.0), self.config.value_coef
+
+
+def continued_by_value(batch: SuperBatch, bootstrap: FinalValues) -> Array:
+    """bool [B]: which episodes end with the value of their final observation instead of 0."""
+    match bootstrap:
+        case "truncated":
+            return batch.truncated
+        case "always":
+            return np.ones_like(batch.truncated)
+        case "never":
+            return np.zeros_like(batch.truncated)

@@ -38,7 +38,7 @@ def test_gae_by_hand() -> None:
         values=np.array([0.5, 0.4, 0.3]),
         offsets=np.array([0, 2, 3]),
         final_value=np.array([77.0, 2.0]),
-        truncated=np.array([False, True]),
+        continued=np.array([False, True]),
         gamma=0.9,
         lam=0.5,
     )
@@ -51,7 +51,7 @@ def test_monte_carlo_returns_by_hand() -> None:
         rewards=np.array([1.0, 2.0, 4.0, 3.0]),
         offsets=np.array([0, 3, 4]),
         final_value=np.array([10.0, 10.0]),
-        truncated=np.array([False, True]),
+        continued=np.array([False, True]),
         gamma=0.5,
     )
     assert_array_equal(returns, [3.0, 4.0, 4.0, 8.0])

@@ -53,13 +53,17 @@ def test_recomputed_numbers_replace_the_recorded_ones() -> None:
     assert_array_equal(case.targets.advantages, PPO(PPOConfig()).targets(same_values).advantages)
 
 
-def test_bootstrap_never_makes_a_time_limit_a_failure() -> None:
+def test_bootstrap_never_makes_a_time_limit_a_failure_and_always_an_end_a_time_limit() -> None:
     batch = random_super_batch(np.random.default_rng(5), 8)
     assert batch.truncated.any()
     never = PPO(PPOConfig(bootstrap="never", normalize_advantages=False)).targets(batch)
     ended = replace(batch, truncated=np.zeros(8, bool), terminated=np.ones(8, bool))
     as_terminated = PPO(PPOConfig(normalize_advantages=False)).targets(ended)
     assert_array_equal(never.returns, as_terminated.returns)
+    always = PPO(PPOConfig(bootstrap="always", normalize_advantages=False)).targets(batch)
+    all_cut = replace(batch, truncated=np.ones(8, bool), terminated=np.zeros(8, bool))
+    as_truncated = PPO(PPOConfig(normalize_advantages=False)).targets(all_cut)
+    assert_array_equal(always.returns, as_truncated.returns)
     cut = np.flatnonzero(batch.truncated)[0]
     last = batch.offsets[cut + 1] - 1
     default = PPO(PPOConfig(normalize_advantages=False)).targets(batch)

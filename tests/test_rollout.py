@@ -44,7 +44,9 @@ class System:
 
 
 @contextmanager
-def running(tmp_path, config, *, workers=2, slots=3, stages=None, batch_episodes=8, max_age=3, actor=None):
+def running(
+    tmp_path, config, *, workers=2, slots=3, stages=None, batch_episodes=8, max_age=3, actor=None, final="truncated"
+):
     """A started system; everything must end within seconds of being told to."""
     store = ReplayStore(StoreRules(batch_episodes, max_age, 2, 0, iterations=1000))
     address = PoolAddress(str(tmp_path), "server0", workers, slots)
@@ -52,7 +54,9 @@ def running(tmp_path, config, *, workers=2, slots=3, stages=None, batch_episodes
     envs = [WorkloadVectorEnv(config, slots) for _ in range(workers)]
     create_pool(address, envs[0].spec, K)
     server = InferenceServer(actor, ServerMailbox(address), BatchRule(workers * slots, 0.002))
-    players = [EnvWorker(w, env, WorkerMailbox(address, w), store, K, stages or slots) for w, env in enumerate(envs)]
+    players = [
+        EnvWorker(w, env, WorkerMailbox(address, w), store, K, stages or slots, final) for w, env in enumerate(envs)
+    ]
     system = System(store, players, actor, [threading.Thread(target=c.run) for c in (server, *players)])
     for thread in system.threads:
         thread.start()
@@ -66,10 +70,11 @@ def running(tmp_path, config, *, workers=2, slots=3, stages=None, batch_episodes
             assert not thread.is_alive(), "a loop did not end"
 
 
-@pytest.mark.parametrize("stages", [1, 3])
-def test_what_the_simulator_wrote_is_what_is_trained_on(tmp_path, stages):
+@pytest.mark.parametrize(("stages", "final"), [(1, "truncated"), (3, "truncated"), (3, "never"), (1, "always")])
+def test_what_the_simulator_wrote_is_what_is_trained_on(tmp_path, stages, final):
     config = WorkloadConfig(max_episode_steps=21, length_spread=0.9)
-    with running(tmp_path, config, stages=stages) as system:
+    kinds = set()
+    with running(tmp_path, config, stages=stages, final=final) as system:
         for version in range(4):
             batch = system.store.next_batch(20.0)
             assert batch is not None
@@ -83,12 +88,14 @@ def test_what_the_simulator_wrote_is_what_is_trained_on(tmp_path, stages):
                 length = int(batch.num_steps[rows].sum())
                 assert (batch.num_steps[rows][:-1] == K).all()
                 assert length <= config.max_episode_steps
-                if batch.truncated[b]:
+                kinds.add(bool(batch.truncated[b]))
+                if final == "always" or (final == "truncated" and batch.truncated[b]):
                     assert decode_image(batch.images[batch.final_row[b]][0]) == (episode, length)
                     assert batch.final_value[b] == 0.25
                 else:
-                    assert batch.final_value[b] == 0.0
+                    assert (batch.final_row[b], batch.final_value[b]) == (-1, 0.0)
             system.store.advance(version + 1)
+    assert kinds == {True, False}
 
 
 def test_episodes_end_where_they_end(tmp_path):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from vla_rl.types import GroupRules
+from vla_rl.types import FinalValues, GroupRules
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -170,6 +170,11 @@ class SurrogateConfig(Group):
         """Which episodes belong together."""
         return GroupRules()
 
+    @property
+    def final_values(self) -> FinalValues:
+        """Which episodes end with the value of their final observation."""
+        return "never"
+
 
 class PPOConfig(SurrogateConfig):
     """Proximal policy optimization (arXiv:1707.06347) on action chunks."""
@@ -182,10 +187,11 @@ class PPOConfig(SurrogateConfig):
         description="vtrace corrects returns for the data's age (arXiv:1802.01561); needs proximal=recomputed.",
     )
     vtrace_cap: PositiveFloat = Field(1.0, description="Largest weight pi_prox / pi_behaviour of a chunk in vtrace.")
-    bootstrap: Literal["truncated", "never"] = Field(
+    bootstrap: FinalValues = Field(
         "truncated",
         description="truncated: an episode cut by its time limit ends with the value of its final observation. "
-        "never: with 0, where the limit is part of the task, as in LIBERO's benchmark.",
+        "never: with 0, where the limit is part of the task, as in LIBERO's benchmark. always: any episode does, as in "
+        "RLinf's recipes.",
     )
     value_clip: PositiveFloat | None = Field(0.2, description="Clip range of the value update; null: unclipped.")
     huber_delta: PositiveFloat = Field(10.0, description="Where the value loss turns from squared to absolute.")
@@ -201,6 +207,10 @@ class PPOConfig(SurrogateConfig):
                 "set proximal=recomputed"
             )
         return self
+
+    @property
+    def final_values(self) -> FinalValues:
+        return self.bootstrap
 
 
 class GRPOConfig(SurrogateConfig):

@@ -204,12 +204,12 @@ class Learner:
 
     @torch.no_grad()
     def _final_values(self, batch: SuperBatch) -> np.ndarray:
-        """[B]: of the final observations of truncated episodes, under the weights before the update; else 0."""
+        """[B]: of the final observations, under the weights before the update; 0 where there is none."""
         values = torch.zeros(batch.num_episodes, device=self._device)
-        cut = np.flatnonzero(batch.truncated)
-        if not cut.size:
+        with_final = np.flatnonzero(batch.final_row >= 0)
+        if not with_final.size:
             return batch.final_value
-        for part, padding in self._micro_batches(cut):
+        for part, padding in self._micro_batches(with_final):
             output = self._output(self._engine, batch, batch.final_row[part], batch.task[batch.offsets[part]])
             if not padding:
                 values[self._tensor(part)] = output.values.float()

@@ -49,7 +49,11 @@ class EnvWorkerProcess:
 
         env = make_env(self._config.env, plan.slots)
         mailbox = WorkerMailbox(address, row_owner)
-        self._worker = EnvWorker(self._index, env, mailbox, Orders(store), self._config.policy.chunk_size, plan.stages)
+        config = self._config
+        self._worker = EnvWorker(
+            *(self._index, env, mailbox, Orders(store), config.policy.chunk_size, plan.stages),
+            final_values=config.algo.final_values,
+        )
         self._worker.run()
 
     def stats(self) -> dict[str, float]:

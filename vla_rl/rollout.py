@@ -20,7 +20,7 @@ import numpy as np
 from envs.base import VectorEnv
 from vla_rl.mailbox import WorkerMailbox
 from vla_rl.meter import Meter
-from vla_rl.types import ActionBatch, Episode, EpisodeResult, Trajectory
+from vla_rl.types import ActionBatch, Episode, EpisodeResult, FinalValues, Trajectory
 
 _IDLE_WAIT_S = 1.0  # longest uninterrupted wait; every event wakes the worker earlier
 
@@ -46,7 +46,7 @@ class _Slot:
     decisions: list[tuple] = field(default_factory=list)  # (tokens, logprobs, value, version) a chunk
     rewards: list[np.ndarray] = field(default_factory=list)
     num_steps: list[int] = field(default_factory=list)
-    closing: bool = False  # truncated; only the value of the final observation is still to come
+    ended: tuple[bool, bool] | None = None  # (terminated, success), while the final observation's value is to come
 
     def trajectory(self, worker: int, final_value: float, terminated: bool, success: bool) -> Trajectory:
         tokens, logprobs, values, versions = zip(*self.decisions, strict=True)
@@ -86,15 +86,24 @@ class EnvWorker:
     """Plays the episodes it is ordered to play until told to stop."""
 
     def __init__(
-        self, worker: int, env: VectorEnv, mailbox: WorkerMailbox, orders: OrderSource, chunk_size: int, stages: int
+        self,
+        worker: int,
+        env: VectorEnv,
+        mailbox: WorkerMailbox,
+        orders: OrderSource,
+        chunk_size: int,
+        stages: int,
+        final_values: FinalValues = "truncated",
     ) -> None:
-        """``stages`` groups of slots advance independently; 1 = all slots in step, env.num_slots = each for itself."""
+        """``stages`` groups of slots advance independently; 1 = all slots in step, env.num_slots = each for itself.
+        ``final_values``: which training episodes are observed once more at their end, for the value of what follows."""
         self.worker = worker
         self.env = env
         self.mailbox = mailbox
         self.orders = orders
         self.meter = Meter()
         self._draws = (chunk_size, env.spec.action_dim)
+        self._final_values = final_values
         self._stages = [[int(s) for s in part] for part in np.array_split(np.arange(env.num_slots), stages)]
         self._slots: dict[int, _Slot] = {}
         self._answered: set[int] = set()
@@ -175,10 +184,11 @@ class EnvWorker:
     def _advance(self, slots: list[int]) -> None:
         """Execute the answered chunks of one stage, then finish or observe each of its slots."""
         batch, versions = self.mailbox.answer(slots)
-        closing = [self._slots[s].closing for s in slots]
-        for i in np.flatnonzero(closing).tolist():
-            self._finish(slots[i], final_value=float(batch.values[i]), terminated=False, success=False)
-        rows = np.flatnonzero(~np.asarray(closing))
+        outcomes = [self._slots[s].ended for s in slots]
+        for slot, value, outcome in zip(slots, batch.values.tolist(), outcomes, strict=True):
+            if outcome is not None:
+                self._finish(slot, value, *outcome)
+        rows = np.flatnonzero([outcome is None for outcome in outcomes])
         if rows.size == 0:
             return
         moving = [slots[i] for i in rows.tolist()]
@@ -192,13 +202,21 @@ class EnvWorker:
             state = self._slots[slot]
             state.rewards.append(result.rewards[i].copy())
             state.num_steps.append(int(result.num_steps[i]))
-            if result.terminated[i] or (result.truncated[i] and state.episode.evaluation):
-                self._finish(slot, 0.0, bool(result.terminated[i]), bool(result.success[i]))
-            else:
-                state.closing = bool(result.truncated[i])
+            outcome = bool(result.terminated[i]), bool(result.success[i])
+            if not (result.terminated[i] or result.truncated[i]):
                 going.append(slot)
+            elif self._wants_final_value(state.episode, *outcome):
+                state.ended = outcome
+                going.append(slot)
+            else:
+                self._finish(slot, 0.0, *outcome)
         if going:
             self._request(going)
+
+    def _wants_final_value(self, episode: Episode, terminated: bool, success: bool) -> bool:
+        if episode.evaluation or self._final_values == "never":
+            return False
+        return self._final_values == "always" or not terminated
 
     def _record_decisions(self, slots: list[int], batch: ActionBatch, versions: np.ndarray, rows: np.ndarray) -> None:
         for slot, i in zip(slots, rows.tolist(), strict=True):

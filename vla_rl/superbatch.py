@@ -17,7 +17,6 @@ def collate(trajectories: Sequence[Trajectory], version: int) -> SuperBatch:
     rows = np.array([len(t.images) for t in trajectories])
     first_row = np.concatenate(([0], np.cumsum(rows)[:-1]))
     obs_row = np.concatenate([start + np.arange(n) for start, n in zip(first_row, chunks, strict=True)])
-    truncated = np.array([t.truncated for t in trajectories])
 
     def joined(field: str) -> np.ndarray:
         return np.concatenate([getattr(t, field) for t in trajectories])
@@ -27,7 +26,7 @@ def collate(trajectories: Sequence[Trajectory], version: int) -> SuperBatch:
         images=joined("images"),
         proprio=joined("proprio"),
         obs_row=obs_row.astype(np.int32),
-        final_row=np.where(truncated, first_row + chunks, -1).astype(np.int32),
+        final_row=np.where(rows > chunks, first_row + chunks, -1).astype(np.int32),
         task=np.repeat([t.episode.task for t in trajectories], chunks).astype(np.int32),
         tokens=joined("tokens"),
         logprobs=joined("logprobs"),
@@ -38,7 +37,7 @@ def collate(trajectories: Sequence[Trajectory], version: int) -> SuperBatch:
         offsets=np.concatenate(([0], np.cumsum(chunks))).astype(np.int32),
         final_value=np.array([t.final_value for t in trajectories], np.float32),
         terminated=np.array([t.terminated for t in trajectories]),
-        truncated=truncated,
+        truncated=np.array([t.truncated for t in trajectories]),
         success=np.array([t.success for t in trajectories]),
         group=np.array([t.episode.group for t in trajectories], np.int32),
         episode_id=np.array([t.episode.id for t in trajectories], np.int64),

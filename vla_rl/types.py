@@ -12,6 +12,7 @@ Shape letters used everywhere in this project:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -46,6 +47,9 @@ class Episode:
     evaluation: bool = False  # never trained on
     greedy: bool = False  # most likely action instead of a sampled one
     record: bool = False  # keep a frame of every control step, for a video
+
+
+FinalValues = Literal["truncated", "never", "always"]  # which episodes keep their final observation and its value
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +98,15 @@ class Trajectory:
     """One finished episode, recorded at chunk boundaries."""
 
     episode: Episode
-    images: Array  # uint8 [T + truncated, V, H, W, 3]; the extra row is the final observation of a truncated episode
-    proprio: Array  # float32 [T + truncated, P]
+    images: Array  # uint8 [T or T + 1, V, H, W, 3]; the extra row is the final observation, where its value counts
+    proprio: Array  # float32 [T or T + 1, P]
     tokens: Array  # uint8 [T, K, A]
     logprobs: Array  # float32 [T, K, A]
     values: Array  # float32 [T]
     versions: Array  # int32 [T], the weights that chose each chunk
     rewards: Array  # float32 [T, K]
     num_steps: Array  # int32 [T]
-    final_value: float  # the acting policy's value of the final observation where truncated, else 0
+    final_value: float  # the acting policy's value of the final observation where there is one, else 0
     terminated: bool
     truncated: bool
     success: bool
@@ -149,10 +153,10 @@ class SuperBatch:
     """
 
     version: int  # the policy version that this batch will update (it produces version + 1)
-    images: Array  # uint8 [O, V, H, W, 3]; O = M + number of truncated episodes
+    images: Array  # uint8 [O, V, H, W, 3]; O = M + number of episodes with a final observation
     proprio: Array  # float32 [O, P]
     obs_row: Array  # int32 [M], each chunk's row in images and proprio
-    final_row: Array  # int32 [B], row of the final observation of a truncated episode, -1 elsewhere
+    final_row: Array  # int32 [B], row of an episode's final observation, -1 where it has none
     task: Array  # int32 [M]
     tokens: Array  # uint8 [M, K, A]
     logprobs: Array  # float32 [M, K, A], recorded at sampling

@@ -63,6 +63,13 @@ class VectorEnv(ABC):
         """
 
     @abstractmethod
+    def potential(self, slots: Sequence[int]) -> np.ndarray:
+        """float32 [n], 0..1: how near to success each slot's state is, also at an episode's end (see ``envs.shaping``).
+
+        Raises EnvError where that is not known.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Release everything; safe to call twice."""
 

@@ -28,6 +28,7 @@ from envs.tabletop_tasks import (
     list_tasks,
     place,
     placement_rng,
+    progress,
 )
 from envs.tabletop_world import World, advance
 from vla_rl.config import TabletopConfig
@@ -191,6 +192,9 @@ class TabletopVectorEnv(VectorEnv):
 
     def expert_action(self, slot: int) -> np.ndarray:
         return expert(self._world, int(self._family[slot]), slot)
+
+    def potential(self, slots: Sequence[int]) -> np.ndarray:
+        return progress(self._world, self._family, np.asarray(slots, np.int64))
 
     def demo_state(self, slot: int) -> dict[str, np.ndarray]:
         """The current privileged state, by its path within a demonstration in LIBERO's layout (``envs.demos``).

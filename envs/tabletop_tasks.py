@@ -39,6 +39,7 @@ _EDGE = 0.12  # nothing is placed closer to the table's edge
 _APART = 0.18  # least distance between the centres of two blocks
 _CLEAR = 0.15  # least distance of a distractor from the way along which the target is pushed
 _HOVER = (0.1, 0.16)  # height of the finger tips at the start
+_DIAGONAL = 2.0**0.5  # of the table
 _DRAWS = 128  # placements drawn at once
 
 
@@ -137,6 +138,15 @@ def judge(world: World, family: np.ndarray, rows: np.ndarray) -> tuple[np.ndarra
     failure = (held > 0) | (np.hypot(moved[..., 0], moved[..., 1]) > DISTURBED).any(axis=1)
     failure |= (kind == 0) & settled[:, 1:].any(axis=1)
     return success & ~failure, failure
+
+
+def progress(world: World, family: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """float32 [n], 0..1: half for the finger tips' nearness to the target, half for the target's to the goal; "reach"
+    has no goal and counts the first in full."""
+    target = world.blocks[rows, 0]
+    reached = 1.0 - np.linalg.norm(world.tip[rows, :2] - target, axis=1) / _DIAGONAL
+    brought = 1.0 - np.linalg.norm(target - world.goal[rows], axis=1) / _DIAGONAL
+    return np.where(family[rows] == 0, reached, 0.5 * reached + 0.5 * brought).astype(np.float32)
 
 
 # --- expert ---------------------------------------------------------------------------------------------------------

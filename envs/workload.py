@@ -167,6 +167,10 @@ class WorkloadVectorEnv(VectorEnv):
     def frames(self, slot: int) -> list[np.ndarray]:
         return self._frames[slot]
 
+    def potential(self, slots: Sequence[int]) -> np.ndarray:
+        """The executed share of the episode."""
+        return np.array([self._steps[s] / self._plans[s].length for s in slots], np.float32)
+
     def expert_action(self, slot: int) -> np.ndarray:
         raise EnvError("the workload simulator has no expert: its episodes end as their seed says, whatever is done")
 

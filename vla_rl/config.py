@@ -29,7 +29,15 @@ class Group(BaseModel):
 # --- env: the simulator ---------------------------------------------------------------------------------------------
 
 
-class LiberoConfig(Group):
+class SimulatorConfig(Group):
+    """What all simulators share."""
+
+    shaping: float = Field(
+        0.0, ge=0.0, description="Reward for all of the way to the goal, paid as it is made; success pays 1 besides."
+    )
+
+
+class LiberoConfig(SimulatorConfig):
     """LIBERO tasks in robosuite (MuJoCo)."""
 
     name: Literal["libero"] = "libero"
@@ -59,8 +67,14 @@ class LiberoConfig(Group):
         "auto", description="auto: LIBERO_ASSETS, the package's, the hub's cache, a download, else stand-ins."
     )
 
+    @model_validator(mode="after")
+    def _untouched_has_no_potential(self) -> Self:
+        if self.implementation == "untouched" and self.shaping:
+            raise ValueError(f"shaping={self.shaping} needs implementation=fast: set that, or shaping=0")
+        return self
 
-class TabletopConfig(Group):
+
+class TabletopConfig(SimulatorConfig):
     """A fast 2-D tabletop in numpy, for tests and many-seed experiments."""
 
     name: Literal["tabletop"] = "tabletop"
@@ -72,7 +86,7 @@ class TabletopConfig(Group):
     latency_ms: float = Field(0.0, ge=0.0, description="Simulated cost of one control step, slept.")
 
 
-class WorkloadConfig(Group):
+class WorkloadConfig(SimulatorConfig):
     """Timed no-op episodes: known costs, for tests and benchmarks of the runtime itself."""
 
     name: Literal["workload"] = "workload"

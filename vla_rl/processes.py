@@ -44,10 +44,11 @@ class EnvWorkerProcess:
     def run(self, address: PoolAddress, row_owner: int, plan: Plan, store: ActorHandle) -> None:
         """Build everything in the thread that will use it (an OpenGL context belongs to one thread), then play."""
         from envs import make_env
+        from envs.shaping import shaped
         from vla_rl.mailbox import WorkerMailbox
         from vla_rl.rollout import EnvWorker
 
-        env = make_env(self._config.env, plan.slots)
+        env = shaped(make_env(self._config.env, plan.slots), self._config.env.shaping)
         mailbox = WorkerMailbox(address, row_owner)
         config = self._config
         self._worker = EnvWorker(

@@ -92,6 +92,11 @@ class LiberoVectorEnv(SlotwiseEnv[_Slot]):
             occupied.expert = Expert(occupied.scene.model, occupied.state)
         return occupied.expert.action()
 
+    def potential(self, slots: Sequence[int]) -> np.ndarray:
+        """1 where the gripper holds an object of the task's goal, else 0."""
+        held = [slot.scene.model.holds_object(slot.state) for slot in map(self.occupied, slots)]
+        return np.asarray(held, np.float32)
+
     def demo_state(self, slot: int) -> dict[str, np.ndarray]:
         """What LIBERO's demonstration files hold of a moment beside images and action (see ``envs.demos``)."""
         state = self.occupied(slot).state

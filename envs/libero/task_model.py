@@ -15,6 +15,7 @@ import pdb
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import mujoco
@@ -59,6 +60,9 @@ class TaskModel:
         self._lamps = _find_lamps(self.env)
         self._lamp_site = np.array([lamp.site for lamp in self._lamps], dtype=int)
         self._hidden_alpha = self.model.site_rgba[self._lamp_site, 3].copy()
+        geoms = self.env.robots[0].gripper.important_geoms
+        self._pads = [SimpleNamespace(contact_geoms=geoms[f"{side}_fingerpad"]) for side in ("left", "right")]
+        self._movable = [self.env.objects_dict[n] for n in self.env.obj_of_interest if n in self.env.objects_dict]
         self._owner: SlotState | None = None
         self.scratch = mujoco.MjData(self.model)  # for whoever needs another pose than a slot's; holds nothing for long
 
@@ -157,6 +161,11 @@ class TaskModel:
         """Whether the goal holds, as LIBERO's own predicates see it after a control step."""
         self.bind(slot)
         return bool(self.env._check_success())
+
+    def holds_object(self, slot: SlotState) -> bool:
+        """Whether both finger pads touch the same one of the movable objects that the task is about."""
+        self.bind(slot)
+        return any(all(self.env.check_contact(pad, thing) for pad in self._pads) for thing in self._movable)
 
     def lamps(self, slot: SlotState) -> np.ndarray:
         """bool [L]: which visual indicators (the stove's burner) LIBERO would switch on in this state."""

@@ -112,6 +112,10 @@ class UntouchedLiberoVectorEnv(SlotwiseEnv[_Slot]):
         """There is none here."""
         raise EnvError("env.implementation=untouched has no expert: collect demonstrations with implementation=fast")
 
+    def potential(self, slots: Sequence[int]) -> np.ndarray:
+        """See ``VectorEnv.potential``. Always raises EnvError: it would take what hf-libero does not offer."""
+        raise EnvError("env.implementation=untouched has no potential: set env.implementation=fast, or env.shaping=0")
+
     def close(self) -> None:
         """See ``VectorEnv.close``."""
         for slot in self.slots:

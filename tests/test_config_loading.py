@@ -111,7 +111,7 @@ def test_every_problem_is_reported_at_once_with_its_place(file):
         f'train.batch_episodes="3" ({path}:4): must be a whole number',
         f"train.max_age ({path}:6): given before on line 5; keep one",
         f"env.tasks[1]=x ({path}:7): must be a whole number",
-        f"algo ({path}:8): importance_cap=2.0 weighs by recomputed log-probabilities",
+        f"algo ({path}:8): importance_cap=2.0 is about weights",
         f"({path}:9): unknown key; did you mean policy?",
         f"log=null ({path}:10): is a group of keys; set one of log.dir, ",
         "train.iterations (command line): is not an override; write KEY=VALUE",
@@ -200,7 +200,6 @@ def test_a_check_that_would_judge_a_default_in_place_of_a_refused_value_is_silen
         (["env=tabletop", "env.tasks=[push,reach,push]"], "names push more than once"),
         (["env.max_episode_steps=4"], "policy.chunk_size=8: an episode of env.max_episode_steps=4"),
         (["learner.betas=[0.9,1]"], "AdamW needs both below 1"),
-        (["placement.inference_servers=9"], "more servers than the 8 episodes"),
     ],
 )
 def test_impossible_combinations_are_refused(overrides: list[str], expected: str):
@@ -221,10 +220,10 @@ def test_what_this_machine_lacks_is_refused_only_where_a_machine_is_given(tmp_pa
     load_config(None, overrides)
     checkpoint, ranks = problems(None, *overrides, machine=SMALL_MACHINE)
     assert f"{absent} does not exist" in checkpoint
-    assert "this machine has 2 CPU cores and no GPU; use at most 2" in ranks
+    assert "learner.ranks=3 (command line): 3 processes for 1 CPU cores; use at most that many" in ranks
     one_gpu = Machine(cpus=64, memory=1 << 38, gpus=(Gpu("any", 1 << 37),))
     (ranks,) = problems(None, "learner.ranks=2", machine=one_gpu)
-    assert "this machine shows 1 GPU" in ranks
+    assert "has one on each of the learner's 1 GPUs" in ranks
     absent.mkdir()
     assert load_config(None, overrides[:1], SMALL_MACHINE).policy.checkpoint == str(absent)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import torch
 
+from vla_rl.device_lock import Turn
 from vla_rl.policies import OpenVLAOFT
 from vla_rl.types import ActionBatch, Observation
 from vla_rl.weights import WeightReader
@@ -16,12 +18,20 @@ class PolicyActor:
     """Acts with the newest published weights; ``weights=None`` keeps those that the policy came with (version 0)."""
 
     def __init__(
-        self, policy: OpenVLAOFT, temperature: float, weights: WeightReader | None, device: str, latency_s: float = 0.0
+        self,
+        policy: OpenVLAOFT,
+        temperature: float,
+        weights: WeightReader | None,
+        device: str,
+        latency_s: float = 0.0,
+        turn: Turn = nullcontext,
     ) -> None:
-        """``latency_s``: simulated extra cost of one batch, slept (benchmarks of the runtime)."""
+        """``latency_s``: simulated extra cost of one batch, slept (benchmarks of the runtime). ``turn``: on a device
+        that others use as well; a batch takes one."""
         self.policy = policy.to(device).eval()
         self.temperature = temperature
         self._latency_s = latency_s
+        self._turn = turn
         self._device = torch.device(device)
         self._weights = weights
         self._parameters = dict(policy.named_parameters())
@@ -36,12 +46,13 @@ class PolicyActor:
         time.sleep(self._latency_s)
         arrays = (observation.images, observation.proprio, observation.task, uniforms, greedy)
         images, proprio, task, draws, most_likely = (torch.from_numpy(a).to(self._device) for a in arrays)
-        tokens, logprobs, values = self.policy.act(images, proprio, task, draws, most_likely, self.temperature)
-        tokens_np = tokens.cpu().numpy()
+        with self._turn():
+            results = self.policy.act(images, proprio, task, draws, most_likely, self.temperature)
+            tokens, logprobs, values = (x.cpu() for x in results)  # waits for the device: until then it is in use
         return ActionBatch(
-            actions=self.policy.codec.decode(tokens_np),
-            tokens=tokens_np,
-            logprobs=logprobs.float().cpu().numpy(),
-            values=values.float().cpu().numpy(),
+            actions=self.policy.codec.decode(tokens.numpy()),
+            tokens=tokens.numpy(),
+            logprobs=logprobs.float().numpy(),
+            values=values.float().numpy(),
             version=0 if self._weights is None else self._weights.version,
         )

@@ -23,10 +23,10 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from vla_rl.config import RunConfig
+from vla_rl.device_lock import DeviceLockServer
 from vla_rl.errors import UserError
-from vla_rl.machine import Machine
 from vla_rl.mailbox import PoolAddress, create_pool
-from vla_rl.placement import Plan, Process, Resources
+from vla_rl.placement import Plan, Process
 from vla_rl.processes import (
     CALL_TIMEOUT_S,
     EnvWorkerProcess,
@@ -67,6 +67,7 @@ class Cluster:
         self._session = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=tempfile.gettempdir()))
         self._reaper = start_reaper([self._shared, self._session])
         try:
+            self.locks = DeviceLockServer(self._shared / "locks")
             self._start_ray()
         except BaseException:
             self._clean_up()
@@ -96,6 +97,7 @@ class Cluster:
                 stops.append(self.store.stop.remote())
             ray.wait([*stops, *self._loops], num_returns=len(stops) + len(self._loops), timeout=5.0)
             ray.shutdown()
+        self.locks.stop()
         self._clean_up()
 
     def _clean_up(self) -> None:
@@ -116,13 +118,13 @@ class Cluster:
         spec, plan = self.spec, self.plan
         for index in range(len(plan.servers)):
             create_pool(self._address(index), spec, self.config.policy.chunk_size)
-        self.store = self._actor(StoreProcess, threads=1, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
+        self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
         self.learners = [
-            self._actor(LearnerProcess, threads=p.threads, gpus=p.gpu_share).remote(self.config, spec, p)
+            self._actor(LearnerProcess, p).remote(self.config, spec, p, len(plan.learners), self.locks.path)
             for p in plan.learners
         ]
         self._servers = [self._new_server(p) for p in plan.servers]
-        self._workers = [self._new_worker(p.index) for p in plan.workers]
+        self._workers = [self._new_worker(p) for p in plan.workers]
         builds = [s.build.remote() for s in self._servers]
         self._weights = self._shared / "weights" if self.learners else None
         if self._weights:
@@ -136,7 +138,7 @@ class Cluster:
     def _connect(self, index: int) -> None:
         """Start the loop of an inference server that has been built."""
         server = self._servers[index]
-        connection: ray.ObjectRef = server.connect.remote(self._address(index), self._weights)
+        connection: ray.ObjectRef = server.connect.remote(self._address(index), self._weights, self.plan.max_batch)
         self.get(connection, "an inference server to be connected", _SETUP_TIMEOUT_S)
         self._loops[server.run.remote()] = ("inference server", index)
 
@@ -144,19 +146,24 @@ class Cluster:
         """From now on episodes are played."""
         self.call_store("open")
 
-    def _actor(self, cls: type, *, threads: int, gpus: float = 0.0, concurrency: int = 4) -> Any:
-        variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "LP_NUM_THREADS": "1"}
+    def _actor(self, cls: type, process: Process | None = None, concurrency: int = 4) -> Any:
+        """The plan, not Ray, says which device a process sees."""
+        threads = str(process.threads if process else 1)
+        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LP_NUM_THREADS": "1"}
+        if process and process.kind == "cuda":
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, process.devices))
         return ray.remote(cls).options(
-            num_cpus=0, num_gpus=gpus, max_concurrency=concurrency, runtime_env={"env_vars": variables}
+            num_cpus=0, num_gpus=0, max_concurrency=concurrency, runtime_env={"env_vars": variables}
         )
 
     def _new_server(self, process: Process) -> ActorHandle:
-        return self._actor(InferenceProcess, threads=process.threads, gpus=process.gpu_share).remote(
-            self.config, self.spec, process
-        )
+        return self._actor(InferenceProcess, process).remote(self.config, self.spec, process, self.locks.path)
 
-    def _new_worker(self, index: int) -> ActorHandle:
-        worker = self._actor(EnvWorkerProcess, threads=1).remote(self.config, index)
+    def _new_worker(self, process: Process) -> ActorHandle:
+        worker, index = (
+            self._actor(EnvWorkerProcess, process).remote(self.config, process, self.locks.path),
+            process.index,
+        )
         server = self.plan.server_of(index)
         row_owner = self.plan.workers_of(server).index(index)
         self._loops[worker.run.remote(self._address(server), row_owner, self.plan, self.store)] = ("env worker", index)
@@ -212,7 +219,7 @@ class Cluster:
             raise ProcessDied(f"{role} {index} died ({reason}), and {self.restarts - 1} others before it: giving up")
         if role == "env worker":
             self.store.worker_lost.remote(index)
-            self._workers[index] = self._new_worker(index)
+            self._workers[index] = self._new_worker(self.plan.workers[index])
         else:
             self._servers[index] = self._new_server(self.plan.servers[index])
             self.get(self._servers[index].build.remote(), "a new inference server", _SETUP_TIMEOUT_S)
@@ -234,12 +241,6 @@ def _answers(refs: Sequence[ray.ObjectRef]) -> list[dict[str, float]]:
         with contextlib.suppress(GetTimeoutError, RayActorError):
             answers.append(ray.get(ref, timeout=CALL_TIMEOUT_S))
     return answers
-
-
-def detect_resources() -> Resources:
-    """Of this machine, without importing torch."""
-    machine = Machine.detect()
-    return Resources(cpus=machine.cpus, gpus=len(machine.gpus))
 
 
 def object_store_bytes(config: RunConfig, spec: EnvSpec) -> int:

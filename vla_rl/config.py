@@ -315,7 +315,7 @@ class TrainConfig(Group):
 class LearnerConfig(Group):
     """DeepSpeed."""
 
-    ranks: Positive = Field(1, description="Data-parallel learner processes.")
+    ranks: Positive | None = Field(None, description="Data-parallel processes; null: one a GPU it has, else 1.")
     zero_stage: int = Field(0, ge=0, le=3)
     precision: Literal["fp32", "bf16"] = "fp32"
     micro_batch: Positive = Field(64, description="Chunks per forward and backward pass, on one rank.")
@@ -325,19 +325,26 @@ class LearnerConfig(Group):
     weight_decay: float = Field(0.0, ge=0.0)
     warmup_iterations: NonNegative = Field(0, description="Iterations over which lr rises linearly.")
     max_grad_norm: PositiveFloat = 1.0
-    threads: Positive = Field(1, description="CPU threads of one rank.")
+    threads: Positive | None = Field(None, description="CPU threads of one rank; null: one a core it has.")
     latency_ms: float = Field(0.0, ge=0.0, description="Simulated extra cost of one update, slept.")
 
 
 class PlacementConfig(Group):
-    """How many processes of each kind, and how they are fed."""
+    """What runs where, how many processes of each kind, and how they are fed (``vla_rl.placement``)."""
 
-    env_workers: Positive = Field(2, description="Simulator processes.")
+    mode: Literal["auto", "collocated", "pipelined", "hybrid"] = Field(
+        "auto",
+        description="collocated: inference and learner take turns on every device (a GPU, or a core where there is no "
+        "GPU). pipelined: every device has one role. hybrid: the learner takes turns on all, the others divide them.",
+    )
+    devices: Positive | None = Field(None, description="How many devices to use; null: all.")
+    simulator_devices: Positive | None = Field(None, description="Of a split, for simulators that run on devices.")
+    inference_devices: Positive | None = Field(None, description="Of a split, for inference; null: an even share.")
+    env_workers: Positive = Field(2, description="Simulator processes, where simulators run on cores.")
     slots_per_worker: Positive = Field(4, description="Episodes that one simulator process holds at once.")
-    inference_servers: Positive = 1
     max_batch: Positive = Field(16, description="Most rows of one inference batch.")
     max_wait_ms: float = Field(5.0, ge=0.0, description="An inference batch fires when its oldest request is this old.")
-    inference_threads: Positive = 1
+    inference_threads: Positive | None = Field(None, description="CPU threads of a server; null: one a core it has.")
 
 
 class LogConfig(Group):

@@ -9,6 +9,7 @@ from pathlib import Path
 from vla_rl.config import LiberoConfig, RunConfig
 from vla_rl.config_errors import KeyPath, Problem
 from vla_rl.machine import Machine
+from vla_rl.placement import PlanError, Resources, make_plan
 
 LIBERO_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
 
@@ -27,7 +28,6 @@ def config_checks() -> tuple[Check, ...]:
         Check((("env",),), _tasks_exist),
         Check((("env",), ("policy", "chunk_size")), _chunk_fits_episode),
         Check((("learner", "betas"),), _betas_below_one),
-        Check((("placement",),), _servers_have_slots),
         Check((("algo",), ("train", "batch_episodes")), _batch_holds_whole_groups),
     )
 
@@ -36,7 +36,7 @@ def machine_checks(machine: Machine) -> tuple[Check, ...]:
     """What ``machine`` must have for the run."""
     return (
         Check((("policy", "checkpoint"),), _checkpoint_exists),
-        Check((("learner", "ranks"),), lambda config: _ranks_have_processors(config, machine)),
+        Check((("placement",), ("env",), ("learner",)), lambda config: _plan_exists(config, machine)),
     )
 
 
@@ -66,14 +66,6 @@ def _betas_below_one(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("learner", "betas"), "AdamW needs both below 1, such as [0.9,0.95]", list(config.learner.betas))
 
 
-def _servers_have_slots(config: RunConfig) -> Iterator[Problem]:
-    placement = config.placement
-    slots = placement.env_workers * placement.slots_per_worker
-    if placement.inference_servers > slots:
-        remedy = f"more servers than the {slots} episodes that run at once (env_workers x slots_per_worker); use fewer"
-        yield Problem(("placement", "inference_servers"), remedy, placement.inference_servers)
-
-
 def _batch_holds_whole_groups(config: RunConfig) -> Iterator[Problem]:
     episodes, size = config.train.batch_episodes, config.algo.groups.size
     if episodes % size:
@@ -92,9 +84,9 @@ def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("policy", "checkpoint"), remedy, checkpoint)
 
 
-def _ranks_have_processors(config: RunConfig, machine: Machine) -> Iterator[Problem]:
-    ranks, key = config.learner.ranks, ("learner", "ranks")
-    if machine.gpus and ranks > len(machine.gpus):
-        yield Problem(key, f"this machine shows {len(machine.gpus)} GPUs; use at most that many", ranks)
-    elif not machine.gpus and ranks > machine.cpus:
-        yield Problem(key, f"this machine has {machine.cpus} CPU cores and no GPU; use at most {machine.cpus}", ranks)
+def _plan_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    try:
+        make_plan(config, Resources.of(machine))
+    except PlanError as error:
+        group, name = error.key.split(".")
+        yield Problem((group, name), error.text, getattr(getattr(config, group), name))

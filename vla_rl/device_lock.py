@@ -17,9 +17,12 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+Turn = Callable[[], AbstractContextManager[None]]  # a turn on whatever device the caller computes on
 
 _ACQUIRE, _RELEASE, _ASK, _GRANTED = b"a", b"r", b"?", b"g"
 _MESSAGE_BYTES = 4096

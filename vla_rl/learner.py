@@ -11,6 +11,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 
 from algos.base import Algorithm, Targets
 from vla_rl.config import RunConfig
+from vla_rl.device_lock import Turn
 from vla_rl.meter import Meter
 from vla_rl.policies import OpenVLAOFT, PolicyOutput, token_entropy, token_logprobs
 from vla_rl.types import SuperBatch
@@ -49,15 +51,25 @@ class Learner:
     """Trains a policy on super-batches and hands its weights over."""
 
     def __init__(
-        self, config: RunConfig, policy: OpenVLAOFT, algorithm: Algorithm, *, rank: int, world_size: int, device: str
+        self,
+        config: RunConfig,
+        policy: OpenVLAOFT,
+        algorithm: Algorithm,
+        *,
+        rank: int,
+        world_size: int,
+        device: str,
+        turn: Turn = nullcontext,
     ) -> None:
-        """``join_ranks`` comes first. Moves ``policy`` to ``device`` and the configured precision."""
+        """``join_ranks`` comes first. Moves ``policy`` to ``device`` and the configured precision. ``turn``: on a
+        device that others use as well; a micro-batch takes one."""
         import deepspeed
 
         self.config = config
         self.algorithm = algorithm
         self.meter = Meter()
         self._grad_norm = 0.0
+        self._turn = turn
         self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
         policy.to(device=self._device, dtype=DTYPES[config.learner.precision])
         self._reference = copy.deepcopy(policy).requires_grad_(False) if algorithm.needs_reference else None
@@ -161,20 +173,27 @@ class Learner:
         sums: dict[str, torch.Tensor] = {}
         parts = list(self._micro_batches(rows))
         for i, (part, padding) in enumerate(parts):
-            logprobs, entropy, values = self._forward(batch, part)
             tensors = targets.rows(part, self._device)
             if padding:  # chunks without an executed step count nowhere
                 tensors = replace(tensors, num_steps=torch.zeros_like(tensors.num_steps))
-            loss, metrics = self.algorithm.loss(logprobs, entropy, values, tensors, counts, iteration)
-            self._engine.set_gradient_accumulation_boundary(i == len(parts) - 1)
-            # DeepSpeed averages gradients over the ranks; our losses are shares of one sum
-            self._engine.backward(loss * self._world_size)
-            if i == len(parts) - 1:
-                self._grad_norm = self._measure_grad_norm()
-            self._engine.step()
+            with self._turn():
+                logprobs, entropy, values = self._forward(batch, part)
+                loss, metrics = self.algorithm.loss(logprobs, entropy, values, tensors, counts, iteration)
+                self._engine.set_gradient_accumulation_boundary(i == len(parts) - 1)
+                # DeepSpeed averages gradients over the ranks; our losses are shares of one sum
+                self._engine.backward(loss * self._world_size)
+                if i == len(parts) - 1:
+                    self._grad_norm = self._measure_grad_norm()
+                self._engine.step()
+                self._finish_on_device()
             for name, value in metrics.items():
                 sums[name] = sums[name] + value.detach() if name in sums else value.detach()
         return self._sum_over_ranks(sums)
+
+    def _finish_on_device(self) -> None:
+        """A GPU works on after the call that gave it work has returned: only now may another have its turn."""
+        if self._device.type == "cuda" and self._turn is not nullcontext:
+            torch.cuda.synchronize(self._device)
 
     def _measure_grad_norm(self) -> float:
         """Of the optimizer step, before clipping. ZeRO's optimizers know it after a step: then of the one before."""
@@ -195,11 +214,13 @@ class Learner:
         logprobs = torch.zeros(batch.logprobs.shape, device=self._device)
         values = torch.zeros(batch.values.shape, device=self._device)
         for part, padding in self._micro_batches(np.arange(batch.num_chunks)):
-            output = self._output(model, batch, batch.obs_row[part], batch.task[part])
-            if not padding:
-                index = self._tensor(part)
-                logprobs[index] = token_logprobs(output.logits, self._tensor(batch.tokens[part]))
-                values[index] = output.values.float()
+            with self._turn():
+                output = self._output(model, batch, batch.obs_row[part], batch.task[part])
+                if not padding:
+                    index = self._tensor(part)
+                    logprobs[index] = token_logprobs(output.logits, self._tensor(batch.tokens[part]))
+                    values[index] = output.values.float()
+                self._finish_on_device()
         return self._filled_by_all(logprobs), self._filled_by_all(values)
 
     @torch.no_grad()
@@ -210,9 +231,11 @@ class Learner:
         if not with_final.size:
             return batch.final_value
         for part, padding in self._micro_batches(with_final):
-            output = self._output(self._engine, batch, batch.final_row[part], batch.task[batch.offsets[part]])
-            if not padding:
-                values[self._tensor(part)] = output.values.float()
+            with self._turn():
+                output = self._output(self._engine, batch, batch.final_row[part], batch.task[batch.offsets[part]])
+                if not padding:
+                    values[self._tensor(part)] = output.values.float()
+                self._finish_on_device()
         return self._filled_by_all(values)
 
     def _filled_by_all(self, tensor: torch.Tensor) -> np.ndarray:

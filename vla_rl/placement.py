@@ -1,18 +1,74 @@
-"""What runs where: a pure function from resources and configuration to a plan."""
+"""What runs where: pure functions from a configuration and a machine's resources to a plan.
+
+    resources ──▶ layouts (every mode and split) ──▶ one is chosen ──▶ plan: processes, devices, turns, batch sizes
+
+*collocated*  inference and learner use every device and take turns on it; so does a simulator that runs on devices.
+*pipelined*   every device belongs to one role, and nothing waits for a turn.
+*hybrid*      simulator and inference split the devices, the learner takes turns on all of them.
+
+A device is a GPU, with a process for each role that uses it. On a machine without one, a device is a processor core: a
+role has one process with a thread for each of its cores, and roles that overlap take turns as a whole. Simulators that
+run on cores (LIBERO) stand beside all that: they have processes of their own and no turns.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import Literal
 
 from vla_rl.config import RunConfig
+from vla_rl.errors import UserError
+from vla_rl.machine import Machine
+
+Mode = Literal["collocated", "pipelined", "hybrid"]
+Kind = Literal["cuda", "cpu", "virtual"]
+
+
+class PlanError(UserError):
+    """No plan fits; the text shows the arithmetic, ``key`` is the one to change."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(f"{key}: {text}")
+        self.key, self.text = key, text
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
     """Of the machine or cluster."""
 
-    cpus: int
-    gpus: int
+    cores: int
+    devices: int
+    kind: Kind = "cpu"
+
+    @classmethod
+    def of(cls, machine: Machine) -> Resources:
+        """Without a GPU, the cores are the devices."""
+        if machine.gpus:
+            return cls(machine.cpus, len(machine.gpus), "cuda")
+        return cls(machine.cpus, machine.cpus, "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which devices each role uses."""
+
+    mode: Mode
+    simulators: tuple[int, ...]  # empty: on cores
+    inference: tuple[int, ...]
+    learner: tuple[int, ...]
+
+    @property
+    def shared(self) -> frozenset[int]:
+        """Devices of several roles, which take turns."""
+        roles = (self.simulators, self.inference, self.learner)
+        return frozenset(d for role in roles for d in role if sum(d in other for other in roles) > 1)
+
+    def describe(self) -> str:
+        """Such as ``pipelined 3+5``: devices of simulators (where they use any), inference and learner."""
+        counts = [len(role) for role in (self.simulators, self.inference, self.learner) if role]
+        return self.mode if self.mode == "collocated" else f"{self.mode} {'+'.join(map(str, counts))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +77,28 @@ class Process:
 
     role: str  # "env worker", "inference server" or "learner"
     index: int
-    device: str  # "cpu" or "cuda"
-    gpu_share: float  # of one device, for Ray's bookkeeping
+    kind: Kind  # where it computes
+    devices: tuple[int, ...]  # empty: on cores, without a turn
     threads: int
+    turns: str | None  # name of the lock under which it computes
+
+    @property
+    def torch_device(self) -> str:
+        return "cuda" if self.kind == "cuda" and self.devices else "cpu"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """All processes beside the driver and the replay store."""
 
+    layout: Layout
     workers: tuple[Process, ...]
     servers: tuple[Process, ...]
     learners: tuple[Process, ...]
     slots: int  # of one env worker
     stages: int  # groups of slots that advance independently
+    max_batch: int  # rows of one inference batch
+    offload: bool = False  # the learner's state leaves the device between its updates
 
     def server_of(self, worker: int) -> int:
         """The inference server that an env worker asks."""
@@ -43,25 +107,147 @@ class Plan:
     def workers_of(self, server: int) -> list[int]:
         return [w.index for w in self.workers if self.server_of(w.index) == server]
 
+    @property
+    def locks(self) -> list[str]:
+        """Names of all locks."""
+        processes = (*self.workers, *self.servers, *self.learners)
+        return sorted({p.turns for p in processes if p.turns is not None})
 
-def make_plan(config: RunConfig, resources: Resources, *, training: bool = True) -> Plan:
-    """Collocated: learner and inference share the devices, simulators own the cores.
+
+def simulator_on_devices(config: RunConfig) -> bool:
+    """Whether the simulator computes on devices, rather than on cores."""
+    return False
+
+
+def layouts(devices: int, on_devices: bool, mode: Mode | None = None) -> Iterator[Layout]:
+    """Every way to divide the devices among the roles, of all modes or of one.
+
+    ``on_devices``: whether the simulator needs devices too.
+    """
+    everything = tuple(range(devices))
+    if mode in (None, "collocated"):
+        yield Layout("collocated", everything if on_devices else (), everything, everything)
+    if mode in (None, "pipelined"):
+        for parts in _splits(everything, 3 if on_devices else 2):
+            yield Layout("pipelined", *(parts if on_devices else ((), *parts)))
+    if mode in (None, "hybrid"):
+        for first, second in _splits(everything, 2):
+            yield Layout("hybrid", *((first, second) if on_devices else ((), first)), learner=everything)
+
+
+def _splits(devices: tuple[int, ...], parts: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """All ways to cut a sequence into that many neighbouring parts, none empty."""
+    for cuts in combinations(range(1, len(devices)), parts - 1):
+        yield tuple(devices[i:j] for i, j in pairwise((0, *cuts, len(devices))))
+
+
+def usable_devices(config: RunConfig, resources: Resources) -> int:
+    """How many devices there are to divide: all or ``placement.devices``; of cores those that simulators leave.
+
+    Raises PlanError where fewer are there than asked for.
+    """
+    there = resources.devices
+    if resources.kind == "cpu":
+        there = max(min(2, resources.cores), resources.cores - config.placement.env_workers)
+    wanted = config.placement.devices
+    if wanted is not None and wanted > there:
+        raise PlanError("placement.devices", f"there are {there} ({resources.kind}) to divide; use at most that many")
+    return wanted or there
+
+
+def choose_layout(config: RunConfig, resources: Resources) -> Layout:
+    """By ``placement.mode`` and its splits; without a profile "auto" decides by rule.
+
+    The rule: a single device is shared; more are split evenly. Raises PlanError where the mode needs more devices than
+    there are.
+    """
+    p, devices = config.placement, usable_devices(config, resources)
+    on_devices = simulator_on_devices(config)
+    roles = ("simulators, " if on_devices else "") + "inference and learner"
+    needed = 3 if on_devices else 2
+    mode: Mode = p.mode if p.mode != "auto" else ("pipelined" if devices >= needed else "collocated")
+    smallest = {"collocated": 1, "pipelined": needed, "hybrid": 2}[mode]
+    if devices < smallest:
+        raise PlanError(
+            "placement.mode",
+            f"{mode} divides devices among {roles} and needs {smallest}, there {'is' if devices == 1 else 'are'} "
+            f"{devices}; use collocated",
+        )
+    candidates = [
+        layout
+        for layout in layouts(devices, on_devices, mode)
+        if p.simulator_devices in (None, len(layout.simulators))
+        and p.inference_devices in (None, len(layout.inference))
+    ]
+    if not candidates:
+        raise PlanError(
+            "placement.mode",
+            f"{mode} cannot divide {devices} devices among {roles} with simulator_devices={p.simulator_devices} and "
+            f"inference_devices={p.inference_devices}; leave one to every role, or set them to null",
+        )
+    share = devices / (needed if mode == "pipelined" else 2)
+    return min(candidates, key=lambda x: abs(len(x.inference) - share) + abs(len(x.simulators) - share))
+
+
+def make_plan(config: RunConfig, resources: Resources, layout: Layout | None = None, *, training: bool = True) -> Plan:
+    """The processes of a layout (by default as of ``choose_layout``). Raises PlanError.
 
     In sync mode a worker's slots form one stage, so that simulation and inference take turns as well.
     """
+    layout = layout or choose_layout(config, resources)
     p = config.placement
-    gpu = resources.gpus > 0
-    device = "cuda" if gpu else "cpu"
-    ranks = config.learner.ranks if training else 0
-    servers = min(p.inference_servers, p.env_workers)
+    workers = p.env_workers if not layout.simulators else len(layout.simulators)
+    servers = _processes("inference server", layout, layout.inference, resources.kind, 1, p.inference_threads)
+    ranks, threads = config.learner.ranks, config.learner.threads
+    learners = _processes("learner", layout, layout.learner, resources.kind, ranks, threads)
+    slots = p.slots_per_worker
     return Plan(
-        workers=tuple(Process("env worker", i, "cpu", 0.0, 1) for i in range(p.env_workers)),
-        servers=tuple(
-            Process("inference server", i, device, 0.4 if gpu else 0.0, p.inference_threads) for i in range(servers)
-        ),
-        learners=tuple(
-            Process("learner", i, device, 0.6 if gpu else 0.0, config.learner.threads) for i in range(ranks)
-        ),
-        slots=p.slots_per_worker,
-        stages=1 if config.mode == "sync" else p.slots_per_worker,
+        layout=layout,
+        workers=tuple(_worker(i, layout, resources.kind) for i in range(workers)),
+        servers=servers[:workers],
+        learners=learners if training else (),
+        slots=slots,
+        stages=_stages(config, layout, slots),
+        max_batch=p.max_batch,
     )
+
+
+def _stages(config: RunConfig, layout: Layout, slots: int) -> int:
+    """A simulator on a device steps a stage in one call; on cores a stage of one slot never waits for another."""
+    if config.mode == "sync":
+        return 1
+    return min(slots, 2) if layout.simulators else slots
+
+
+def _worker(index: int, layout: Layout, kind: Kind) -> Process:
+    if not layout.simulators:
+        return Process("env worker", index, "cpu", (), 1, None)
+    device = layout.simulators[index]
+    return Process("env worker", index, kind, (device,), 1, _lock_of(device) if device in layout.shared else None)
+
+
+def _processes(
+    role: str, layout: Layout, devices: tuple[int, ...], kind: Kind, wanted: int | None, threads: int | None
+) -> tuple[Process, ...]:
+    """One on each device; on cores as many as wanted, by default one, with a thread for each core."""
+    if kind == "cpu":
+        count = wanted or 1
+        turns = "cores" if layout.shared & set(devices) else None
+        if count > len(devices):
+            raise PlanError("learner.ranks", f"{count} processes for {len(devices)} CPU cores; use at most that many")
+        if turns and count > 1:
+            text = f"{count} processes would wait for each other while they wait for turns on the same cores"
+            raise PlanError("learner.ranks", f"{text}; use 1, or placement.mode=pipelined")
+        each = threads or max(1, len(devices) // count)
+        return tuple(Process(role, i, kind, devices, each, turns) for i in range(count))
+    if role == "learner" and wanted not in (None, len(devices)):
+        text = f"a plan ({layout.describe()}) has one on each of the learner's {len(devices)} GPUs; use null"
+        raise PlanError("learner.ranks", text)
+    return tuple(
+        Process(role, i, kind, (d,), threads or 1, _lock_of(d) if d in layout.shared else None)
+        for i, d in enumerate(devices)
+    )
+
+
+def _lock_of(device: int) -> str:
+    return f"device {device}"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,22 @@ from ray.actor import ActorHandle
 
 from vla_rl.checkpoint import save_trajectories
 from vla_rl.config import RunConfig
+from vla_rl.device_lock import DeviceLock, Turn
 from vla_rl.mailbox import PoolAddress
 from vla_rl.placement import Plan, Process
 from vla_rl.replay import ReplayStore, StoreRules
 from vla_rl.types import EnvSpec, Episode, EpisodeResult, SuperBatch, Trajectory
 
+_TURN_TIMEOUT_S = 600.0  # for whoever has it: longer than any micro-batch
 CALL_TIMEOUT_S = 60.0  # anything that only reads or writes state
+
+
+def turns(process: Process, locks: Path) -> Turn:
+    """How a process computes: in turns with others, through the lock server at ``locks``, or as it likes."""
+    if process.turns is None:
+        return nullcontext
+    lock = DeviceLock(locks, process.turns, f"{process.role} {process.index}")
+    return partial(lock.turn, _TURN_TIMEOUT_S)
 
 
 class Orders:
@@ -37,8 +49,8 @@ class Orders:
 
 
 class EnvWorkerProcess:
-    def __init__(self, config: RunConfig, index: int) -> None:
-        self._config, self._index = config, index
+    def __init__(self, config: RunConfig, process: Process, locks: Path) -> None:
+        self._config, self._process, self._locks = config, process, locks
         self._worker: Any = None
 
     def run(self, address: PoolAddress, row_owner: int, plan: Plan, store: ActorHandle) -> None:
@@ -52,8 +64,9 @@ class EnvWorkerProcess:
         mailbox = WorkerMailbox(address, row_owner)
         config = self._config
         self._worker = EnvWorker(
-            *(self._index, env, mailbox, Orders(store), config.policy.chunk_size, plan.stages),
+            *(self._process.index, env, mailbox, Orders(store), config.policy.chunk_size, plan.stages),
             final_values=config.algo.final_values,
+            turn=turns(self._process, self._locks),
         )
         self._worker.run()
 
@@ -66,8 +79,8 @@ class EnvWorkerProcess:
 
 
 class InferenceProcess:
-    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process) -> None:
-        self._config, self._spec, self._process = config, spec, process
+    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process, locks: Path) -> None:
+        self._config, self._spec, self._process, self._locks = config, spec, process, locks
         self._policy: Any = None
         self._server: Any = None
 
@@ -82,7 +95,7 @@ class InferenceProcess:
         self._policy = build_policy(self._config.policy, self._spec, self._config.seed)
         self._policy.to(DTYPES[self._config.learner.precision])
 
-    def connect(self, address: PoolAddress, weights: Path | None) -> None:
+    def connect(self, address: PoolAddress, weights: Path | None, max_batch: int) -> None:
         """After ``build``, and after the learner has published its first weights."""
         from vla_rl.actor import PolicyActor
         from vla_rl.inference import BatchRule, InferenceServer
@@ -92,9 +105,11 @@ class InferenceProcess:
         reader = WeightReader(weights) if weights else None
         settings = self._config.policy
         actor = PolicyActor(
-            self._policy, settings.temperature, reader, self._process.device, latency_s=settings.latency_ms * 1e-3
+            *(self._policy, settings.temperature, reader, self._process.torch_device),
+            latency_s=settings.latency_ms * 1e-3,
+            turn=turns(self._process, self._locks),
         )
-        rule = BatchRule(self._config.placement.max_batch, self._config.placement.max_wait_ms * 1e-3)
+        rule = BatchRule(max_batch, self._config.placement.max_wait_ms * 1e-3)
         self._server = InferenceServer(actor, ServerMailbox(address), rule)
 
     def run(self) -> None:
@@ -109,8 +124,9 @@ class InferenceProcess:
 
 
 class LearnerProcess:
-    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process) -> None:
+    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process, world_size: int, locks: Path) -> None:
         self._config, self._spec, self._process = config, spec, process
+        self._world_size, self._locks = world_size, locks
         self._learner: Any = None
         self._publisher: Any = None
 
@@ -130,16 +146,17 @@ class LearnerProcess:
         from vla_rl.weights import WeightPublisher, create_weights
 
         torch.set_num_threads(self._process.threads)
-        rank, world_size = self._process.index, self._config.learner.ranks
-        join_ranks(rank, world_size, *address, self._process.device)
+        rank, device = self._process.index, self._process.torch_device
+        join_ranks(rank, self._world_size, *address, device)
         policy = build_policy(self._config.policy, self._spec, self._config.seed)
         self._learner = Learner(
             self._config,
             policy,
             make_algorithm(self._config.algo),
             rank=rank,
-            world_size=world_size,
-            device=self._process.device,
+            world_size=self._world_size,
+            device=device,
+            turn=turns(self._process, self._locks),
         )
         if state is not None:
             self._learner.load(state)

@@ -12,12 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from envs.base import VectorEnv
+from vla_rl.device_lock import Turn
 from vla_rl.mailbox import WorkerMailbox
 from vla_rl.meter import Meter
 from vla_rl.types import ActionBatch, Episode, EpisodeResult, FinalValues, Trajectory
@@ -94,9 +96,11 @@ class EnvWorker:
         chunk_size: int,
         stages: int,
         final_values: FinalValues = "truncated",
+        turn: Turn = nullcontext,
     ) -> None:
         """``stages`` groups of slots advance independently; 1 = all slots in step, env.num_slots = each for itself.
-        ``final_values``: which training episodes are observed once more at their end, for the value of what follows."""
+        ``final_values``: which training episodes are observed once more at their end, for the value of what follows.
+        ``turn``: on a device that others use as well; every call of the simulator takes one."""
         self.worker = worker
         self.env = env
         self.mailbox = mailbox
@@ -104,6 +108,7 @@ class EnvWorker:
         self.meter = Meter()
         self._draws = (chunk_size, env.spec.action_dim)
         self._final_values = final_values
+        self._turn = turn
         self._stages = [[int(s) for s in part] for part in np.array_split(np.arange(env.num_slots), stages)]
         self._slots: dict[int, _Slot] = {}
         self._answered: set[int] = set()
@@ -161,7 +166,7 @@ class EnvWorker:
                 continue
             episode = self._inbox.popleft()
             self._slots[slot] = _Slot(episode, np.random.default_rng((episode.seed, episode.member)))
-            with self.meter.time("reset"):
+            with self._turn(), self.meter.time("reset"):
                 self.env.reset([slot], [episode])
             started.append(slot)
         if started:
@@ -169,7 +174,7 @@ class EnvWorker:
 
     def _request(self, slots: list[int]) -> None:
         """Observe the slots and ask for their next chunks."""
-        with self.meter.time("render"):
+        with self._turn(), self.meter.time("render"):
             self.env.observe(slots, self.mailbox.observation)
         uniforms = np.zeros((len(slots), *self._draws), np.float32)
         for i, slot in enumerate(slots):
@@ -193,7 +198,7 @@ class EnvWorker:
             return
         moving = [slots[i] for i in rows.tolist()]
         self._record_decisions(moving, batch, versions, rows)
-        with self.meter.time("simulate"):
+        with self._turn(), self.meter.time("simulate"):
             result = self.env.step(moving, batch.actions[rows])
         self.meter.count("env_steps", int(result.num_steps.sum()))
         self.meter.count("chunks", len(moving))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 from rich.table import Table
 
@@ -27,6 +27,7 @@ from vla_rl.errors import UserError
 from vla_rl.machine import Machine
 from vla_rl.report import Metrics, draw_study, series, smoothed
 from vla_rl.run_folder import machine
+from vla_rl.yaml_model import load_model
 
 WINDOW = 5  # iterations of the moving mean in which a success rate counts as reached
 
@@ -82,15 +83,7 @@ def study_command(args: Any) -> int:
 
 def read_study(path: Path) -> StudyFile:
     """Raises UserError with all mistakes of the file."""
-    import yaml
-
-    try:
-        return StudyFile.model_validate(yaml.safe_load(path.read_text()))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as a study: {error}") from error
-    except ValidationError as error:
-        problems = "".join(f"\n  {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False))
-        raise UserError(f"{path} is no study, such as configs/studies/staleness.yaml:{problems}") from None
+    return load_model(path, StudyFile, "a study, such as configs/studies/staleness.yaml")
 
 
 def plan_runs(study: StudyFile, folder: Path) -> Iterator[Run]:

@@ -88,7 +88,7 @@ def _table(medians: dict[str, dict[str, float]], title: str) -> Table:
     table = Table(title=f"{title}; in brackets: times the last one's")
     table.add_column("in a second")
     for name in medians:
-        table.add_column(name, justify="right")
+        table.add_column(name.rpartition(".")[2], justify="right")
     last = list(medians.values())[-1]
     for name in _RATES:
         ratios = [f"{m[name]:.3g} ({m[name] / last[name]:.2f}x)" if last[name] else "-" for m in medians.values()]

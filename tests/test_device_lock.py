@@ -129,5 +129,5 @@ def test_eight_contenders_ten_thousand_turns_and_random_kills(server: DeviceLock
         f"{use['turns']} turns, longest wait {use['longest_wait'] * 1e3:.0f} ms, {died} of {kills} died in their turn"
     )
     assert shared["overlaps"][0] == 0
-    assert turns.min() > wanted / contenders / 10, f"starved: {turns}"
-    assert use["longest_wait"] < 5.0
+    assert turns.min() >= 50, f"starved, though some were killed often: {turns}"
+    assert use["longest_wait"] < 2.0

@@ -47,15 +47,18 @@ def _own_leftovers() -> list[Path]:
     return [p for root in (shared_root(), Path("/tmp")) for p in root.glob(f"vla_rl-{os.getpid()}-*")]
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, mode):
-    assert train(_config(tmp_path, mode=mode)) == 0
+@pytest.mark.parametrize(("mode", "placement"), [("async", "collocated"), ("sync", "pipelined")])
+def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, mode, placement):
+    assert train(_config(tmp_path, mode=mode, placement={"mode": placement, "devices": 2})) == 0
     run = tmp_path / "run"
     metrics = _metrics(run)
     assert [m["iteration"] for m in metrics] == [0, 1, 2, 3]
     assert all(_balanced(m) for m in metrics)
     assert metrics[-1]["episodes/trained"] == 18
     assert metrics[-1]["episodes/evaluated"] == 12
+    assert all(("busy/shared_devices" in m) == (placement == "collocated") for m in metrics[1:])
+    if placement == "collocated":
+        assert metrics[-1]["busy/shared_devices"] > 0, "inference and learner take turns"
     if mode == "sync":
         assert {m["rollout/age_max"] for m in metrics[1:]} == {0}
         assert max(m["learner/ratio_p99"] for m in metrics[1:]) >= 1.0

@@ -232,7 +232,10 @@ class Cluster:
     def stats(self) -> dict[str, list[dict[str, float]]]:
         """Meter totals of every process; a process that does not answer now is left out."""
         groups = {"worker": self._workers, "server": self._servers, "learner": self.learners, "store": []}
-        return {name: _answers([a.stats.remote() for a in actors]) for name, actors in groups.items()}
+        totals = {name: _answers([a.stats.remote() for a in actors]) for name, actors in groups.items()}
+        use = self.locks.use()
+        shared = [use[name] for name in self.plan.locks if name in use]
+        return totals | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
 
 
 def _answers(refs: Sequence[ray.ObjectRef]) -> list[dict[str, float]]:

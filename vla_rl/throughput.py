@@ -17,7 +17,8 @@ class Throughput:
     _before: dict[str, list[Totals]] = field(default_factory=dict)
 
     def measure(self, stats: Mapping[str, Sequence[Totals]]) -> dict[str, float]:
-        """``stats``: the meter totals of each process by group (worker, server, learner)."""
+        """``stats``: the meter totals of each process by group (worker, server, learner), and of devices that take turns
+        (device)."""
         now = time.monotonic()
         wall, self._since = now - self._since, now
         growth = {group: self._growth(group, list(totals)) for group, totals in stats.items()}
@@ -36,7 +37,7 @@ class Throughput:
             "busy/inference": _share(servers, ("infer_s",), wall),
             "busy/learner": _share(learners, ("train_s", "publish_s"), wall),
             "time/iteration_s": wall,
-        }
+        } | ({"busy/shared_devices": _share(growth["device"], ("held_s",), wall)} if growth.get("device") else {})
 
     def _growth(self, group: str, totals: list[Totals]) -> list[Totals]:
         before = self._before.get(group, [])

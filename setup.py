@@ -16,6 +16,7 @@ CORE = [
     "ray>=2.45,<3",
     "rich>=13",
     "safetensors>=0.5",
+    "simpy>=4,<5",
     "tensorboard",
     "tokenizers",
     "torch>=2.7,<3",

@@ -17,7 +17,7 @@ class Throughput:
     _before: dict[str, list[Totals]] = field(default_factory=dict)
 
     def measure(self, stats: Mapping[str, Sequence[Totals]]) -> dict[str, float]:
-        """``stats``: the meter totals of each process by group (worker, server, learner), and of devices that take turns
+        """``stats``: the meter totals of each process by group (worker, server, learner), and of shared devices
         (device)."""
         now = time.monotonic()
         wall, self._since = now - self._since, now

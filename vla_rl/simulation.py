@@ -1,0 +1,231 @@
+"""A simulated run: the plan's processes as a discrete-event simulation, to see what queues and turns make of the costs.
+
+    worker: [ stage answered ─▶ simulate ─▶ finished? ─▶ render ─▶ request ] ◀──▶ server: [ batch full or old ─▶ infer ]
+    gate (staleness) ◀── store: episodes ──▶ super-batch ──▶ learner ranks: [ micro-batches ... step ] ─▶ new version
+
+The same rules as in the real runtime decide what waits for what; only computing is replaced by waiting as long as the
+profile says. Results are *simulated*; ``vla-rl benchmark scaling`` holds them against the real runtime.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import simpy
+
+from vla_rl.cost_model import Job
+from vla_rl.placement import Plan, Process
+from vla_rl.profile import Profile
+
+Steps = Generator[simpy.Event, Any, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of the measured part of a simulated run."""
+
+    batches_per_s: float
+    busy: dict[str, float]  # share of the time that each resource was in use
+    inference_batch: float  # mean rows
+
+
+@dataclass(slots=True)
+class _Stage:
+    """Slots that advance together, by their numbers."""
+
+    worker: _Worker
+    left: dict[int, float] = field(default_factory=dict)  # control steps that a running episode still has
+    chunks: dict[int, int] = field(default_factory=dict)  # that it takes in all
+    waiting: int = 0  # for answers
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: Process
+    inbox: simpy.Store
+    stages: list[_Stage] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Server:
+    process: Process
+    requests: simpy.Store
+    version: int = 0
+
+
+class SimulatedRun:
+    """One run of ``warmup + batches`` super-batches; ``run()`` returns what the last ``batches`` showed."""
+
+    def __init__(self, plan: Plan, profile: Profile, job: Job, cores: int, seed: int = 0) -> None:
+        self.plan, self.profile, self.job = plan, profile, job
+        self.clock = simpy.Environment()
+        self._rng = np.random.default_rng(seed)
+        self._cores = simpy.Resource(self.clock, capacity=max(1, cores))
+        self._locks = {name: simpy.Resource(self.clock) for name in plan.locks}
+        self._use: dict[str, float] = {}
+        self._rows = self._batches = 0
+        self._servers = [_Server(p, simpy.Store(self.clock)) for p in plan.servers]
+        self._workers = [self._make_worker(p) for p in plan.workers]
+        self._idle: deque[tuple[_Stage, int]] = deque()
+        self._running = self._buffered = self._taken = self._version = 0
+        self._chunks: deque[int] = deque()  # of finished episodes, in order
+        self._filled = self.clock.event()
+
+    def _make_worker(self, process: Process) -> _Worker:
+        worker = _Worker(process, simpy.Store(self.clock))
+        worker.stages = [_Stage(worker) for _ in range(self.plan.stages)]
+        return worker
+
+    def run(self, warmup: int, batches: int) -> Outcome:
+        for worker in self._workers:
+            for slot in range(self.plan.slots):
+                self._idle.append((worker.stages[slot % self.plan.stages], slot))
+            self.clock.process(self._simulate(worker))
+        for server in self._servers:
+            self.clock.process(self._infer(server))
+        self._admit()
+        self.clock.run(self.clock.process(self._learn(warmup)))
+        start, used = self.clock.now, dict(self._use)
+        rows, fired = self._rows, self._batches
+        self.clock.run(self.clock.process(self._learn(batches)))
+        seconds = self.clock.now - start
+        busy = {name: (total - used.get(name, 0.0)) / seconds for name, total in sorted(self._use.items())}
+        busy["cores"] = busy.get("cores", 0.0) / self._cores.capacity
+        return Outcome(batches / seconds, busy, (self._rows - rows) / max(1, self._batches - fired))
+
+    # --- resources --------------------------------------------------------------------------------------------------
+
+    def _compute(self, process: Process, seconds: float) -> Steps:
+        """Hold what the process computes on; whoever shares it waits."""
+        on_cores = not process.devices
+        name = "cores" if on_cores else f"device {process.devices[0]}"
+        resource = self._cores if on_cores else self._locks.get(process.turns or "")
+        turn: AbstractContextManager[Any] = nullcontext() if resource is None else resource.request()
+        with turn as request:
+            if request is not None:
+                yield request
+            yield self.clock.timeout(seconds)
+            self._use[name] = self._use.get(name, 0.0) + seconds
+
+    # --- simulators -------------------------------------------------------------------------------------------------
+
+    def _simulate(self, worker: _Worker) -> Steps:
+        size = self.job.chunk_size
+        while True:
+            stage, starting = yield worker.inbox.get()
+            if starting is not None:
+                yield from self._compute(worker.process, self.profile.reset + self.profile.render(1))
+                stage.left[starting] = steps = self._episode_steps()
+                stage.chunks[starting] = math.ceil(steps / size)
+                self._request(stage, 1)
+                continue
+            executed = sum(min(left, size) for left in stage.left.values()) / size
+            yield from self._compute(worker.process, self.profile.simulate(executed))
+            ended = [slot for slot, left in stage.left.items() if left <= size]
+            for slot in ended:
+                del stage.left[slot]
+                self._finish(stage, slot)
+            for slot in stage.left:
+                stage.left[slot] -= size
+            if stage.left:
+                yield from self._compute(worker.process, self.profile.render(len(stage.left)))
+                self._request(stage, len(stage.left))
+
+    def _episode_steps(self) -> float:
+        return max(1.0, self.job.horizon * (1 - self._rng.random() * self.job.spread))
+
+    def _request(self, stage: _Stage, rows: int) -> None:
+        stage.waiting += rows
+        server = self._servers[self.plan.server_of(stage.worker.process.index)]
+        for _ in range(rows):
+            server.requests.put((self.clock.now, stage))
+
+    # --- inference --------------------------------------------------------------------------------------------------
+
+    def _infer(self, server: _Server) -> Steps:
+        pending: deque[tuple[float, _Stage]] = deque()
+        while True:
+            yield from self._collect(server, pending)
+            if server.version < self._version:
+                server.version = self._version
+                yield from self._compute(server.process, self.profile.transfer)
+            rows = [pending.popleft() for _ in range(min(len(pending), self.plan.max_batch))]
+            yield from self._compute(server.process, self.profile.infer(len(rows)))
+            self._rows, self._batches = self._rows + len(rows), self._batches + 1
+            for _, stage in rows:
+                stage.waiting -= 1
+                if not stage.waiting:
+                    stage.worker.inbox.put((stage, None))
+
+    def _collect(self, server: _Server, pending: deque[tuple[float, _Stage]]) -> Steps:
+        """Until the batch is full, or its oldest request has waited long enough."""
+        while len(pending) < self.plan.max_batch:
+            left = pending[0][0] + self.job.max_wait - self.clock.now if pending else math.inf
+            if left <= 0 and not server.requests.items:
+                return
+            arrival: Any = server.requests.get()
+            waited = [arrival] if math.isinf(left) else [arrival, self.clock.timeout(max(left, 0.0))]
+            yield self.clock.any_of(waited)
+            if not arrival.triggered:
+                arrival.cancel()
+                return
+            pending.append(arrival.value)
+
+    # --- store and learner ------------------------------------------------------------------------------------------
+
+    def _finish(self, stage: _Stage, slot: int) -> None:
+        self._running -= 1
+        self._buffered += 1
+        self._chunks.append(stage.chunks[slot])
+        self._idle.append((stage, slot))
+        self._admit()
+        if self._buffered >= self.job.episodes and not self._filled.triggered:
+            self._filled.succeed()
+
+    def _admit(self) -> None:
+        """As many episodes as the bound on staleness lets begin (``ReplayStore.capacity``)."""
+        allowed = (self.job.max_age + self._version + 1 - self._taken) * self.job.episodes
+        while self._idle and self._running + self._buffered < allowed:
+            stage, slot = self._idle.popleft()
+            self._running += 1
+            stage.worker.inbox.put((stage, slot))
+
+    def _learn(self, updates: int) -> Steps:
+        for _ in range(updates):
+            if self._buffered < self.job.episodes:
+                self._filled = self.clock.event()
+                yield self._filled
+            self._buffered -= self.job.episodes
+            self._taken += 1
+            chunks = sum(self._chunks.popleft() for _ in range(self.job.episodes))
+            self._admit()
+            yield from self._update(chunks)
+            self._version += 1
+            self._admit()
+
+    def _update(self, chunks: int) -> Steps:
+        job, profile, ranks = self.job, self.profile, self.plan.learners
+        moved = profile.onload + profile.offload if self.plan.offload else 0.0
+        mine = chunks / job.minibatches / len(ranks)
+        passes = max(1, math.ceil(mine / job.micro_batch))
+        forward = [profile.train(mine / passes) / 3] * passes * job.minibatches * job.extra_passes
+        yield self._all(self._rank(rank, [moved, *forward]) for rank in ranks)
+        minibatch = [profile.train(mine / passes)] * passes + [profile.step]
+        for _ in range(job.epochs * job.minibatches):
+            yield self._all(self._rank(rank, minibatch) for rank in ranks)
+        yield self._all(self._rank(rank, [profile.transfer]) for rank in ranks)
+
+    def _rank(self, process: Process, turns: Iterable[float]) -> Steps:
+        for seconds in turns:
+            if seconds:
+                yield from self._compute(process, seconds)
+
+    def _all(self, activities: Iterable[Steps]) -> simpy.Event:
+        """Ranks wait for each other."""
+        return self.clock.all_of([self.clock.process(activity) for activity in activities])

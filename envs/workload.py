@@ -118,6 +118,7 @@ class WorkloadVectorEnv(VectorEnv):
             self._plans[slot] = plan_episode(self._config, episode.seed)
             self._steps[slot] = 0
             self._frames[slot] = []
+        _sleep(self._config.reset_ms * len(slots))
 
     def step(self, slots: Sequence[int], actions: np.ndarray) -> StepResult:
         """See VectorEnv. Sleeps ``step_ms`` for every executed control step of every slot: they share one core."""
@@ -139,8 +140,7 @@ class WorkloadVectorEnv(VectorEnv):
         rewards[np.arange(n), num_steps - 1] = success
         for slot, steps in zip(slots, num_steps.tolist(), strict=True):
             self._advance(slot, steps)
-        if self._config.step_ms > 0.0:
-            time.sleep(self._config.step_ms * 1e-3 * int(num_steps.sum()))
+        _sleep(self._config.step_call_ms + self._config.step_ms * int(num_steps.sum()))
         return StepResult(rewards, num_steps, ended & ~truncated, truncated, success)
 
     def _advance(self, slot: int, steps: int) -> None:
@@ -161,8 +161,7 @@ class WorkloadVectorEnv(VectorEnv):
             out.images[slot, 0] = encode_image(episode.id, step, self._config.image_size)
             out.proprio[slot] = (step + 1) / self._config.max_episode_steps
             out.task[slot] = episode.task
-        if self._config.render_ms > 0.0:
-            time.sleep(self._config.render_ms * 1e-3 * len(slots))
+        _sleep(self._config.render_call_ms + self._config.render_ms * len(slots))
 
     def frames(self, slot: int) -> list[np.ndarray]:
         return self._frames[slot]
@@ -176,3 +175,8 @@ class WorkloadVectorEnv(VectorEnv):
 
     def close(self) -> None:
         self._frames = [[] for _ in range(self.num_slots)]
+
+
+def _sleep(milliseconds: float) -> None:
+    if milliseconds > 0.0:
+        time.sleep(milliseconds * 1e-3)

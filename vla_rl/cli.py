@@ -109,7 +109,15 @@ def _add_benchmark(commands: Any) -> None:
     training.add_argument("--vary", metavar="KEY=A,B", required=True, help="such as env.implementation=fast,untouched")
     training.add_argument("--minutes", metavar="N", type=float, default=4.0, help="of each variant and round")
     training.add_argument("--rounds", metavar="N", type=_positive, default=1, help="turns of each variant")
-    for kind in (overlap, simulator, training):
+    scaling = _add_command(kinds, "scaling", _scaling, "batches/s across device counts and placement modes")
+    scaling.add_argument("config", metavar="CONFIG", type=Path, help="YAML file, such as configs/scaling/libero.yaml")
+    _add_overrides(scaling)
+    scaling.add_argument("--devices", metavar="N,N,...", type=_numbers, default=[1, 2, 4, 8], help="device counts")
+    scaling.add_argument("--mode", metavar="NAME,...", default="all", help="placement modes; all: and the reference")
+    scaling.add_argument("--iterations", metavar="N", type=_positive, default=4, help="measured per point")
+    scaling.add_argument("--csv", metavar="FILE", type=_new_file, help="also write the points to this file")
+    scaling.add_argument("--output", metavar="FILE", type=_new_file, help="draw a picture, a png file")
+    for kind in (overlap, simulator, training, scaling):
         _add_json(kind)
 
 
@@ -150,6 +158,10 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def _numbers(text: str) -> list[int]:
+    return [_positive(part) for part in text.split(",")]
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -222,6 +234,12 @@ def _training(args: argparse.Namespace) -> int:
     from vla_rl.benchmark.training import training_command
 
     return training_command(args)
+
+
+def _scaling(args: argparse.Namespace) -> int:
+    from vla_rl.benchmark.scaling import scaling_command
+
+    return scaling_command(args)
 
 
 def _doctor(args: argparse.Namespace) -> int:

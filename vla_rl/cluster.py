@@ -53,6 +53,7 @@ class Cluster:
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec, rules: StoreRules) -> None:
         self.config, self.plan, self.spec = config, plan, spec
         self._rules = rules
+        self._roles = _roles(config)
         self._loops: dict[ray.ObjectRef, tuple[str, int]] = {}
         self.restarts = 0
         self.store: ActorHandle
@@ -120,7 +121,7 @@ class Cluster:
             create_pool(self._address(index), spec, self.config.policy.chunk_size)
         self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
         self.learners = [
-            self._actor(LearnerProcess, p).remote(self.config, spec, p, len(plan.learners), self.locks.path)
+            self._actor(self._roles[1], p).remote(self.config, spec, p, len(plan.learners), self.locks.path)
             for p in plan.learners
         ]
         self._servers = [self._new_server(p) for p in plan.servers]
@@ -157,7 +158,7 @@ class Cluster:
         )
 
     def _new_server(self, process: Process) -> ActorHandle:
-        return self._actor(InferenceProcess, process).remote(self.config, self.spec, process, self.locks.path)
+        return self._actor(self._roles[0], process).remote(self.config, self.spec, process, self.locks.path)
 
     def _new_worker(self, process: Process) -> ActorHandle:
         worker, index = (
@@ -236,6 +237,14 @@ class Cluster:
         use = self.locks.use()
         shared = [use[name] for name in self.plan.locks if name in use]
         return totals | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
+
+
+def _roles(config: RunConfig) -> tuple[type[InferenceProcess], type[LearnerProcess]]:
+    if config.placement.virtual is None:
+        return InferenceProcess, LearnerProcess
+    from vla_rl.virtual_processes import VirtualInferenceProcess, VirtualLearnerProcess
+
+    return VirtualInferenceProcess, VirtualLearnerProcess
 
 
 def _answers(refs: Sequence[ray.ObjectRef]) -> list[dict[str, float]]:

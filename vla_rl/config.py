@@ -94,6 +94,12 @@ class WorkloadConfig(SimulatorConfig):
     max_episode_steps: Positive = 32
     step_ms: float = Field(0.0, ge=0.0, description="Time one control step takes, slept.")
     render_ms: float = Field(0.0, ge=0.0, description="Time one observation takes, slept.")
+    step_call_ms: float = Field(
+        0.0, ge=0.0, description="Time that stepping takes beside, once for all slots together."
+    )
+    render_call_ms: float = Field(0.0, ge=0.0, description="Time that observing takes beside, once for all together.")
+    reset_ms: float = Field(0.0, ge=0.0, description="Time one reset takes, slept.")
+    on_devices: bool = Field(False, description="Computes on devices, one process on each, instead of on cores.")
     length_spread: Fraction = Field(0.0, description="Episodes last max_episode_steps * (1 - u * spread), u in [0, 1).")
 
 
@@ -340,6 +346,12 @@ class PlacementConfig(Group):
     devices: Positive | None = Field(None, description="How many devices to use; null: all.")
     simulator_devices: Positive | None = Field(None, description="Of a split, for simulators that run on devices.")
     inference_devices: Positive | None = Field(None, description="Of a split, for inference; null: an even share.")
+    virtual: str | None = Field(
+        None,
+        description="A profile (configs/profiles): devices are virtual, computing is holding one for as long as the "
+        "profile says. For benchmarks of the runtime; needs env=workload.",
+    )
+    time_scale: PositiveFloat = Field(1.0, description="Of virtual devices: below 1 they are faster than the profile.")
     env_workers: Positive = Field(2, description="Simulator processes, where simulators run on cores.")
     slots_per_worker: Positive = Field(4, description="Episodes that one simulator process holds at once.")
     max_batch: Positive = Field(16, description="Most rows of one inference batch.")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_rl.config import LiberoConfig, RunConfig
+from vla_rl.config import LiberoConfig, RunConfig, WorkloadConfig
 from vla_rl.config_errors import KeyPath, Problem
 from vla_rl.machine import Machine
 from vla_rl.placement import PlanError, Resources, make_plan
@@ -29,6 +29,7 @@ def config_checks() -> tuple[Check, ...]:
         Check((("env",), ("policy", "chunk_size")), _chunk_fits_episode),
         Check((("learner", "betas"),), _betas_below_one),
         Check((("algo",), ("train", "batch_episodes")), _batch_holds_whole_groups),
+        Check((("placement", "virtual"), ("env",)), _virtual_devices_compute_nothing),
     )
 
 
@@ -73,6 +74,14 @@ def _batch_holds_whole_groups(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("train", "batch_episodes"), remedy, episodes)
 
 
+def _virtual_devices_compute_nothing(config: RunConfig) -> Iterator[Problem]:
+    virtual = config.placement.virtual
+    if virtual is not None and not isinstance(config.env, WorkloadConfig):
+        yield Problem(
+            ("placement", "virtual"), "virtual devices compute nothing: only env=workload runs on them", virtual
+        )
+
+
 def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:
     checkpoint = config.policy.checkpoint
     if checkpoint is None:
@@ -86,7 +95,7 @@ def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:
 
 def _plan_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     try:
-        make_plan(config, Resources.of(machine))
+        make_plan(config, Resources.of(machine, config))
     except PlanError as error:
         group, name = error.key.split(".")
         yield Problem((group, name), error.text, getattr(getattr(config, group), name))

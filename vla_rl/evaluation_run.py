@@ -48,7 +48,7 @@ def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: i
     spec = env_spec(config.env)
     check_policy(config.policy, spec)
     rules = StoreRules(config.train.batch_episodes, 0, len(spec.instructions), config.seed, iterations=0)
-    plan = make_plan(config, Resources.of(Machine.detect()), training=False)
+    plan = make_plan(config, Resources.of(Machine.detect(), config), training=False)
     with Console().status("starting processes") as line, Cluster(config, plan, spec, rules) as cluster:
         cluster.start(None, 0)
         cluster.open_for_work()

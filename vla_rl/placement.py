@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Literal
 
-from vla_rl.config import RunConfig
+from vla_rl.config import RunConfig, WorkloadConfig
 from vla_rl.errors import UserError
 from vla_rl.machine import Machine
 
@@ -43,8 +43,10 @@ class Resources:
     kind: Kind = "cpu"
 
     @classmethod
-    def of(cls, machine: Machine) -> Resources:
-        """Without a GPU, the cores are the devices."""
+    def of(cls, machine: Machine, config: RunConfig) -> Resources:
+        """Without a GPU, the cores are the devices; virtual devices are as many as the config says."""
+        if config.placement.virtual is not None:
+            return cls(config.placement.env_workers, config.placement.devices or 1, "virtual")
         if machine.gpus:
             return cls(machine.cpus, len(machine.gpus), "cuda")
         return cls(machine.cpus, machine.cpus, "cpu")
@@ -116,7 +118,7 @@ class Plan:
 
 def simulator_on_devices(config: RunConfig) -> bool:
     """Whether the simulator computes on devices, rather than on cores."""
-    return False
+    return isinstance(config.env, WorkloadConfig) and config.env.on_devices
 
 
 def layouts(devices: int, on_devices: bool, mode: Mode | None = None) -> Iterator[Layout]:

@@ -18,6 +18,7 @@ from ray.actor import ActorHandle
 from vla_rl.checkpoint import save_trajectories
 from vla_rl.config import RunConfig
 from vla_rl.device_lock import DeviceLock, Turn
+from vla_rl.inference import Actor
 from vla_rl.mailbox import PoolAddress
 from vla_rl.placement import Plan, Process
 from vla_rl.replay import ReplayStore, StoreRules
@@ -97,20 +98,23 @@ class InferenceProcess:
 
     def connect(self, address: PoolAddress, weights: Path | None, max_batch: int) -> None:
         """After ``build``, and after the learner has published its first weights."""
-        from vla_rl.actor import PolicyActor
         from vla_rl.inference import BatchRule, InferenceServer
         from vla_rl.mailbox import ServerMailbox
+
+        rule = BatchRule(max_batch, self._config.placement.max_wait_ms * 1e-3)
+        self._server = InferenceServer(self._make_actor(weights), ServerMailbox(address), rule)
+
+    def _make_actor(self, weights: Path | None) -> Actor:
+        from vla_rl.actor import PolicyActor
         from vla_rl.weights import WeightReader
 
         reader = WeightReader(weights) if weights else None
         settings = self._config.policy
-        actor = PolicyActor(
+        return PolicyActor(
             *(self._policy, settings.temperature, reader, self._process.torch_device),
             latency_s=settings.latency_ms * 1e-3,
             turn=turns(self._process, self._locks),
         )
-        rule = BatchRule(max_batch, self._config.placement.max_wait_ms * 1e-3)
-        self._server = InferenceServer(actor, ServerMailbox(address), rule)
 
     def run(self) -> None:
         self._server.run()

@@ -120,6 +120,33 @@ def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str
     plt.close(figure)
 
 
+def draw_scaling(points: Sequence[Any], path: Path, title: str) -> None:
+    """Batches a second and efficiency over device counts, a line for each mode (``vla_rl.benchmark.scaling.Point``)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(12, 5), constrained_layout=True)
+    for mode in dict.fromkeys(p.mode for p in points):
+        mine = [p for p in points if p.mode == mode]
+        devices = [p.devices for p in mine]
+        (line,) = axes[0].plot(devices, [p.env_steps_per_s for p in mine], "o-", label=mode)
+        predicted = [p.simulated * p.env_steps_per_s / p.batches_per_s for p in mine]
+        axes[0].plot(devices, predicted, "x", color=line.get_color())
+        axes[1].plot(devices, [p.efficiency for p in mine], "o-", color=line.get_color(), label=mode)
+    axes[0].set(title="trained control steps/s (o) and simulated (x)", xscale="log", yscale="log")
+    axes[1].set(title="efficiency: share of the bound", xscale="log", ylim=(0, 1.1))
+    for axis in axes:
+        axis.set_xlabel("devices")
+        axis.set_xticks(sorted({p.devices for p in points}), [str(d) for d in sorted({p.devices for p in points})])
+        axis.grid(alpha=0.3, which="both")
+    axes[0].legend(fontsize=8)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def _seed_curves(seeds: Sequence[Metrics], key: str, x_key: str) -> tuple[np.ndarray, np.ndarray]:
     """Common x values, as far as the shortest seed goes (minutes where x is time), and smoothed curves [seeds, x]."""
     curves = [series(m, key, x_key) for m in seeds]

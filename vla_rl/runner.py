@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from vla_rl.checkpoint import load_trajectories, read_state
 from vla_rl.cluster import Cluster
 from vla_rl.config import RunConfig
@@ -61,7 +63,7 @@ def train(config: RunConfig, resume: Path | None = None, json_file: Path | None 
         task_rule=config.train.task_sampling,
     )
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {run.path}"
-    plan = make_plan(config, Resources.of(Machine.detect()))
+    plan = make_plan(config, Resources.of(Machine.detect(), config))
     with (
         StopRequest() as stop,
         TrainingView(title, spec, config.train.iterations, state["iteration"]) as view,
@@ -196,6 +198,7 @@ class Trainer:
         metrics = metrics | {f"episodes/{name}": float(value) for name, value in counters.items()}
         elapsed = self._elapsed()
         metrics |= {"time/seconds": elapsed, "restarts": float(self.cluster.restarts), "memory/gib": resident_gib()}
+        metrics["machine/cpu"] = psutil.cpu_percent() / 100  # of all cores, since the last iteration
         if self.iteration:
             metrics["time/left_s"] = self._time_left(elapsed)
         self.run_folder.log(self.iteration, metrics)

@@ -1,0 +1,134 @@
+"""Which layout is best, by a profile: every split of every mode, its memory, its bound, and a simulation of the best.
+
+all layouts ──▶ those that fit into memory ──▶ by their bound ──▶ the first few simulated ──▶ the fastest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vla_rl.config import RunConfig
+from vla_rl.cost_model import Bound, Job, bound
+from vla_rl.placement import (
+    Layout,
+    Mode,
+    Plan,
+    PlanError,
+    Resources,
+    layouts,
+    make_plan,
+    simulator_on_devices,
+    usable_devices,
+)
+from vla_rl.profile import Profile
+from vla_rl.simulation import SimulatedRun
+
+_WITHIN = 1.25  # a layout whose bound is this much worse than the best one's is not worth a simulation ...
+_AT_LEAST = 4  # ... unless there are fewer than this many
+_WARMUP, _BATCHES = 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan and what is to be expected of it; seconds a super-batch."""
+
+    plan: Plan
+    bound: Bound
+    simulated: float | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return self.plan.layout
+
+
+def candidates(
+    config: RunConfig, resources: Resources, profile: Profile, job: Job, mode: Mode | None
+) -> list[Candidate]:
+    """All plans that fit into memory, of all modes or one, the best bound first.
+
+    Raises PlanError, with the arithmetic of the memory, where none fits.
+    """
+    found, refused = [], []
+    for layout in layouts(usable_devices(config, resources), simulator_on_devices(config), mode):
+        plan = make_plan(config, resources, layout)
+        try:
+            plan = fit_memory(plan, profile, config)
+        except PlanError as error:
+            refused.append(error)
+            continue
+        found.append(Candidate(plan, bound(plan, profile, job, resources.cores)))
+    if not found:
+        raise refused[0] if refused else PlanError("placement.mode", f"{mode} needs more devices than there are")
+    return sorted(found, key=_expected)
+
+
+def _expected(candidate: Candidate) -> float:
+    return candidate.bound.seconds
+
+
+def simulate(candidate: Candidate, profile: Profile, job: Job, cores: int) -> Candidate:
+    """The candidate with its simulated time."""
+    outcome = SimulatedRun(candidate.plan, profile, job, cores).run(_WARMUP, _BATCHES)
+    return replace(candidate, simulated=1.0 / outcome.batches_per_s)
+
+
+def search(
+    config: RunConfig, resources: Resources, profile: Profile, job: Job, mode: Mode | None = None
+) -> list[Candidate]:
+    """The candidates whose bounds promise something, simulated, the fastest first."""
+    found = candidates(config, resources, profile, job, mode)
+    worth = [c for c in found if c.bound.seconds <= _WITHIN * found[0].bound.seconds]
+    worth = worth if len(worth) >= _AT_LEAST else found[:_AT_LEAST]
+    simulated = [simulate(c, profile, job, resources.cores) for c in worth]
+    return sorted(simulated, key=lambda c: c.simulated or 0.0)
+
+
+def fit_memory(plan: Plan, profile: Profile, config: RunConfig) -> Plan:
+    """The plan, with the learner's state offloaded between updates where it fits only so.
+
+    Raises PlanError with the arithmetic where it does not fit at all.
+    """
+    for device in sorted({d for p in (*plan.workers, *plan.servers, *plan.learners) for d in p.devices}):
+        parts = memory_of(plan, profile, config, device)
+        room = profile.memory.device
+        if sum(parts.values()) <= room:
+            continue
+        resident = sum(size for name, size in parts.items() if name != "learner")
+        if device in plan.layout.shared and resident <= room and parts.get("learner", 0.0) <= room:
+            plan = replace(plan, offload=True)
+            continue
+        sizes = " + ".join(f"{name} {size:.1f}" for name, size in parts.items())
+        raise PlanError(
+            "placement.mode",
+            f"{plan.layout.describe()}: device {device} has {room:.0f} GiB and would hold {sizes} = "
+            f"{sum(parts.values()):.1f} GiB{_memory_remedy(parts, room)}",
+        )
+    return plan
+
+
+def memory_of(plan: Plan, profile: Profile, config: RunConfig, device: int) -> dict[str, float]:
+    """GiB that each role holds on a device."""
+    memory, ranks = profile.memory, max(1, len(plan.learners))
+    roles: dict[str, Sequence[int]] = {
+        "simulator": plan.layout.simulators,
+        "inference": plan.layout.inference,
+        "learner": plan.layout.learner if plan.learners else (),
+    }
+    sharded = memory.trained / ranks if config.learner.zero_stage else memory.trained
+    weights = memory.weights / ranks if config.learner.zero_stage == 3 else memory.weights
+    sizes = {
+        "simulator": memory.simulate_fixed + memory.simulate_each * plan.slots,
+        "inference": memory.weights + memory.infer_each * plan.max_batch,
+        "learner": weights + sharded + memory.train_each * config.learner.micro_batch,
+    }
+    return {name: sizes[name] for name, devices in roles.items() if device in devices}
+
+
+def _memory_remedy(parts: dict[str, float], room: float) -> str:
+    largest = max(parts, key=lambda name: parts[name])
+    if largest == "learner" and parts[largest] > room:
+        return "; shard its state over more devices with learner.zero_stage=2 or 3, or lower learner.micro_batch"
+    if largest == "simulator":
+        return "; lower placement.slots_per_worker"
+    return "; lower placement.max_batch or learner.micro_batch, or use more devices"

@@ -37,7 +37,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Asynchronous actor-learner reinforcement learning of vision-language-action policies.",
     )
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for add in (_add_train, _add_eval, _add_sft, _add_plot, _add_study, _add_benchmark, _add_doctor):
+    for add in (_add_train, _add_eval, _add_sft, _add_plot, _add_study, _add_plan, _add_benchmark, _add_doctor):
         add(commands)
     args, rest = parser.parse_known_args(argv)
     misplaced = [text for text in rest if text.startswith("-") or "overrides" not in args]
@@ -89,6 +89,14 @@ def _add_study(commands: Any) -> None:
     parser.add_argument("study", metavar="STUDY", type=Path, help="YAML file, such as configs/studies/staleness.yaml")
     parser.add_argument("--runs", metavar="FOLDER", type=Path, default=Path("runs"), help="where its runs are kept")
     parser.add_argument("--output", metavar="FILE", type=_new_file, help="draw a picture, a png file")
+    _add_json(parser)
+
+
+def _add_plan(commands: Any) -> None:
+    parser = _add_command(commands, "plan", _plan, "show what would run where, and why")
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
+    _add_overrides(parser)
+    parser.add_argument("--output", metavar="FILE", type=_new_file, help="draw devices over time, a png file")
     _add_json(parser)
 
 
@@ -210,6 +218,12 @@ def _plot(args: argparse.Namespace) -> int:
     from vla_rl.report import plot_command
 
     return plot_command(args)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from vla_rl.planning import plan_command
+
+    return plan_command(args)
 
 
 def _study(args: argparse.Namespace) -> int:

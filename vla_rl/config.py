@@ -346,6 +346,10 @@ class PlacementConfig(Group):
     devices: Positive | None = Field(None, description="How many devices to use; null: all.")
     simulator_devices: Positive | None = Field(None, description="Of a split, for simulators that run on devices.")
     inference_devices: Positive | None = Field(None, description="Of a split, for inference; null: an even share.")
+    profile: str | None = Field(
+        None,
+        description="What things cost (configs/profiles, `vla-rl profile`); by it the best layout is searched for.",
+    )
     virtual: str | None = Field(
         None,
         description="A profile (configs/profiles): devices are virtual, computing is holding one for as long as the "

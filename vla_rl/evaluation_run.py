@@ -14,7 +14,7 @@ from vla_rl.config_loading import load_config
 from vla_rl.errors import UserError
 from vla_rl.evaluate import Evaluation
 from vla_rl.machine import Machine
-from vla_rl.placement import Resources, make_plan
+from vla_rl.planning import plan_run
 from vla_rl.replay import StoreRules
 from vla_rl.run_folder import RunFolder, git_commit, write_video
 from vla_rl.runner import run_evaluation
@@ -48,7 +48,7 @@ def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: i
     spec = env_spec(config.env)
     check_policy(config.policy, spec)
     rules = StoreRules(config.train.batch_episodes, 0, len(spec.instructions), config.seed, iterations=0)
-    plan = make_plan(config, Resources.of(Machine.detect(), config), training=False)
+    plan = plan_run(config, spec, training=False)
     with Console().status("starting processes") as line, Cluster(config, plan, spec, rules) as cluster:
         cluster.start(None, 0)
         cluster.open_for_work()

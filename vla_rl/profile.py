@@ -58,6 +58,9 @@ class Profile(_Part):
     transfer: Seconds = Field(description="Hand-over of new weights, during which neither side computes.")
     onload: Seconds = Field(0.0, description="Bringing the learner's state to the device.")
     offload: Seconds = Field(0.0, description="Taking it away.")
+    mean_length: Annotated[float, Field(ge=0.5, le=1.0)] = Field(
+        0.75, description="Of an episode, as a share of the time limit; lengths spread evenly up to the limit."
+    )
     memory: Memory
     sources: dict[str, str] = Field({}, description="Where each number comes from.")
 

@@ -147,6 +147,30 @@ def draw_scaling(points: Sequence[Any], path: Path, title: str) -> None:
     plt.close(figure)
 
 
+def draw_timeline(activities: Sequence[Any], path: Path, title: str) -> None:
+    """Devices over time: who uses which when (``vla_rl.simulation.Activity``)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.patches import Patch
+
+    colors = {"env worker": "tab:gray", "inference server": "tab:blue", "learner": "tab:orange"}
+    resources = sorted({a.resource for a in activities}, key=lambda name: (len(name), name))
+    start = min(a.start for a in activities)
+    figure, axis = plt.subplots(figsize=(14, 1.5 + 0.5 * len(resources)), constrained_layout=True)
+    for row, resource in enumerate(resources):
+        for role, color in colors.items():
+            bars = [(a.start - start, a.end - a.start) for a in activities if (a.resource, a.role) == (resource, role)]
+            axis.broken_barh(bars, (row - 0.4, 0.8), facecolors=color, linewidth=0)
+    axis.set_yticks(range(len(resources)), resources)
+    axis.invert_yaxis()
+    axis.set(xlabel="seconds", title=title)
+    axis.legend(handles=[Patch(color=c, label=name) for name, c in colors.items()], loc="upper right", fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def _seed_curves(seeds: Sequence[Metrics], key: str, x_key: str) -> tuple[np.ndarray, np.ndarray]:
     """Common x values, as far as the shortest seed goes (minutes where x is time), and smoothed curves [seeds, x]."""
     curves = [series(m, key, x_key) for m in seeds]

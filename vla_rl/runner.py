@@ -23,9 +23,8 @@ from vla_rl.checkpoint import load_trajectories, read_state
 from vla_rl.cluster import Cluster
 from vla_rl.config import RunConfig
 from vla_rl.evaluate import Evaluation
-from vla_rl.machine import Machine
 from vla_rl.memory import resident_gib
-from vla_rl.placement import Resources, make_plan
+from vla_rl.planning import plan_run
 from vla_rl.replay import StoreRules
 from vla_rl.run_folder import RunFolder, metadata
 from vla_rl.schedule import evaluation_episodes
@@ -63,7 +62,7 @@ def train(config: RunConfig, resume: Path | None = None, json_file: Path | None 
         task_rule=config.train.task_sampling,
     )
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {run.path}"
-    plan = make_plan(config, Resources.of(Machine.detect(), config))
+    plan = plan_run(config, spec)
     with (
         StopRequest() as stop,
         TrainingView(title, spec, config.train.iterations, state["iteration"]) as view,

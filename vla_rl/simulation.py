@@ -35,6 +35,16 @@ class Outcome:
     inference_batch: float  # mean rows
 
 
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Use of a resource, for pictures; seconds."""
+
+    resource: str
+    role: str
+    start: float
+    end: float
+
+
 @dataclass(slots=True)
 class _Stage:
     """Slots that advance together, by their numbers."""
@@ -69,6 +79,7 @@ class SimulatedRun:
         self._cores = simpy.Resource(self.clock, capacity=max(1, cores))
         self._locks = {name: simpy.Resource(self.clock) for name in plan.locks}
         self._use: dict[str, float] = {}
+        self.activities: list[Activity] = []
         self._rows = self._batches = 0
         self._servers = [_Server(p, simpy.Store(self.clock)) for p in plan.servers]
         self._workers = [self._make_worker(p) for p in plan.workers]
@@ -91,6 +102,7 @@ class SimulatedRun:
             self.clock.process(self._infer(server))
         self._admit()
         self.clock.run(self.clock.process(self._learn(warmup)))
+        self.activities.clear()
         start, used = self.clock.now, dict(self._use)
         rows, fired = self._rows, self._batches
         self.clock.run(self.clock.process(self._learn(batches)))
@@ -110,8 +122,10 @@ class SimulatedRun:
         with turn as request:
             if request is not None:
                 yield request
+            start = self.clock.now
             yield self.clock.timeout(seconds)
             self._use[name] = self._use.get(name, 0.0) + seconds
+            self.activities.append(Activity(name, process.role, start, self.clock.now))
 
     # --- simulators -------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Batches a second across device counts and modes: `vla-rl benchmark scaling CONFIG --devices 1,2,4,8`.
 
 A config describes the workload of one device: super-batch and simulators grow with the number of devices. Every point
-is measured on *virtual* devices (the real runtime, computing replaced by holding a device: ``virtual_processes``); beside
-it stand the bound, the discrete-event simulation of the same plan, and the synchronous reference.
+is measured on *virtual* devices: the real runtime, with computing replaced by holding a device. Beside it stand
+the bound, the discrete-event simulation of the same plan, and the synchronous reference.
 """
 
 from __future__ import annotations

@@ -37,7 +37,17 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Asynchronous actor-learner reinforcement learning of vision-language-action policies.",
     )
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for add in (_add_train, _add_eval, _add_sft, _add_plot, _add_study, _add_plan, _add_benchmark, _add_doctor):
+    for add in (
+        _add_train,
+        _add_eval,
+        _add_sft,
+        _add_plot,
+        _add_study,
+        _add_plan,
+        _add_profile,
+        _add_benchmark,
+        _add_doctor,
+    ):
         add(commands)
     args, rest = parser.parse_known_args(argv)
     misplaced = [text for text in rest if text.startswith("-") or "overrides" not in args]
@@ -98,6 +108,13 @@ def _add_plan(commands: Any) -> None:
     _add_overrides(parser)
     parser.add_argument("--output", metavar="FILE", type=_new_file, help="draw devices over time, a png file")
     _add_json(parser)
+
+
+def _add_profile(commands: Any) -> None:
+    parser = _add_command(commands, "profile", _profile, "measure what simulator, inference and learner cost here")
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
+    _add_overrides(parser)
+    parser.add_argument("--output", metavar="FILE", type=_new_file, default=Path("profile.yaml"), help="the profile")
 
 
 def _add_benchmark(commands: Any) -> None:
@@ -224,6 +241,12 @@ def _plan(args: argparse.Namespace) -> int:
     from vla_rl.planning import plan_command
 
     return plan_command(args)
+
+
+def _profile(args: argparse.Namespace) -> int:
+    from vla_rl.profiling import profile_command
+
+    return profile_command(args)
 
 
 def _study(args: argparse.Namespace) -> int:

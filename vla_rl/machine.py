@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,13 @@ class Machine:
     @classmethod
     def detect(cls) -> Machine:
         return cls(_cpus(), _memory(), _gpus())
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return s.getsockname()[1]
 
 
 def _cpus() -> int:

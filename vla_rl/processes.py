@@ -5,7 +5,6 @@ Imports of torch, simulators and algorithms wait until a process needs them.
 
 from __future__ import annotations
 
-import socket
 import threading
 from contextlib import nullcontext
 from functools import partial
@@ -19,6 +18,7 @@ from vla_rl.checkpoint import save_trajectories
 from vla_rl.config import RunConfig
 from vla_rl.device_lock import DeviceLock, Turn
 from vla_rl.inference import Actor
+from vla_rl.machine import free_port
 from vla_rl.mailbox import PoolAddress
 from vla_rl.placement import Plan, Process
 from vla_rl.replay import ReplayStore, StoreRules
@@ -136,9 +136,7 @@ class LearnerProcess:
 
     def address(self) -> tuple[str, int]:
         """A free port on this process's node, for the process group."""
-        with socket.socket() as s:
-            s.bind(("", 0))
-            return ray.util.get_node_ip_address(), s.getsockname()[1]
+        return ray.util.get_node_ip_address(), free_port()
 
     def setup(self, address: tuple[str, int], weights: Path, state: Path | None, version: int) -> None:
         """Build the model, join the other ranks, continue from ``state`` if given, and publish ``version``."""

@@ -1,0 +1,49 @@
+"""`vla-rl benchmark scaling` on virtual devices: the real runtime beside its bound, its simulation and the reference."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from vla_rl.cli import main
+
+ROOT = Path(__file__).parent.parent
+SHORT = ["train.batch_episodes=8", "env.max_episode_steps=64", "placement.time_scale=0.15", "placement.env_workers=1"]
+YOUNG = ["train.max_age=1", "learner.micro_batch=8"]
+
+
+@pytest.mark.slow
+def test_points_are_near_their_simulation_and_above_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    files = {name: tmp_path / f"points.{name}" for name in ("json", "csv", "png")}
+    command = [
+        "benchmark",
+        "scaling",
+        "configs/scaling/libero.yaml",
+        *SHORT,
+        *YOUNG,
+        "--devices",
+        "2",
+        "--iterations",
+        "2",
+    ]
+    modes = ["--mode", "collocated,synchronous reference"]
+    outputs = ["--json", str(files["json"]), "--csv", str(files["csv"]), "--output", str(files["png"])]
+    assert main([*command, *modes, *outputs]) == 0
+    points = json.loads(files["json"].read_text())["points"]
+    found = {p["mode"]: p for p in points}
+    assert list(found) == ["collocated", "synchronous reference"]
+    for p in points:
+        assert p["backend"] == "virtual"
+        assert p["simulated"] == pytest.approx(p["batches_per_s"], rel=0.35)  # this machine may be busy
+        assert 0.5 < p["efficiency"] < 1.3
+    gain = found["collocated"]["batches_per_s"] / found["synchronous reference"]["batches_per_s"]
+    assert gain > 1.1
+    with files["csv"].open() as file:
+        assert len(list(csv.DictReader(file))) == len(points)
+    assert files["png"].stat().st_size > 5_000

@@ -1,4 +1,4 @@
-"""`vla-rl benchmark scaling` on virtual devices: the real runtime beside its bound, its simulation and the reference."""
+"""`vla-rl benchmark scaling` on virtual devices: the real runtime, its bound, its simulation and the reference."""
 
 from __future__ import annotations
 

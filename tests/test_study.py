@@ -59,7 +59,7 @@ def test_mistakes_are_named_before_anything_runs(tmp_path):
 def test_figures_of_several_seeds():
     def run(success: list[float], greedy: float) -> list[dict[str, float]]:
         records = [
-            {"iteration": i, "rollout/success": s, "time/iteration_s": 6.0, "time/seconds": 6.0 * i}
+            {"iteration": i, "rollout/success_played": s, "time/iteration_s": 6.0, "time/seconds": 6.0 * i}
             for i, s in enumerate(success, 1)
         ]
         return [

@@ -67,6 +67,7 @@ class ReplayStore:
         self._next_id = 0
         self._running: dict[int, tuple[int, Episode]] = {}  # id -> (worker, episode)
         self._next_group = 0
+        self._played = self._succeeded = 0  # training episodes that have come to their end, filtered ones included
         self._tasks = TaskSchedule(rules.num_tasks, rules.seed, rules.task_rule)
         self._due: deque[Episode] = deque()  # the rest of a group that has begun, and what dead workers left
         self._evaluations: deque[Episode] = deque()
@@ -107,6 +108,8 @@ class ReplayStore:
                 self.ledger.evaluated += 1
                 self._results.append(finished)
             else:
+                self._played += 1
+                self._succeeded += finished.success
                 self._tasks.observe(finished.episode.task, finished.success)
                 self.ledger.filtered += self._buffer.add(finished)
             self._changed.notify_all()
@@ -226,8 +229,9 @@ class ReplayStore:
         """The ledger and what is under way; the sums agree at any moment."""
         with self._changed:
             buffered = len(self._buffer) + (self.rules.batch_episodes if self._filled or self._filling else 0)
+            outcomes = {"played": self._played, "succeeded": self._succeeded}
             under_way = {"running": len(self._running), "buffered": buffered, "in_training": self._in_training}
-            return asdict(self.ledger) | under_way | {"version": self.version, "capacity": self.capacity()}
+            return asdict(self.ledger) | under_way | outcomes | {"version": self.version, "capacity": self.capacity()}
 
     def state(self) -> tuple[dict[str, Any], list[Trajectory]]:
         """(JSON-able counters, finished but untrained trajectories), for a checkpoint taken between two updates."""

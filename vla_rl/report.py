@@ -23,6 +23,11 @@ def series(metrics: Metrics, key: str, x: str = "iteration") -> tuple[np.ndarray
     return (np.array([p[0] for p in points]), np.array([p[1] for p in points]))
 
 
+def rollouts_key(metrics: Metrics) -> str:
+    """Success of all episodes played, or, in runs that did not record it, of those trained on."""
+    return "rollout/success_played" if any("rollout/success_played" in m for m in metrics) else "rollout/success"
+
+
 def smoothed(y: np.ndarray, window: int) -> np.ndarray:
     """Centred moving mean; windows are cut at the ends, so nothing is shifted."""
     half = window // 2
@@ -73,11 +78,11 @@ def draw_comparison(runs: Mapping[str, Metrics], path: Path) -> None:
     panels = (
         ("greedy success, evaluation", "eval/greedy_success", "o-", 1),
         ("sampled success, evaluation", "eval/sampled_success", "o-", 1),
-        ("success of the rollouts (moving mean of 9)", "rollout/success", "-", 9),
+        ("success of the rollouts (moving mean of 9)", "", "-", 9),
     )
     for axis, (title, key, style, window) in zip(axes, panels, strict=True):
         for name, metrics in runs.items():
-            x, y = _minutes(metrics, key)
+            x, y = _minutes(metrics, key or rollouts_key(metrics))
             if len(x):
                 axis.plot(x, smoothed(y, window), style, label=name)
         axis.set(title=title, ylim=(0, 1), xlabel="minutes")
@@ -100,7 +105,7 @@ def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str
     for row, (name, seeds) in enumerate(variants.items()):
         color = f"C{row % 10}"
         for axis, x_key in ((axes[0], "iteration"), (axes[1], "time/seconds")):
-            x, curves = _seed_curves(seeds, "rollout/success", x_key)
+            x, curves = _seed_curves(seeds, x_key)
             axis.plot(x, curves.mean(axis=0), color=color, label=name)
             axis.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.12, linewidth=0)
         for kind, marker, shift in (("greedy", "o", -0.1), ("sampled", "s", 0.1)):
@@ -171,9 +176,9 @@ def draw_timeline(activities: Sequence[Any], path: Path, title: str) -> None:
     plt.close(figure)
 
 
-def _seed_curves(seeds: Sequence[Metrics], key: str, x_key: str) -> tuple[np.ndarray, np.ndarray]:
+def _seed_curves(seeds: Sequence[Metrics], x_key: str) -> tuple[np.ndarray, np.ndarray]:
     """Common x values, as far as the shortest seed goes (minutes where x is time), and smoothed curves [seeds, x]."""
-    curves = [series(m, key, x_key) for m in seeds]
+    curves = [series(m, rollouts_key(m), x_key) for m in seeds]
     scale = 60.0 if x_key == "time/seconds" else 1.0
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     common = np.linspace(start, end, 200)
@@ -214,7 +219,7 @@ def _minutes(metrics: Metrics, key: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _success(axis: Axes, metrics: Metrics) -> None:
-    x, y = _minutes(metrics, "rollout/success")
+    x, y = _minutes(metrics, rollouts_key(metrics))
     if len(x):
         axis.plot(x, y, color="tab:gray", alpha=0.35, linewidth=1)
         axis.plot(x, smoothed(y, 5), color="tab:gray", label="rollouts (sampled, training placements)")

@@ -92,6 +92,7 @@ class Trainer:
     seconds: float  # spent in earlier sessions of this run
     started: float = field(default_factory=time.monotonic)
     _throughput: Throughput = field(default_factory=Throughput)
+    _outcomes: tuple[int, int] = (0, 0)  # training episodes played and succeeded, at the last iteration
 
     # consumes: super-batches. waits for: the store, the learners. unblocked by: their answers, time limits, Ctrl-C.
     def run(self, checkpoint: Path | None) -> None:
@@ -194,6 +195,10 @@ class Trainer:
 
     def _log(self, metrics: dict[str, float]) -> None:
         counters = self.cluster.call_store("counters")
+        played, succeeded = counters["played"] - self._outcomes[0], counters["succeeded"] - self._outcomes[1]
+        self._outcomes = counters["played"], counters["succeeded"]
+        if played:  # also what GRPO filters out, so that one can see what the policy is able to do
+            metrics = metrics | {"rollout/success_played": succeeded / played}
         metrics = metrics | {f"episodes/{name}": float(value) for name, value in counters.items()}
         elapsed = self._elapsed()
         metrics |= {"time/seconds": elapsed, "restarts": float(self.cluster.restarts), "memory/gib": resident_gib()}

@@ -25,7 +25,7 @@ from vla_rl.config import RunConfig
 from vla_rl.config_loading import load_config
 from vla_rl.errors import UserError
 from vla_rl.machine import Machine
-from vla_rl.report import Metrics, draw_study, series, smoothed
+from vla_rl.report import Metrics, draw_study, rollouts_key, series, smoothed
 from vla_rl.run_folder import machine
 from vla_rl.yaml_model import load_model
 
@@ -162,7 +162,7 @@ def summarize(of_seeds: list[Metrics], threshold: float) -> dict[str, list[float
 
 def time_to(metrics: Metrics, threshold: float) -> float | None:
     """Minutes of training, without evaluations, until the rollouts' moving mean reaches a success rate; None: never."""
-    _, success = series(metrics, "rollout/success")
+    _, success = series(metrics, rollouts_key(metrics))
     _, seconds = series(metrics, "time/iteration_s")
     above = np.flatnonzero(smoothed(success, WINDOW) >= threshold)
     return float(seconds[: above[0] + 1].sum() / 60) if len(above) else None

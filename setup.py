@@ -26,7 +26,17 @@ EXTRAS = {
     # robosuite and MuJoCo are driven below their public interfaces: other versions need a test of the physics.
     "libero": ["hf-libero==0.1.4", "huggingface_hub", "mujoco>=3.2,<3.9", "robosuite==1.4.0"],
     "wandb": ["wandb"],
-    "dev": ["hypothesis", "mypy>=1.14", "pytest>=8", "pytest-timeout", "pytest-xdist", "ruff>=0.9"],
+    "dev": [
+        "hypothesis",
+        "mypy>=1.14",
+        "pytest>=8",
+        "pytest-timeout",
+        "pytest-xdist",
+        "ruff>=0.9",
+        # Whose maths the tests compare with: what of theirs is not public may move in another release.
+        "stable-baselines3>=2.9,<2.10",
+        "torchrl>=0.14,<0.15",
+    ],
 }
 
 setup(

@@ -193,7 +193,7 @@ def torchrl_ppo(torchrl: Any, case: Case, c: PPOConfig) -> tuple[Any, list[Tenso
         critic_coeff=c.value_coef if critic else None,
         loss_critic_type="smooth_l1",  # huber_delta 1
         entropy_bonus=False,
-        delay_actor=c.recompute_logprobs,
+        delay_actor=c.proximal == "recomputed",
     ).double()
     (table,) = loss.actor_network_params.values(include_nested=True, leaves_only=True)
     table.data.copy_(case.logprobs)
@@ -220,7 +220,7 @@ def torchrl_ppo(torchrl: Any, case: Case, c: PPOConfig) -> tuple[Any, list[Tenso
 def test_ppo_loss_is_torchrls(torchrl: Any, level: RatioLevel, decoupled: bool, seed: int) -> None:
     """With unequal limits, a clipped value loss, and behaviour weights where decoupled."""
     limits: Any = {"clip_low": 0.125, "clip_high": 0.25, "value_clip": 0.25, "huber_delta": 1.0}
-    config = PPOConfig(ratio_level=level, recompute_logprobs=decoupled, **limits)
+    config = PPOConfig(ratio_level=level, proximal="recomputed" if decoupled else "behaviour", **limits)
     case = exact_case(config, seed)
     out, gradients = torchrl_ppo(torchrl, case, config)
     loss, sums = case.whole()

@@ -69,7 +69,7 @@ def test_group_advantages_are_verls(verl: Any, kind: str, seed: int, size: int) 
 def test_grpo_loss_is_verls(verl: Any, objective: Any, average: Any, decoupled: bool, seed: int) -> None:
     """From rewards to gradients: clip-higher with dual clip or SAPO (with verl's only average), behaviour weights."""
     limits: Any = {"clip_low": 0.05, "clip_high": 0.1, "dual_clip": 1.15, "tau_positive": 2.0, "tau_negative": 3.0}
-    weights: Any = {"recompute_logprobs": True, "importance_cap": 1.1} if decoupled else {}
+    weights: Any = {"proximal": "recomputed", "importance_cap": 1.1} if decoupled else {}
     config = GRPOConfig(objective=objective, average=average, scale="none", ratio_level="token", **limits, **weights)
     case = exact_case(config, seed)
     x = Sequences.of(case)

@@ -17,7 +17,8 @@ from tests.test_losses import F64, categorical, normal, tensor
 def finished(log_ratios: Tensor, log_weights: Tensor | None = None, cap: float | None = None) -> dict[str, float]:
     mask = torch.ones_like(log_ratios, dtype=torch.bool)
     tokens = mask[:, None, None]
-    terms = LossTerms(policy=tensor(3.0).sum(), value=tensor(8.0).sum(), entropy=tensor(2.0).sum())
+    policy, value, entropy, kl = (tensor(x).sum() for x in (3.0, 8.0, 2.0, 1.0))
+    terms = LossTerms(policy, value, entropy, kl)
     sums = loss_metrics(terms, mask, tokens) | ratio_metrics(log_ratios, mask, 0.2, 0.2, log_weights)
     if log_weights is not None:
         sums |= weight_metrics(log_weights, mask, cap, band=None)
@@ -29,6 +30,7 @@ def test_metrics_by_hand() -> None:
     assert metrics["policy_loss"] == 0.75
     assert metrics["value_loss"] == 2.0
     assert metrics["entropy"] == 0.5
+    assert metrics["reference_kl"] == 0.25
     assert metrics["approx_kl_k1"] == pytest.approx(0.0, abs=1e-15)
     # (2 - 1 - ln 2 + 0.5 - 1 + ln 2) / 4
     assert metrics["approx_kl"] == pytest.approx(0.125)

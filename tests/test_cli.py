@@ -167,7 +167,7 @@ def test_expected_errors_have_a_message_and_a_status(
 
 
 def test_unexpected_errors_keep_their_traceback():
-    broken = "import vla_rl.cli; vla_rl.cli._sft = lambda args: 1 / 0; sys.exit(vla_rl.cli.main())"
+    broken = "import vla_rl.cli, vla_rl.sft; vla_rl.sft.sft_command = lambda args: 1 / 0; sys.exit(vla_rl.cli.main())"
     result = run("sft", "any.yaml", code=broken)
     assert result.returncode == 1
     assert "Traceback" in result.stderr

@@ -1,10 +1,11 @@
-"""The command ``vla-rl``. Each handler imports what it needs, so that help and mistakes are answered at once."""
+"""The command ``vla-rl``. A command imports what it needs when it runs: help and mistakes are answered at once."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parse(sys.argv[1:] if argv is None else argv)
     try:
-        return args.handler(args)
+        handler = args.handler
+        if isinstance(handler, str):  # "module:function", imported only now
+            module, _, function = handler.partition(":")
+            handler = getattr(import_module(module), function)
+        return handler(args)
     except UserError as error:
         print(f"vla-rl {args.command}: error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
@@ -82,20 +87,26 @@ def _add_eval(commands: Any) -> None:
 
 
 def _add_sft(commands: Any) -> None:
-    parser = _add_command(commands, "sft", _sft, "warm-start a policy from demonstrations, by behaviour cloning")
+    parser = _add_command(
+        commands, "sft", "vla_rl.sft:sft_command", "warm-start a policy from demonstrations, by behaviour cloning"
+    )
     parser.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
     _add_overrides(parser)
     _add_json(parser)
 
 
 def _add_plot(commands: Any) -> None:
-    parser = _add_command(commands, "plot", _plot, "draw the curves of one run, or compare several")
+    parser = _add_command(
+        commands, "plot", "vla_rl.report:plot_command", "draw the curves of one run, or compare several"
+    )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folder, or a copy of its metrics.jsonl")
     parser.add_argument("--output", metavar="FILE", type=_new_file, default=Path("curves.png"), help="the picture")
 
 
 def _add_study(commands: Any) -> None:
-    parser = _add_command(commands, "study", _study, "train several variants with several seeds, and compare them")
+    parser = _add_command(
+        commands, "study", "vla_rl.study:study_command", "train several variants with several seeds, and compare them"
+    )
     parser.add_argument("study", metavar="STUDY", type=Path, help="YAML file, such as configs/studies/staleness.yaml")
     parser.add_argument("--runs", metavar="FOLDER", type=Path, default=Path("runs"), help="where its runs are kept")
     parser.add_argument("--output", metavar="FILE", type=_new_file, help="draw a picture, a png file")
@@ -103,7 +114,7 @@ def _add_study(commands: Any) -> None:
 
 
 def _add_plan(commands: Any) -> None:
-    parser = _add_command(commands, "plan", _plan, "show what would run where, and why")
+    parser = _add_command(commands, "plan", "vla_rl.planning:plan_command", "show what would run where, and why")
     parser.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
     _add_overrides(parser)
     parser.add_argument("--output", metavar="FILE", type=_new_file, help="draw devices over time, a png file")
@@ -111,7 +122,12 @@ def _add_plan(commands: Any) -> None:
 
 
 def _add_profile(commands: Any) -> None:
-    parser = _add_command(commands, "profile", _profile, "measure what simulator, inference and learner cost here")
+    parser = _add_command(
+        commands,
+        "profile",
+        "vla_rl.profiling:profile_command",
+        "measure what simulator, inference and learner cost here",
+    )
     parser.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
     _add_overrides(parser)
     parser.add_argument("--output", metavar="FILE", type=_new_file, default=Path("profile.yaml"), help="the profile")
@@ -120,21 +136,38 @@ def _add_profile(commands: Any) -> None:
 def _add_benchmark(commands: Any) -> None:
     parser = _add_command(commands, "benchmark", None, "measure the runtime, or a simulator beside its peers")
     kinds = parser.add_subparsers(title="benchmarks", dest="what", metavar="WHAT", required=True)
-    overlap = _add_command(kinds, "overlap", _overlap, "do simulator, inference and learner run at once?")
+    overlap = _add_command(
+        kinds, "overlap", "vla_rl.benchmark.overlap:overlap_command", "do simulator, inference and learner run at once?"
+    )
     overlap.add_argument("--iterations", metavar="N", type=_positive, default=6, help="measured per case and mode")
-    simulator = _add_command(kinds, "simulator", _simulator, "LIBERO on one core, beside hf-libero and lerobot")
+    simulator = _add_command(
+        kinds,
+        "simulator",
+        "vla_rl.benchmark.simulator:simulator_command",
+        "LIBERO on one core, beside hf-libero and lerobot",
+    )
     simulator.add_argument("name", choices=["libero"])
     simulator.add_argument("--suite", metavar="NAME", default="libero_spatial", help="its first two tasks are played")
     simulator.add_argument("--image-size", metavar="N", type=_positive, default=256, help="pixels")
     simulator.add_argument("--chunk-size", metavar="N", type=_positive, default=8, help="control steps")
     simulator.add_argument("--rounds", metavar="N", type=_positive, default=5, help="turns of each contestant")
-    training = _add_command(kinds, "training", _training, "a config's throughput under several settings of one key")
+    training = _add_command(
+        kinds,
+        "training",
+        "vla_rl.benchmark.training:training_command",
+        "a config's throughput under several settings of one key",
+    )
     training.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
     _add_overrides(training)
     training.add_argument("--vary", metavar="KEY=A,B", required=True, help="such as env.implementation=fast,untouched")
     training.add_argument("--minutes", metavar="N", type=float, default=4.0, help="of each variant and round")
     training.add_argument("--rounds", metavar="N", type=_positive, default=1, help="turns of each variant")
-    scaling = _add_command(kinds, "scaling", _scaling, "batches/s across device counts and placement modes")
+    scaling = _add_command(
+        kinds,
+        "scaling",
+        "vla_rl.benchmark.scaling:scaling_command",
+        "batches/s across device counts and placement modes",
+    )
     scaling.add_argument("config", metavar="CONFIG", type=Path, help="YAML file, such as configs/scaling/libero.yaml")
     _add_overrides(scaling)
     scaling.add_argument("--devices", metavar="N,N,...", type=_numbers, default=[1, 2, 4, 8], help="device counts")
@@ -147,12 +180,17 @@ def _add_benchmark(commands: Any) -> None:
 
 
 def _add_doctor(commands: Any) -> None:
-    parser = _add_command(commands, "doctor", _doctor, "say what this machine has, what it lacks and how to mend that")
+    parser = _add_command(
+        commands,
+        "doctor",
+        "vla_rl.doctor:doctor_command",
+        "say what this machine has, what it lacks and how to mend that",
+    )
     _add_json(parser)
 
 
 def _add_command(
-    commands: Any, name: str, handler: Callable[[argparse.Namespace], int] | None, summary: str
+    commands: Any, name: str, handler: Callable[[argparse.Namespace], int] | str | None, summary: str
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.set_defaults(handler=handler)
@@ -223,66 +261,6 @@ def _eval(args: argparse.Namespace) -> int:
         given += [f"env.tasks=[{args.tasks}]"]
     args.overrides = [*given, *args.overrides]
     return evaluate_command(args)
-
-
-def _sft(args: argparse.Namespace) -> int:
-    from vla_rl.sft import sft_command
-
-    return sft_command(args)
-
-
-def _plot(args: argparse.Namespace) -> int:
-    from vla_rl.report import plot_command
-
-    return plot_command(args)
-
-
-def _plan(args: argparse.Namespace) -> int:
-    from vla_rl.planning import plan_command
-
-    return plan_command(args)
-
-
-def _profile(args: argparse.Namespace) -> int:
-    from vla_rl.profiling import profile_command
-
-    return profile_command(args)
-
-
-def _study(args: argparse.Namespace) -> int:
-    from vla_rl.study import study_command
-
-    return study_command(args)
-
-
-def _overlap(args: argparse.Namespace) -> int:
-    from vla_rl.benchmark.overlap import overlap_command
-
-    return overlap_command(args)
-
-
-def _simulator(args: argparse.Namespace) -> int:
-    from vla_rl.benchmark.simulator import simulator_command
-
-    return simulator_command(args)
-
-
-def _training(args: argparse.Namespace) -> int:
-    from vla_rl.benchmark.training import training_command
-
-    return training_command(args)
-
-
-def _scaling(args: argparse.Namespace) -> int:
-    from vla_rl.benchmark.scaling import scaling_command
-
-    return scaling_command(args)
-
-
-def _doctor(args: argparse.Namespace) -> int:
-    from vla_rl.doctor import doctor_command
-
-    return doctor_command(args)
 
 
 if __name__ == "__main__":

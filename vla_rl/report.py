@@ -78,7 +78,7 @@ def draw_comparison(runs: Mapping[str, Metrics], path: Path) -> None:
     panels = (
         ("greedy success, evaluation", "eval/greedy_success", "o-", 1),
         ("sampled success, evaluation", "eval/sampled_success", "o-", 1),
-        ("success of the rollouts (moving mean of 9)", "", "-", 9),
+        ("success of the rollouts (moving mean of 9)", None, "-", 9),  # as of rollouts_key
     )
     for axis, (title, key, style, window) in zip(axes, panels, strict=True):
         for name, metrics in runs.items():

@@ -2,9 +2,4 @@
 # Sets itself up, then trains a small OpenVLA-OFT policy on LIBERO by asynchronous PPO.
 #   bash scripts/train_libero_ppo.sh [key=value ...]         any key of the config, such as train.iterations=2
 #   bash scripts/train_libero_ppo.sh --resume runs/NAME      continues a run, with its own config
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash scripts/setup.sh
-config=(configs/libero_ppo.yaml)
-case " $* " in *" --resume"*) config=() ;; esac
-exec .venv/bin/vla-rl train "${config[@]}" "$@"
+exec bash "$(dirname "${BASH_SOURCE[0]}")/train.sh" configs/libero_ppo.yaml "$@"

@@ -152,7 +152,10 @@ class Cluster:
         )
 
     def _new_worker(self, index: int) -> ActorHandle:
-        worker = self._actor(EnvWorkerProcess, threads=1).remote(self.config, index)
+        process = self.plan.workers[index]
+        worker = self._actor(EnvWorkerProcess, threads=process.threads, gpus=process.gpu_share).remote(
+            self.config, index
+        )
         server = self.plan.server_of(index)
         row_owner = self.plan.workers_of(server).index(index)
         self._loops[worker.run.remote(self._address(server), row_owner, self.plan, self.store)] = ("env worker", index)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_rl.config import LiberoConfig, RunConfig
+from vla_rl.config import LiberoConfig, ManiSkillConfig, RunConfig
 from vla_rl.config_errors import KeyPath, Problem
 from vla_rl.machine import Machine
 
@@ -37,6 +37,7 @@ def machine_checks(machine: Machine) -> tuple[Check, ...]:
     return (
         Check((("policy", "checkpoint"),), _checkpoint_exists),
         Check((("learner", "ranks"),), lambda config: _ranks_have_processors(config, machine)),
+        Check((("env",),), lambda config: _simulator_has_gpu(config, machine)),
     )
 
 
@@ -98,3 +99,9 @@ def _ranks_have_processors(config: RunConfig, machine: Machine) -> Iterator[Prob
         yield Problem(key, f"this machine shows {len(machine.gpus)} GPUs; use at most that many", ranks)
     elif not machine.gpus and ranks > machine.cpus:
         yield Problem(key, f"this machine has {machine.cpus} CPU cores and no GPU; use at most {machine.cpus}", ranks)
+
+
+def _simulator_has_gpu(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    env = config.env
+    if isinstance(env, ManiSkillConfig) and env.backend == "physx_cuda" and not machine.gpus:
+        yield Problem(("env", "backend"), "this machine has no NVIDIA GPU; use auto or physx_cpu", env.backend)

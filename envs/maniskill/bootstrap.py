@@ -45,7 +45,7 @@ def choose_backend(config: ManiSkillConfig) -> str:
 
 
 def make(task: Task, config: ManiSkillConfig, backend: str, rows: int) -> Any:
-    """ManiSkill's own environment: ``rows`` scenes (one on physx_cpu), cameras and reward as this project needs them."""
+    """ManiSkill's own environment: ``rows`` scenes (one on physx_cpu), with the camera's size and shader, no reward."""
     registration = import_maniskill()
     camera: dict[str, Any] = {"shader_pack": config.shader}
     if task.square:

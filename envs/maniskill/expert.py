@@ -60,7 +60,8 @@ def _pick(simulation: Simulation, row: int, tool: np.ndarray) -> Aim:
 
 def _stack(simulation: Simulation, row: int, tool: np.ndarray) -> Aim:
     """Lift the cube, carry it above the other, lower it, let go."""
-    cube, place = simulation.position(row, "cube"), simulation.position(row, "goal") + [0, 0, _CUBE]
+    cube = simulation.position(row, "cube")
+    place = simulation.position(row, "goal") + np.array([0, 0, _CUBE])
     offset = place - cube
     level, above = np.abs(offset[2]) < 0.006, np.linalg.norm(offset[:2])
     if level and above < 0.01:

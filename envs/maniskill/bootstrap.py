@@ -25,6 +25,8 @@ def check_maniskill(config: ManiSkillConfig) -> None:
     missing = [name for name in ("mani_skill", "sapien") if importlib.util.find_spec(name) is None]
     if missing:
         raise EnvError(f"ManiSkill is not installed (no package {missing[0]}): {INSTALL}")
+    import sapien  # noqa: F401  where a container announces no loader or driver of its GPU, this names SAPIEN's own
+
     problem = vulkan_problem()
     if problem:  # without one even scenes that nobody looks at cannot be built
         raise EnvError(f"ManiSkill cannot run: {problem}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+import re
 from dataclasses import dataclass
 
 OLDEST_MESA = (23, 1)  # older software renderers lack extensions that SAPIEN asks for
@@ -11,7 +14,9 @@ REMEDY = (
     "apt-get install mesa-vulkan-drivers), or a GPU's Vulkan driver; bash scripts/setup.sh does the first where it may"
 )
 
-_INSTANCE_CREATE_INFO = 1  # VkStructureType
+_APPLICATION_INFO, _INSTANCE_CREATE_INFO = 0, 1  # values of VkStructureType
+_PROPERTIES_2, _DRIVER_PROPERTIES = 1000059001, 1000196000
+_VERSION_1_2 = (1 << 22) | (2 << 12)
 _CPU = 4  # VkPhysicalDeviceType
 
 
@@ -21,25 +26,39 @@ class VulkanDevice:
 
     name: str
     software: bool
-    driver: tuple[int, int, int]  # Mesa's version where it is Mesa's
+    driver: str  # as the driver tells it, such as "Mesa 25.0.7 (LLVM 15.0.6)"
 
     @property
     def usable(self) -> bool:
-        return not self.software or self.driver[:2] >= OLDEST_MESA
+        mesa = re.match(r"Mesa (\d+)\.(\d+)", self.driver)
+        return not self.software or mesa is None or (int(mesa[1]), int(mesa[2])) >= OLDEST_MESA
 
     def __str__(self) -> str:
-        version = ".".join(map(str, self.driver))
-        return f"{self.name}, software, Mesa {version}" if self.software else self.name
+        return f"{self.name}, {self.driver}" if self.driver else self.name
 
 
-class _InstanceInfo(ctypes.Structure):
+class _Application(ctypes.Structure):
+    """VkApplicationInfo."""
+
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("next", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("version", ctypes.c_uint32),
+        ("engine", ctypes.c_char_p),
+        ("engine_version", ctypes.c_uint32),
+        ("api_version", ctypes.c_uint32),
+    ]
+
+
+class _Instance(ctypes.Structure):
     """VkInstanceCreateInfo."""
 
     _fields_ = [
         ("type", ctypes.c_int),
         ("next", ctypes.c_void_p),
         ("flags", ctypes.c_uint32),
-        ("application", ctypes.c_void_p),
+        ("application", ctypes.POINTER(_Application)),
         ("layer_count", ctypes.c_uint32),
         ("layers", ctypes.c_void_p),
         ("extension_count", ctypes.c_uint32),
@@ -47,15 +66,27 @@ class _InstanceInfo(ctypes.Structure):
     ]
 
 
-class _Properties(ctypes.Structure):
-    """The beginning of VkPhysicalDeviceProperties, and room for the rest."""
+class _Driver(ctypes.Structure):
+    """VkPhysicalDeviceDriverProperties."""
 
     _fields_ = [
-        ("api_version", ctypes.c_uint32),
-        ("driver_version", ctypes.c_uint32),
-        ("vendor", ctypes.c_uint32),
-        ("device", ctypes.c_uint32),
         ("type", ctypes.c_int),
+        ("next", ctypes.c_void_p),
+        ("id", ctypes.c_int),
+        ("name", ctypes.c_char * 256),
+        ("info", ctypes.c_char * 256),
+        ("conformance", ctypes.c_uint8 * 4),
+    ]
+
+
+class _Device(ctypes.Structure):
+    """VkPhysicalDeviceProperties2 up to the device's name, and room for the rest."""
+
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("next", ctypes.POINTER(_Driver)),
+        ("versions_and_ids", ctypes.c_uint32 * 4),
+        ("device_type", ctypes.c_int),
         ("name", ctypes.c_char * 256),
         ("rest", ctypes.c_uint64 * 256),
     ]
@@ -63,17 +94,17 @@ class _Properties(ctypes.Structure):
 
 def vulkan_devices() -> list[VulkanDevice] | None:
     """The devices that the Vulkan loader offers, software renderers included; None where there is no loader."""
-    try:
-        vulkan = ctypes.CDLL("libvulkan.so.1")
-    except OSError:
+    vulkan = _loader()
+    if vulkan is None:
         return None
     pointer, number = ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint32)
-    vulkan.vkCreateInstance.argtypes = [ctypes.POINTER(_InstanceInfo), pointer, ctypes.POINTER(pointer)]
+    vulkan.vkCreateInstance.argtypes = [ctypes.POINTER(_Instance), pointer, ctypes.POINTER(pointer)]
     vulkan.vkDestroyInstance.argtypes = [pointer, pointer]
     vulkan.vkEnumeratePhysicalDevices.argtypes = [pointer, number, ctypes.POINTER(pointer)]
-    vulkan.vkGetPhysicalDeviceProperties.argtypes = [pointer, ctypes.POINTER(_Properties)]
+    vulkan.vkGetPhysicalDeviceProperties2.argtypes = [pointer, ctypes.POINTER(_Device)]
+    application = _Application(type=_APPLICATION_INFO, api_version=_VERSION_1_2)
+    info = _Instance(type=_INSTANCE_CREATE_INFO, application=ctypes.pointer(application))
     instance = pointer()
-    info = _InstanceInfo(type=_INSTANCE_CREATE_INFO)
     if vulkan.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance)) != 0:
         return []
     try:
@@ -88,12 +119,21 @@ def vulkan_devices() -> list[VulkanDevice] | None:
         vulkan.vkDestroyInstance(instance, None)
 
 
+def _loader() -> ctypes.CDLL | None:
+    """The system's, or the one that SAPIEN brings along and names where the system has none."""
+    for name in ("libvulkan.so.1", os.environ.get("SAPIEN_VULKAN_LIBRARY_PATH")):
+        if name:
+            with contextlib.suppress(OSError):
+                return ctypes.CDLL(name)
+    return None
+
+
 def _describe(vulkan: ctypes.CDLL, handle: int | None) -> VulkanDevice:
-    found = _Properties()
-    vulkan.vkGetPhysicalDeviceProperties(handle, ctypes.byref(found))
-    version = found.driver_version
-    driver = (version >> 22, (version >> 12) & 0x3FF, version & 0xFFF)
-    return VulkanDevice(found.name.decode(errors="replace"), found.type == _CPU, driver)
+    driver = _Driver(type=_DRIVER_PROPERTIES)
+    device = _Device(type=_PROPERTIES_2, next=ctypes.pointer(driver))
+    vulkan.vkGetPhysicalDeviceProperties2(handle, ctypes.byref(device))
+    name, info = device.name.decode(errors="replace"), driver.info.decode(errors="replace")
+    return VulkanDevice(name, device.device_type == _CPU, info)
 
 
 def vulkan_problem() -> str:

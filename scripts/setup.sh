@@ -148,7 +148,7 @@ find_vulkan() {
     local problem
     problem=$(vulkan_problem)
     if [ -n "$problem" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        say "ManiSkill needs a Vulkan driver; installing the system package mesa-vulkan-drivers"
+        say "ManiSkill needs a Vulkan driver; installing mesa-vulkan-drivers (on Debian 12 from backports, a new source)"
         install_vulkan >>"$log" 2>&1 || true
         problem=$(vulkan_problem)
     fi
@@ -157,17 +157,17 @@ find_vulkan() {
 
 # Debian 12's own package is too old for ManiSkill; a newer one is in its backports, on the mirror that is in use.
 install_vulkan() {
-    local release=() source=/etc/apt/sources.list.d/vla_rl-backports.list
+    local package=mesa-vulkan-drivers source=/etc/apt/sources.list.d/vla_rl-backports.list
     apt-get -qq update || return 1
     if (. /etc/os-release && [ "${VERSION_CODENAME:-}" = bookworm ]); then
-        release=(-t bookworm-backports)
+        package=$package/bookworm-backports # with -t, OpenGL would be renewed too, and LIBERO's pixels with it
         if ! apt-cache policy | grep -q 'n=bookworm-backports'; then
             apt-get indextargets --format 'deb $(REPO_URI) bookworm-backports main' \
                 'Identifier: Packages' 'Codename: bookworm' 'Component: main' | head -n 1 >"$source"
             apt-get -qq update || { rm "$source" && return 1; }
         fi
     fi
-    apt_install "${release[@]}" mesa-vulkan-drivers
+    apt_install "$package"
 }
 
 # One episode's start: what robosuite compiles and LIBERO's assets are then in the cache, for all later processes.

@@ -20,7 +20,10 @@ from envs.maniskill.vulkan import VulkanDevice, vulkan_problem
 from vla_rl.config import ManiSkillConfig, RunConfig
 from vla_rl.placement import Resources, make_plan
 
-NEW, OLD = VulkanDevice("llvmpipe", True, "Mesa 25.0.7-2~bpo12+1 (LLVM 15)"), VulkanDevice("llvmpipe", True, "Mesa 22.3.6")
+NEW, OLD = (
+    VulkanDevice("llvmpipe", True, "Mesa 25.0.7-2~bpo12+1 (LLVM 15)"),
+    VulkanDevice("llvmpipe", True, "Mesa 22.3.6"),
+)
 GPU = VulkanDevice("NVIDIA H200", False, "550.54")
 
 

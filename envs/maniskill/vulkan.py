@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 OLDEST_MESA = (23, 1)  # older software renderers lack extensions that SAPIEN asks for
 REMEDY = (
-    "install mesa-vulkan-drivers 23.1 or newer (software rendering: on Debian 12 from bookworm-backports, elsewhere "
-    "apt-get install mesa-vulkan-drivers), or a GPU's Vulkan driver; bash scripts/setup.sh does the first where it may"
+    "install mesa-vulkan-drivers 23.1 or newer (software rendering; on Debian 12: sudo apt-get install "
+    "mesa-vulkan-drivers/bookworm-backports, with that source; elsewhere: sudo apt-get install mesa-vulkan-drivers), or "
+    "a GPU's Vulkan driver; bash scripts/setup.sh does the first where it may"
 )
 
 _APPLICATION_INFO, _INSTANCE_CREATE_INFO = 0, 1  # values of VkStructureType

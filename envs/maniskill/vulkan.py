@@ -11,7 +11,7 @@ from dataclasses import dataclass
 OLDEST_MESA = (23, 1)  # older software renderers lack extensions that SAPIEN asks for
 REMEDY = (
     "install mesa-vulkan-drivers 23.1 or newer (software rendering; on Debian 12: sudo apt-get install "
-    "mesa-vulkan-drivers/bookworm-backports, with that source; elsewhere: sudo apt-get install mesa-vulkan-drivers), or "
+    "mesa-vulkan-drivers/bookworm-backports, with that source; elsewhere: apt-get install mesa-vulkan-drivers), or "
     "a GPU's Vulkan driver; bash scripts/setup.sh does the first where it may"
 )
 

@@ -25,6 +25,8 @@ CORE = [
 EXTRAS = {
     # robosuite and MuJoCo are driven below their public interfaces: other versions need a test of the physics.
     "libero": ["hf-libero==0.1.4", "huggingface_hub", "mujoco>=3.2,<3.9", "robosuite==1.4.0"],
+    # Private parts of ManiSkill are used to choose its devices and to draw only where asked.
+    "maniskill": ["mani_skill==3.0.1", "sapien==3.0.3"],
     "wandb": ["wandb"],
     "dev": [
         "hypothesis",

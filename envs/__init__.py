@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vla_rl.config import EnvConfig, LiberoConfig, TabletopConfig
+from vla_rl.config import EnvConfig, LiberoConfig, ManiSkillConfig, TabletopConfig
 
 if TYPE_CHECKING:
     from envs.base import VectorEnv
@@ -30,6 +30,10 @@ def make_env(config: EnvConfig, num_slots: int) -> VectorEnv:
         from envs.tabletop import TabletopVectorEnv
 
         return TabletopVectorEnv(config, num_slots)
+    if isinstance(config, ManiSkillConfig):
+        from envs.maniskill.env import ManiSkillVectorEnv
+
+        return ManiSkillVectorEnv(config, num_slots)
     from envs.workload import WorkloadVectorEnv
 
     return WorkloadVectorEnv(config, num_slots)
@@ -45,6 +49,12 @@ def env_spec(config: EnvConfig) -> EnvSpec:
         from envs.tabletop import tabletop_spec
 
         return tabletop_spec(config)
+    if isinstance(config, ManiSkillConfig):
+        from envs.maniskill.bootstrap import check_maniskill
+        from envs.maniskill.tasks import maniskill_spec
+
+        check_maniskill(config)
+        return maniskill_spec(config)
     from envs.workload import workload_spec
 
     return workload_spec(config)

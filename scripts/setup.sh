@@ -10,6 +10,7 @@ readonly venv=.venv
 readonly stamp=$venv/vla_rl-complete # the fingerprint, written last
 readonly unfinished=$venv/vla_rl-unfinished
 readonly renderer=$venv/vla_rl-renderer # the settings with which an off-screen renderer was found
+readonly vulkan=$venv/vla_rl-vulkan     # written once a Vulkan driver was found or looked for
 readonly log=$venv/setup.log
 export PIP_CACHE_DIR=${PIP_CACHE_DIR:-${VLA_RL_CACHE:-$HOME/.cache/vla_rl}/pip}
 export PIP_CONSTRAINT=requirements.txt # also for what builds a package from source
@@ -55,7 +56,7 @@ system_package() {
         fail "apt-get cannot install $2: mend what it says above, and start again"
 }
 
-apt_install() { DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$1" </dev/null >/dev/null; }
+apt_install() { DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@" </dev/null >/dev/null; }
 
 # Prints the first Python 3.11 or 3.12, one that can make environments before one that cannot.
 find_python() {
@@ -140,6 +141,35 @@ find_renderer() {
     [ -z "$problem" ] || fail "$problem"
 }
 
+vulkan_problem() { "$venv/bin/python" -c 'from envs.maniskill.vulkan import vulkan_problem; print(vulkan_problem())'; }
+
+# ManiSkill alone draws with Vulkan: without a driver the set-up goes on, and says what is missing.
+find_vulkan() {
+    local problem
+    problem=$(vulkan_problem)
+    if [ -n "$problem" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "ManiSkill needs a Vulkan driver; installing mesa-vulkan-drivers (on Debian 12 from backports, a new source)"
+        install_vulkan >>"$log" 2>&1 || true
+        problem=$(vulkan_problem)
+    fi
+    [ -z "$problem" ] || say "note: all but ManiSkill is ready. ManiSkill: $problem"
+}
+
+# Debian 12's own package is too old for ManiSkill; a newer one is in its backports, on the mirror that is in use.
+install_vulkan() {
+    local package=mesa-vulkan-drivers source=/etc/apt/sources.list.d/vla_rl-backports.list
+    apt-get -qq update || return 1
+    if (. /etc/os-release && [ "${VERSION_CODENAME:-}" = bookworm ]); then
+        package=$package/bookworm-backports # with -t, OpenGL would be renewed too, and LIBERO's pixels with it
+        if ! apt-cache policy | grep -q 'n=bookworm-backports'; then
+            apt-get indextargets --format 'deb $(REPO_URI) bookworm-backports main' \
+                'Identifier: Packages' 'Codename: bookworm' 'Component: main' | head -n 1 >"$source"
+            apt-get -qq update || { rm "$source" && return 1; }
+        fi
+    fi
+    apt_install "$package"
+}
+
 # One episode's start: what robosuite compiles and LIBERO's assets are then in the cache, for all later processes.
 play_first_steps() {
     "$venv/bin/python" - <<'PY'
@@ -163,4 +193,8 @@ if [ "$(cat "$renderer" 2>/dev/null)" != "$settings" ]; then
     find_renderer
     run "starting LIBERO for the first time" play_first_steps
     echo "$settings" >"$renderer"
+fi
+if [ ! -f "$vulkan" ]; then
+    find_vulkan
+    touch "$vulkan"
 fi

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Sets itself up, then trains by a configuration; the scripts named train_*.sh each call this with theirs.
-#   bash scripts/train.sh CONFIG [key=value ...]           any key of the config, such as train.iterations=2
-#   bash scripts/train.sh CONFIG --resume runs/NAME        continues a run, with its own config
+# Sets itself up, then trains what a configuration (a path from the repository's root) describes.
+#   bash scripts/train.sh CONFIG [key=value ...]      any key of the config, such as train.iterations=2
+#   bash scripts/train.sh CONFIG --resume runs/NAME   continues a run, with its own config in place of CONFIG
 set -euo pipefail
+config=${1:?"name a configuration, such as configs/libero_ppo.yaml"}
+shift
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh
-config=("$1")
-shift
-case " $* " in *" --resume"*) config=() ;; esac
-exec .venv/bin/vla-rl train "${config[@]}" "$@"
+case " $* " in *" --resume"*) ;; *) set -- "$config" "$@" ;; esac
+exec .venv/bin/vla-rl train "$@"

@@ -37,7 +37,7 @@ def test_every_shipped_config_loads_and_survives_a_dump(path: Path, tmp_path: Pa
 
 
 def test_configs_are_shipped():
-    assert {path.name for path in SHIPPED} >= {"libero_ppo.yaml", "tabletop.yaml"}
+    assert {path.name for path in SHIPPED} >= {"libero_ppo.yaml", "maniskill_ppo.yaml", "tabletop.yaml"}
 
 
 def test_no_file_and_no_overrides_are_the_defaults(file):
@@ -226,6 +226,15 @@ def test_what_this_machine_lacks_is_refused_only_where_a_machine_is_given(tmp_pa
     assert "has one on each of the learner's 1 GPUs" in ranks
     absent.mkdir()
     assert load_config(None, overrides[:1], SMALL_MACHINE).policy.checkpoint == str(absent)
+
+
+def test_a_simulator_on_the_gpu_needs_a_gpu_and_one_task():
+    (found,) = problems(None, "env=maniskill", "env.backend=physx_cuda", machine=SMALL_MACHINE)
+    assert "env.backend=physx_cuda (command line): this machine has no NVIDIA GPU; use auto or physx_cpu" in found
+    (found,) = problems(None, "env=maniskill", "env.backend=physx_cuda", "env.tasks=[PushCube-v1,PickCube-v1]")
+    assert "simulates one of PushCube-v1, PickCube-v1, StackCube-v1 for all slots" in found
+    assert "did you mean PushCube-v1?" in problems(None, "env=maniskill", "env.tasks=[PushCub-v1]")[0]
+    assert load_config(None, ["env=maniskill"], SMALL_MACHINE).env.backend == "auto"
 
 
 def test_a_file_where_a_checkpoint_folder_should_be_is_refused(file):

@@ -6,6 +6,8 @@ import pytest
 
 from envs.base import EnvError
 from envs.libero.assets import LiberoAssets
+from envs.maniskill import vulkan
+from envs.maniskill.vulkan import VulkanDevice
 from vla_rl import doctor
 from vla_rl.doctor import doctor_command, examine
 from vla_rl.machine import Gpu, Machine
@@ -69,6 +71,25 @@ def test_a_renderer_set_by_the_user_that_cannot_work_is_missing(monkeypatch: pyt
     found = findings()["off-screen GL"]
     assert found.state == "missing"
     assert "MUJOCO_GL=wgl" in found.remedy
+
+
+@pytest.mark.parametrize("devices", [None, [], [VulkanDevice("llvmpipe", True, "Mesa 22.3.6")]])
+def test_a_machine_without_a_vulkan_driver_can_train_all_but_maniskill(
+    monkeypatch: pytest.MonkeyPatch, devices: list[VulkanDevice] | None
+):
+    for module in (doctor, vulkan):
+        monkeypatch.setattr(module, "vulkan_devices", lambda: devices)
+    found = findings()["Vulkan"]
+    assert found.state == "note"
+    assert found.remedy.startswith("only for ManiSkill tasks: no Vulkan")
+    assert "mesa-vulkan-drivers 23.1 or newer" in found.remedy
+
+
+def test_vulkan_devices_are_named(monkeypatch: pytest.MonkeyPatch):
+    for module in (doctor, vulkan):
+        monkeypatch.setattr(module, "vulkan_devices", lambda: [VulkanDevice("llvmpipe", True, "Mesa 25.0.7")])
+    found = findings()["Vulkan"]
+    assert (found.state, found.found) == ("ok", "llvmpipe, Mesa 25.0.7")
 
 
 def test_missing_packages_and_little_room_have_a_remedy(monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from envs import env_spec, make_env
-from vla_rl.config import EnvConfig, LiberoConfig, TabletopConfig, WorkloadConfig
+from vla_rl.config import EnvConfig, LiberoConfig, ManiSkillConfig, TabletopConfig, WorkloadConfig
 
 
 @pytest.mark.parametrize("config", [TabletopConfig(), TabletopConfig(tasks=("push", "reach")), WorkloadConfig()])
@@ -31,6 +31,16 @@ def test_libero_is_registered() -> None:
         env.close()
 
 
+@pytest.mark.maniskill
+def test_maniskill_is_registered() -> None:
+    config = ManiSkillConfig(tasks=("PickCube-v1",), backend="physx_cpu")
+    env = make_env(config, 2)  # builds no scene before an episode starts
+    assert type(env).__name__ == "ManiSkillVectorEnv"
+    assert env.spec == env_spec(config)
+    assert env.spec.name == config.name
+    env.close()
+
+
 @pytest.mark.parametrize("config", [TabletopConfig(), WorkloadConfig()])
 def test_no_slots_are_refused(config: EnvConfig) -> None:
     with pytest.raises(ValueError, match="num_slots=0"):
@@ -40,7 +50,8 @@ def test_no_slots_are_refused(config: EnvConfig) -> None:
 def test_importing_the_registry_imports_no_simulator() -> None:
     code = (
         "import sys; from envs import env_spec; from vla_rl.config import WorkloadConfig; env_spec(WorkloadConfig());"
-        "print([m for m in sys.modules if m in ('envs.tabletop', 'libero', 'robosuite', 'mujoco', 'torch', 'ray')])"
+        "heavy = {'envs.tabletop', 'libero', 'mani_skill', 'sapien', 'robosuite', 'mujoco', 'torch', 'ray'};"
+        "print(sorted(heavy & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"

@@ -14,15 +14,13 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = (
-    "scripts/setup.sh",
-    "scripts/train.sh",
-    "scripts/train_libero_ppo.sh",
-    "scripts/train_libero_grpo.sh",
-    "scripts/test.sh",
-    ".ci/run",
+    *("scripts/setup.sh", "scripts/train.sh", "scripts/test.sh", ".ci/run"),
+    *("scripts/train_libero_ppo.sh", "scripts/train_libero_grpo.sh", "scripts/train_maniskill_ppo.sh"),
 )
 # Dependencies of hf-libero, robosuite and bddl that nothing imports (see requirements.txt).
 LEFT_OUT = {"robomimic", "thop", "hf-egl-probe", "jupytext", "opencv-python"}
+# Of mani_skill and sapien likewise.
+LEFT_OUT |= {"mplib", "gitpython", "tabulate", "tyro", "nvidia-ml-py", "pyperclip", "importlib-resources"}
 # What a CUDA build of torch brings along; not part of the pinned set.
 OF_THE_TORCH_BUILD = re.compile(r"nvidia-.*|cuda-.*|triton")
 

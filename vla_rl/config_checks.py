@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_rl.config import LiberoConfig, RunConfig, WorkloadConfig
+from vla_rl.config import LiberoConfig, ManiSkillConfig, RunConfig, WorkloadConfig
 from vla_rl.config_errors import KeyPath, Problem
 from vla_rl.machine import Machine
 from vla_rl.placement import PlanError, Resources, make_plan
@@ -38,6 +38,7 @@ def machine_checks(machine: Machine) -> tuple[Check, ...]:
     return (
         Check((("policy", "checkpoint"),), _checkpoint_exists),
         Check((("placement",), ("env",), ("learner",)), lambda config: _plan_exists(config, machine)),
+        Check((("env",),), lambda config: _simulator_has_gpu(config, machine)),
     )
 
 
@@ -99,3 +100,9 @@ def _plan_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     except PlanError as error:
         group, name = error.key.split(".")
         yield Problem((group, name), error.text, getattr(getattr(config, group), name))
+
+
+def _simulator_has_gpu(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    env = config.env
+    if isinstance(env, ManiSkillConfig) and env.backend == "physx_cuda" and not machine.gpus:
+        yield Problem(("env", "backend"), "this machine has no NVIDIA GPU; use auto or physx_cpu", env.backend)

@@ -17,11 +17,14 @@ from pathlib import Path
 from envs.base import EnvError
 from envs.libero.assets import cache_dir, resolve_assets
 from envs.libero.bootstrap import select_gl_backend
-from vla_rl.machine import GIB, Machine, library_loads, vulkan_devices
+from envs.maniskill.bootstrap import INSTALL as MANISKILL_EXTRA
+from envs.maniskill.vulkan import vulkan_devices, vulkan_problem
+from vla_rl.machine import GIB, Machine, library_loads
 
 _LIBERO_EXTRA = 'bash scripts/setup.sh, or pip install "vla_rl[libero]"'
 _CORE_EXTRA = "bash scripts/setup.sh, or pip install vla_rl"
 _SIMULATORS = {"libero": "hf-libero", "robosuite": "robosuite", "mujoco": "mujoco"}  # import name: distribution
+_MANISKILL = ("mani_skill", "sapien")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,8 @@ def examine() -> list[Finding]:
         *_torch(machine),
         *(_package(name, name, _CORE_EXTRA, required=True) for name in ("ray", "deepspeed", "transformers")),
         *(_package(name, dist, _LIBERO_EXTRA, required=True) for name, dist in _SIMULATORS.items()),
-        _package("mani_skill", "mani_skill", "only for ManiSkill tasks: pip install mani_skill", required=False),
         _gl(),
+        *(_package(name, name, f"only for ManiSkill tasks: {MANISKILL_EXTRA}", required=False) for name in _MANISKILL),
         _vulkan(),
         _assets(),
         _space("run folder's disk", Path.cwd(), 5 * GIB, "free some space, or set log.dir to another disk"),
@@ -141,10 +144,10 @@ def _gl() -> Finding:
 
 
 def _vulkan() -> Finding:
-    count = vulkan_devices()
-    found = "no loader (libvulkan)" if count is None else f"{count} devices"
-    remedy = "" if count else "only for ManiSkill tasks: a GPU driver, or apt-get install mesa-vulkan-drivers"
-    return Finding("Vulkan", found, remedy)
+    """What ManiSkill could draw with."""
+    devices, problem = vulkan_devices(), vulkan_problem()
+    found = "no loader (libvulkan)" if devices is None else "; ".join(map(str, devices)) or "no device"
+    return Finding("Vulkan", found, f"only for ManiSkill tasks: {problem}" if problem else "")
 
 
 def _assets() -> Finding:

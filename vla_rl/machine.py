@@ -100,36 +100,6 @@ def _nvml_gpu(nvml: ctypes.CDLL, index: int) -> Gpu | None:
     return Gpu(name.value.decode(errors="replace"), memory.total)
 
 
-class _VulkanInstanceInfo(ctypes.Structure):
-    _fields_ = [
-        ("sType", ctypes.c_int),
-        ("pNext", ctypes.c_void_p),
-        ("flags", ctypes.c_uint),
-        ("pApplicationInfo", ctypes.c_void_p),
-        ("enabledLayerCount", ctypes.c_uint),
-        ("ppEnabledLayerNames", ctypes.c_void_p),
-        ("enabledExtensionCount", ctypes.c_uint),
-        ("ppEnabledExtensionNames", ctypes.c_void_p),
-    ]
-
-
-def vulkan_devices() -> int | None:
-    """How many devices the Vulkan loader offers, software renderers included; None where there is no loader."""
-    try:
-        vulkan = ctypes.CDLL("libvulkan.so.1")
-    except OSError:
-        return None
-    instance, count = ctypes.c_void_p(), ctypes.c_uint(0)
-    info = _VulkanInstanceInfo(sType=1)  # VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO
-    if vulkan.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance)) != 0:
-        return 0
-    try:
-        status = vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)
-    finally:
-        vulkan.vkDestroyInstance(instance, None)
-    return count.value if status == 0 else 0
-
-
 def library_loads(*names: str) -> bool:
     """Whether the system's linker finds one of these shared libraries, such as ``libEGL.so.1``."""
     for name in names:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Literal
 
-from vla_rl.config import RunConfig, WorkloadConfig
+from vla_rl.config import ManiSkillConfig, RunConfig, WorkloadConfig
 from vla_rl.errors import UserError
 from vla_rl.machine import Machine
 
@@ -116,8 +116,10 @@ class Plan:
         return sorted({p.turns for p in processes if p.turns is not None})
 
 
-def simulator_on_devices(config: RunConfig) -> bool:
-    """Whether the simulator computes on devices, rather than on cores."""
+def simulator_on_devices(config: RunConfig, kind: Kind) -> bool:
+    """Whether the simulator computes on devices of this kind, rather than on cores."""
+    if isinstance(config.env, ManiSkillConfig):
+        return kind == "cuda" and config.env.wants_gpu
     return isinstance(config.env, WorkloadConfig) and config.env.on_devices
 
 
@@ -164,7 +166,7 @@ def choose_layout(config: RunConfig, resources: Resources) -> Layout:
     there are.
     """
     p, devices = config.placement, usable_devices(config, resources)
-    on_devices = simulator_on_devices(config)
+    on_devices = simulator_on_devices(config, resources.kind)
     roles = ("simulators, " if on_devices else "") + "inference and learner"
     needed = 3 if on_devices else 2
     mode: Mode = p.mode if p.mode != "auto" else ("pipelined" if devices >= needed else "collocated")
@@ -215,8 +217,9 @@ def make_plan(config: RunConfig, resources: Resources, layout: Layout | None = N
 
 
 def _stages(config: RunConfig, layout: Layout, slots: int) -> int:
-    """A simulator on a device steps a stage in one call; on cores a stage of one slot never waits for another."""
-    if config.mode == "sync":
+    """A simulator on a device steps a stage in one call, ManiSkill all slots whatever is asked for; on cores a stage of
+    one slot never waits for another."""
+    if config.mode == "sync" or (layout.simulators and isinstance(config.env, ManiSkillConfig)):
         return 1
     return min(slots, 2) if layout.simulators else slots
 

@@ -50,7 +50,7 @@ def candidates(
     Raises PlanError, with the arithmetic of the memory, where none fits.
     """
     found, refused = [], []
-    for layout in layouts(usable_devices(config, resources), simulator_on_devices(config), mode):
+    for layout in layouts(usable_devices(config, resources), simulator_on_devices(config, resources.kind), mode):
         plan = make_plan(config, resources, layout)
         try:
             plan = fit_memory(plan, profile, config)

@@ -74,7 +74,7 @@ def measure(config: RunConfig) -> Profile:
     weights = sum(p.numel() * p.element_size() for p in policy.parameters()) / GIB
     return Profile(
         name=f"{spec.name} and {config.policy.checkpoint or config.policy.size}, measured",
-        simulator_on="devices" if simulator_on_devices(config) else "cores",
+        simulator_on="devices" if simulator_on_devices(config, resources.kind) else "cores",
         **simulator,
         infer=infer,
         train=train,

@@ -1,0 +1,1 @@
+"""ManiSkill 3 tasks. Nothing here is imported before a ManiSkill environment is asked for."""

@@ -1,0 +1,133 @@
+"""One ManiSkill environment as rows that are reset, stepped and drawn one by one.
+
+On physx_cpu it has one row. On physx_cuda it has one row for each slot, and PhysX advances all of them at once: rows
+that are not stepped get an action that holds them still, and their state of before is written back. Positions,
+velocities and joints then are what they were; PhysX's own memory of contacts is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from envs.maniskill.bootstrap import make
+from envs.maniskill.tasks import ACTION_DIM, Task
+from vla_rl.config import ManiSkillConfig
+
+
+class Simulation:
+    """See the module."""
+
+    def __init__(self, task: Task, config: ManiSkillConfig, backend: str, rows: int) -> None:
+        self.task = task
+        self.rows = rows
+        self.env = make(task, config, backend, rows)
+        self._image_size = config.image_size
+        self._fingers = np.ones(rows, np.float32)  # the last command of each row's gripper
+        # From here on nothing is rendered that nobody asks for, and only by the camera that is looked through.
+        self.env._obs_mode = "none"
+        camera = self.env.scene.sensors[task.camera]
+        self.env.scene.sensors = self.env._sensors = {task.camera: camera}
+        if config.show_goal:
+            for marker in self.env._hidden_objects:
+                marker.show_visual()
+            self.env._hidden_objects = []
+
+    def reset(self, row: int, seed: int, init_state: int | None) -> None:
+        """Start anew in one row: by the state's number where it is given, else by the seed."""
+        options: dict[str, Any] = {}
+        if self.rows > 1:
+            options["env_idx"] = self._index([row])
+        if init_state is not None:
+            seed = init_state
+            if self.task.assets:  # these tasks count through fixed placements themselves
+                options["episode_id"] = self._index([init_state])
+        self.env.reset(seed=[seed] * self.rows, options=options)
+        self._fingers[row] = 1.0
+
+    def step(self, rows: Sequence[int], commands: np.ndarray) -> np.ndarray:
+        """One control step. Commands float32 [n, 7] in ManiSkill's convention; returns success, bool [n]."""
+        action = np.zeros((self.rows, ACTION_DIM), np.float32)
+        self._fingers[list(rows)] = commands[:, -1]
+        action[:, -1] = self._fingers
+        action[list(rows)] = commands
+        held = [row for row in range(self.rows) if row not in rows]
+        before = self.env.get_state_dict() if held else {}
+        _, _, _, _, info = self.env.step(action)
+        success = info["success"].cpu().numpy()[list(rows)]
+        if held:
+            index = self._index(held)
+            self.env.set_state_dict(_rows_of(before, index), index)
+        return success.astype(bool)
+
+    def images(self, rows: Sequence[int]) -> np.ndarray:
+        """uint8 [n, H, W, 3]: what the camera sees now."""
+        images = self.env._get_obs_sensor_data()[self.task.camera]["rgb"][list(rows)].cpu().numpy()
+        return images if self.task.square else _resized(images, self._image_size)
+
+    def proprio(self, row: int) -> np.ndarray:
+        """float64 [8]: end effector beside the robot's base, in metres; its turn from ``task.upright``, axis times
+        angle; finger joints."""
+        robot = self.env.agent.robot
+        tool = (robot.pose.inv() * self.env.agent.tcp.pose).raw_pose[row].cpu().numpy().astype(np.float64)
+        turn = rotation_vector(_product(tool[3:], _inverse(np.array(self.task.upright))))
+        return np.concatenate([tool[:3], turn, self.joints(row)[-2:]])
+
+    def joints(self, row: int) -> np.ndarray:
+        """float64 [J]: all joints of the robot, the fingers last."""
+        return self.env.agent.robot.get_qpos()[row].cpu().numpy().astype(np.float64)
+
+    def position(self, row: int, thing: str) -> np.ndarray:
+        """float64 [3]: where one of ``task.things`` is in the world."""
+        return getattr(self.env, self.task.things[thing]).pose.p[row].cpu().numpy().astype(np.float64)
+
+    def tool(self, row: int) -> np.ndarray:
+        """float64 [3]: where the end effector is in the world."""
+        return self.env.agent.tcp.pose.p[row].cpu().numpy().astype(np.float64)
+
+    def grasping(self, row: int, thing: str) -> bool:
+        """Whether both fingers press on one of ``task.things``."""
+        return bool(self.env.agent.is_grasping(getattr(self.env, self.task.things[thing]))[row])
+
+    def state(self, row: int) -> np.ndarray:
+        """float64 [S]: poses and velocities of everything that moves, joints."""
+        return self.env.get_state()[row].cpu().numpy().astype(np.float64)
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _index(self, numbers: Sequence[int]) -> Any:
+        import torch
+
+        return torch.tensor(list(numbers), device=self.env.device)
+
+
+def _rows_of(state: dict[str, Any], index: Any) -> dict[str, Any]:
+    return {name: _rows_of(part, index) if isinstance(part, dict) else part[index] for name, part in state.items()}
+
+
+def _resized(images: np.ndarray, size: int) -> np.ndarray:
+    from PIL import Image
+
+    frames = [Image.fromarray(image).resize((size, size), Image.Resampling.LANCZOS) for image in images]
+    return np.stack([np.asarray(frame) for frame in frames])
+
+
+def rotation_vector(quaternion: np.ndarray) -> np.ndarray:
+    """float64 [3], axis times angle (at most pi) of a unit quaternion [4] (w, x, y, z)."""
+    real, axis = quaternion[0], quaternion[1:]
+    if real < 0:  # the other quaternion of the same rotation is the shorter way
+        real, axis = -real, -axis
+    sine = np.linalg.norm(axis)
+    return axis * (2 * np.arctan2(sine, real) / sine if sine > 1e-9 else 2.0)
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    real = a[0] * b[0] - a[1:] @ b[1:]
+    return np.concatenate([[real], a[0] * b[1:] + b[0] * a[1:] + np.cross(a[1:], b[1:])])
+
+
+def _inverse(quaternion: np.ndarray) -> np.ndarray:
+    return quaternion * [1, -1, -1, -1]

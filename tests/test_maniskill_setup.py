@@ -1,0 +1,162 @@
+"""What ManiSkill needs, told before anything starts; parts that need no simulator."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from envs import env_spec, make_env
+from envs.base import EnvError
+from envs.maniskill import bootstrap, vulkan
+from envs.maniskill.simulation import Simulation, rotation_vector
+from envs.maniskill.tasks import TASKS, maniskill_spec
+from envs.maniskill.vulkan import VulkanDevice, vulkan_problem
+from vla_rl.config import ManiSkillConfig, RunConfig
+from vla_rl.placement import Resources, make_plan
+
+NEW, OLD = (
+    VulkanDevice("llvmpipe", True, "Mesa 25.0.7-2~bpo12+1 (LLVM 15)"),
+    VulkanDevice("llvmpipe", True, "Mesa 22.3.6"),
+)
+GPU = VulkanDevice("NVIDIA H200", False, "550.54")
+
+
+@pytest.mark.maniskill
+def test_without_a_vulkan_driver_nothing_starts_and_the_package_is_named() -> None:
+    code = "from envs import env_spec; from vla_rl.config import ManiSkillConfig; env_spec(ManiSkillConfig())"
+    nowhere = {"VK_DRIVER_FILES": os.devnull, "VK_ICD_FILENAMES": os.devnull}
+    run = subprocess.run([sys.executable, "-c", code], env=os.environ | nowhere, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "EnvError: ManiSkill cannot run: no Vulkan device" in run.stderr
+    assert "mesa-vulkan-drivers 23.1 or newer" in run.stderr
+    assert "bookworm-backports" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("devices", "text"),
+    [
+        (None, r"no Vulkan loader \(libvulkan.so.1\): install mesa-vulkan-drivers"),
+        ([], r"found: none\): install mesa-vulkan-drivers"),
+        ([OLD], r"found: llvmpipe, Mesa 22.3.6\): install mesa-vulkan-drivers 23.1 or newer"),
+    ],
+)
+def test_each_lack_of_vulkan_has_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, devices: list[VulkanDevice] | None, text: str
+) -> None:
+    monkeypatch.setattr(bootstrap.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(vulkan, "vulkan_devices", lambda: devices)
+    with pytest.raises(EnvError, match=text):
+        env_spec(ManiSkillConfig())
+    with pytest.raises(EnvError, match=text):
+        make_env(ManiSkillConfig(), 1)
+
+
+@pytest.mark.parametrize("devices", [[NEW], [OLD, GPU], [GPU]])
+def test_one_usable_device_is_enough(monkeypatch: pytest.MonkeyPatch, devices: list[VulkanDevice]) -> None:
+    monkeypatch.setattr(vulkan, "vulkan_devices", lambda: devices)
+    assert vulkan_problem() == ""
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EnvError, match=r'no package mani_skill\): .*pip install "vla_rl\[maniskill\]"'):
+        env_spec(ManiSkillConfig())
+
+
+@pytest.mark.maniskill
+def test_missing_assets_name_the_command_that_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mani_skill.utils import assets
+
+    monkeypatch.setattr(assets, "is_data_source_downloaded", lambda name: name == "widowx250s")
+    config = ManiSkillConfig(tasks=("PutCarrotOnPlateInScene-v1",))
+    with pytest.raises(EnvError, match=r"bridge_v2_real2sim: python -m mani_skill.utils.download_asset -y bridge_v2"):
+        env_spec(config)
+    with pytest.raises(EnvError, match="PutCarrotOnPlateInScene-v1 needs ManiSkill's assets bridge_v2_real2sim"):
+        make_env(config, 2)
+
+
+@pytest.mark.maniskill
+def test_instructions_and_limits_are_those_of_the_package() -> None:
+    registered = bootstrap.import_maniskill().REGISTERED_ENVS
+    for uid, task in TASKS.items():
+        assert registered[uid].max_episode_steps == task.steps
+        assert set(registered[uid].asset_download_ids) <= set(task.assets)
+        told = getattr(registered[uid].cls, "get_language_instruction", None)
+        if told:
+            assert told(type("Any", (), {"num_envs": 1})) == [task.instruction]
+
+
+def test_the_spec_follows_the_configuration() -> None:
+    spec = maniskill_spec(ManiSkillConfig(tasks=("PickCube-v1", "PutEggplantInBasketScene-v1"), image_size=96))
+    assert (spec.image_size, spec.max_episode_steps, spec.assets) == (96, 120, "downloaded")
+    assert spec.instructions == tuple(TASKS[n].instruction for n in ("PickCube-v1", "PutEggplantInBasketScene-v1"))
+    blind = maniskill_spec(ManiSkillConfig(proprio=False, max_episode_steps=33))
+    assert (blind.proprio_dim, blind.max_episode_steps, blind.assets) == (0, 33, "package")
+
+
+@pytest.mark.parametrize("tasks", [("PushCube-v1", "PickCube-v1"), ("PutCarrotOnPlateInScene-v1",)])
+def test_the_gpu_simulates_one_task_that_resets_slot_by_slot(tasks: tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError, match="simulates one of PushCube-v1"):
+        ManiSkillConfig(backend="physx_cuda", tasks=tasks)  # type: ignore[arg-type]
+    assert not ManiSkillConfig(tasks=tasks).wants_gpu  # type: ignore[arg-type]
+
+
+def test_on_a_gpu_all_slots_are_one_stage_and_the_simulator_has_a_share() -> None:
+    config = RunConfig(env=ManiSkillConfig())
+    on_gpu, on_cpu = make_plan(config, Resources(cpus=8, gpus=1)), make_plan(config, Resources(cpus=8, gpus=0))
+    assert (on_gpu.stages, on_cpu.stages) == (1, config.placement.slots_per_worker)
+    assert on_gpu.workers[0].gpu_share > 0 == on_cpu.workers[0].gpu_share
+    assert sum(p.gpu_share for p in (*on_gpu.workers, *on_gpu.servers, *on_gpu.learners)) == pytest.approx(1)
+    drawn = make_plan(RunConfig(env=ManiSkillConfig(backend="physx_cpu")), Resources(cpus=8, gpus=1))
+    assert drawn.workers[0].gpu_share == 0
+
+
+class _Batch:
+    """Three rows that count what they are told, as ManiSkill's batched environment would."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        import torch
+
+        self.place = torch.zeros(3, 2)
+        self.told: list[np.ndarray] = []
+
+    def step(self, action: np.ndarray) -> tuple[object, ...]:
+        import torch
+
+        self.told.append(action.copy())
+        self.place += 1 + torch.from_numpy(action[:, :1])
+        return None, None, None, None, {"success": self.place[:, 0] > 2.5}
+
+    def get_state_dict(self) -> dict[str, object]:
+        return {"actors": {"cube": self.place.clone()}}
+
+    def set_state_dict(self, state: dict, index: object) -> None:
+        self.place[index] = state["actors"]["cube"]
+
+
+def test_rows_that_are_not_stepped_are_held_and_put_back() -> None:
+    simulation = Simulation.__new__(Simulation)
+    simulation.rows, simulation.env, simulation._fingers = 3, _Batch(), np.ones(3, np.float32)
+    command = np.array([[1, 0, 0, 0, 0, 0, -1]], np.float32)
+    assert simulation.step([1], command).tolist() == [False]
+    assert simulation.env.place[:, 0].tolist() == [0, 2, 0]
+    assert simulation.step([2, 1], command.repeat(2, axis=0)).tolist() == [False, True]
+    assert simulation.env.place[:, 0].tolist() == [0, 4, 2]
+    assert simulation.env.told[0][:, 0].tolist() == [0, 1, 0]
+    assert simulation.env.told[1][:, 6].tolist() == [1, -1, -1]  # a held hand keeps its grip
+
+
+@pytest.mark.parametrize("angle", [0.0, 1e-12, 0.5, 3.0])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rotation_vectors(angle: float, sign: int) -> None:
+    axis = np.array([0.6, 0.0, -0.8])
+    quaternion = sign * np.array([np.cos(angle / 2), *(np.sin(angle / 2) * axis)])
+    np.testing.assert_allclose(rotation_vector(quaternion), angle * axis, atol=1e-9)

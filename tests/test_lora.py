@@ -256,7 +256,7 @@ def test_without_adapters_there_is_no_reference(base):
     ("override", "problem"),
     [
         ("policy.lora.rank=0", "policy.lora.rank=0 (command line): must be at least 1"),
-        ("policy.lora.alpha=0", "policy.lora.alpha=0 (command line): must be greater than 0"),
+        ("policy.lora.alpha=0", "policy.lora.alpha=0 (command line): must be at least 1"),
         ("policy.lora.targets=[]", "policy.lora.targets=[] (command line): must have at least 1 items"),
         (
             "policy.lora.targets=[lm_haed]",
@@ -279,7 +279,7 @@ def test_mistakes_in_the_config(override, problem):
 
 def test_published_settings_can_be_said(tmp_path):
     rl4vla = load_config(None, ["policy.lora={}"]).policy.lora
-    assert (rl4vla.rank, rl4vla.alpha, rl4vla.targets) == (32, 16.0, (*OFT, "lm_head"))
+    assert (rl4vla.rank, rl4vla.alpha, rl4vla.targets) == (32, 16, (*OFT, "lm_head"))
     oft = load_config(None, ["policy.lora.targets=[vision,projector,language_model]"])
     assert oft.policy.lora.targets == OFT
     (tmp_path / "run.yaml").write_text(dump_config(oft))
@@ -291,6 +291,6 @@ def test_evaluation_takes_the_merged_policy_as_it_is(base, tmp_path):
     from vla_rl.evaluation_run import _config as evaluation_config
 
     (tmp_path / "config.yaml").write_text(dump_config(_config(base)))
-    (tmp_path / "checkpoints" / "000001").mkdir(parents=True)
+    (tmp_path / "checkpoints/000001/policy").mkdir(parents=True)
     policy = evaluation_config(tmp_path, None, []).policy
     assert (policy.checkpoint, policy.lora) == (str(tmp_path / "checkpoints/000001/policy"), None)

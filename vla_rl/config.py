@@ -96,7 +96,7 @@ class LoraConfig(Group):
     """
 
     rank: Positive = 32
-    alpha: PositiveFloat = Field(16.0, description="What adapters add is scaled by alpha / rank.")
+    alpha: Positive = Field(16, description="What adapters add is scaled by alpha / rank.")
     targets: tuple[Literal["vision", "projector", "language_model", "lm_head"], ...] = Field(
         ("vision", "projector", "language_model", "lm_head"),
         min_length=1,

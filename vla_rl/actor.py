@@ -34,7 +34,7 @@ class PolicyActor:
         self._turn = turn
         self._device = torch.device(device)
         self._weights = weights
-        self._parameters = dict(policy.named_parameters())
+        self._parameters = policy.trained_parameters()
 
     def refresh(self) -> int:
         if self._weights is None:

@@ -11,7 +11,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from algos.base import Algorithm, Targets
 from vla_rl.config import RunConfig
 from vla_rl.device_lock import Turn
+from vla_rl.errors import UserError
 from vla_rl.meter import Meter
 from vla_rl.policies import OpenVLAOFT, PolicyOutput, token_entropy, token_logprobs
 from vla_rl.types import SuperBatch
@@ -72,7 +73,8 @@ class Learner:
         self._turn = turn
         self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
         policy.to(device=self._device, dtype=DTYPES[config.learner.precision])
-        self._reference = copy.deepcopy(policy).requires_grad_(False) if algorithm.needs_reference else None
+        copied = algorithm.needs_reference and not policy.adapted  # else the frozen weights are the reference
+        self._reference = copy.deepcopy(policy).requires_grad_(False) if copied else None
         settings = config.learner
         value_lr = settings.lr if settings.value_lr is None else settings.value_lr
         groups = [
@@ -122,11 +124,21 @@ class Learner:
         """Targets, and the batch with recomputed final values where the algorithm wants recomputed numbers."""
         logprobs = values = reference = None
         if self.algorithm.needs_reference:
-            reference, _ = self._evaluate(self._reference, batch)
+            with self._as_reference() as model:
+                reference, _ = self._evaluate(model, batch)
         if self.algorithm.needs_recompute:
             logprobs, values = self._evaluate(self._engine, batch)
             batch = replace(batch, final_value=self._final_values(batch))
         return batch, self.algorithm.targets(batch, logprobs, values, reference)
+
+    @contextmanager
+    def _as_reference(self) -> Iterator[Any]:
+        """The policy that the run began with: a copy of it, or the one in training without its adapters."""
+        if self._reference is not None:
+            yield self._reference
+        else:
+            with self.policy.reference():
+                yield self._engine
 
     def _minibatches(self, chunks: int, iteration: int, epoch: int) -> list[np.ndarray]:
         """A random division of all chunks, the same on every rank."""
@@ -247,25 +259,25 @@ class Learner:
     # --- weights and checkpoints ------------------------------------------------------------------------------------
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """All parameters, whole, on every rank; collective under ZeRO-3."""
+        """All parameters that train, whole, on every rank; collective under ZeRO-3."""
+        trained = self.policy.trained_parameters()
         if self.config.learner.zero_stage < 3:
-            return dict(self.policy.named_parameters())
+            return dict(trained)
         import deepspeed
 
         whole = {}
-        for name, parameter in self.policy.named_parameters():
+        for name, parameter in trained.items():
             with deepspeed.zero.GatheredParameters([parameter]):
                 whole[name] = parameter.detach().clone()
         return whole
 
-    def whole_policy(self) -> OpenVLAOFT:
-        """The policy with all of its weights in one place; collective under ZeRO-3."""
-        if self.config.learner.zero_stage < 3:
-            return self.policy
-        p = self.policy
-        whole = OpenVLAOFT(p.architecture, p.codec, p.tokenizer, p.proprio_bounds)
-        whole.load_state_dict(self.parameters())
-        return whole
+    @contextmanager
+    def whole_policy(self) -> Iterator[OpenVLAOFT]:
+        """The policy with all of its weights in one place, until the block ends; collective under ZeRO-3."""
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(self.policy.parameters()):  # leaves alone what is not divided
+            yield self.policy
 
     def publish(self, version: int, publisher: WeightPublisher | None) -> None:
         """Hand the weights over; all ranks call it, the one with a publisher writes."""
@@ -275,11 +287,25 @@ class Learner:
                 publisher.publish(version, parameters)
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer and sharded state; collective."""
-        self._engine.save_checkpoint(str(folder), tag="state")
+        """Weights that train, optimizer and sharded state; collective. Frozen weights are those of the checkpoint."""
+        self._engine.save_checkpoint(str(folder), tag="state", exclude_frozen_parameters=True)
 
     def load(self, folder: Path) -> None:
-        """Raises FileNotFoundError where ``folder`` holds no state."""
+        """Raises FileNotFoundError where ``folder`` holds no state, UserError where it is that of another policy."""
         if not (folder / "state").is_dir():
             raise FileNotFoundError(f"no learner state in {folder}")
-        self._engine.load_checkpoint(str(folder), tag="state")
+        self._engine.load_checkpoint(str(folder), tag="state", custom_load_fn=_load_trained)
+
+
+def _load_trained(src: dict[str, torch.Tensor], dst: OpenVLAOFT) -> None:
+    """Strict about what trains; the rest is in no learner's state."""
+    try:
+        keys = dst.load_state_dict(src, strict=False)
+        wrong = [*(dst.trained_parameters().keys() & keys.missing_keys), *keys.unexpected_keys]
+    except RuntimeError as error:  # shapes, one a line
+        wrong = [line.strip() for line in str(error).splitlines()[1:]]
+    if wrong:
+        raise UserError(
+            f"policy: the saved learner has other weights ({len(wrong)} differ, such as {min(wrong)}); resume with "
+            "the run's own policy.size and policy.lora, or start a new run from its policy by policy.checkpoint"
+        )

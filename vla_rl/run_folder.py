@@ -32,7 +32,7 @@ from vla_rl.errors import UserError
 from vla_rl.types import EnvSpec
 
 _PACKAGES = (
-    *("torch", "ray", "deepspeed", "transformers", "gymnasium", "numpy"),
+    *("torch", "ray", "deepspeed", "transformers", "peft", "gymnasium", "numpy"),
     *("mujoco", "robosuite", "hf-libero", "mani_skill", "sapien"),
 )
 _VIDEO_FPS = 20  # LIBERO's control rate: videos play in real time

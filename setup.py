@@ -10,6 +10,7 @@ CORE = [
     "matplotlib",
     "numpy>=2",
     "omegaconf>=2.3",
+    "peft>=0.21",
     "psutil",
     "pydantic>=2.10",
     "pyyaml",

@@ -24,7 +24,7 @@ class PolicyActor:
         self._latency_s = latency_s
         self._device = torch.device(device)
         self._weights = weights
-        self._parameters = dict(policy.named_parameters())
+        self._parameters = policy.trained_parameters()
 
     def refresh(self) -> int:
         if self._weights is None:

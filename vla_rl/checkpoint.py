@@ -2,7 +2,7 @@
 
     checkpoints/000040/
         policy/            the policy alone: what `vla-rl eval` and a later run's policy.checkpoint read
-        learner/           DeepSpeed's state: weights, optimizer, shards of every rank
+        learner/           DeepSpeed's state: weights that train, optimizer, shards of every rank
         trajectories.npz   episodes that were finished but not yet trained
         state.json         counters, versions, time spent
 

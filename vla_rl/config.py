@@ -89,11 +89,27 @@ EnvConfig = Annotated[LiberoConfig | TabletopConfig | WorkloadConfig, Field(disc
 # --- policy ---------------------------------------------------------------------------------------------------------
 
 
+class LoraConfig(Group):
+    """Low-rank adapters (arXiv:2106.09685) on frozen weights; the value head trains as a whole.
+
+    The defaults are RL4VLA's (arXiv:2505.19789). OpenVLA-OFT (arXiv:2502.19645) leaves out lm_head.
+    """
+
+    rank: Positive = 32
+    alpha: Positive = Field(16, description="What adapters add is scaled by alpha / rank.")
+    targets: tuple[Literal["vision", "projector", "language_model", "lm_head"], ...] = Field(
+        ("vision", "projector", "language_model", "lm_head"),
+        min_length=1,
+        description="Parts of the policy in which every linear layer gets an adapter.",
+    )
+
+
 class PolicyConfig(Group):
     """The vision-language-action model."""
 
     checkpoint: str | None = Field(None, description="Folder of a checkpoint; null starts from random weights.")
     size: Literal["nano", "tiny", "7b"] = Field("tiny", description="Architecture where no checkpoint is given.")
+    lora: LoraConfig | None = Field(None, description="Train adapters, freeze the checkpoint; null: train all weights.")
     chunk_size: Positive = Field(8, description="Actions per inference.")
     temperature: PositiveFloat = Field(1.0, description="Of sampling and of log-probabilities alike.")
     detach_value: bool = Field(True, description="The value head reads the trunk's features without shaping them.")

@@ -147,7 +147,11 @@ def _validated(draft: _Draft) -> RunConfig | None:
         except ValidationError as failure:
             selected = copy.deepcopy(draft.data)
             earlier = list(draft.refused)
-            for error in failure.errors(include_url=False):
+            errors = failure.errors(include_url=False)
+            wrong = [error["loc"] for error in errors]
+            for error in errors:
+                if any(error["loc"] == place[: len(error["loc"])] != place for place in wrong):
+                    continue  # a list that lacks the items that are wrong
                 problem = explain(error, selected)
                 if any(problem.key == gone[: len(problem.key)] for gone in earlier):
                     draft.remove(problem.key)  # judged with a default in place of a refused value

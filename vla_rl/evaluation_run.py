@@ -72,4 +72,5 @@ def _config(target: Path, file: Path | None, overrides: list[str]) -> RunConfig:
             f"{target}: neither a run folder nor a checkpoint of one, so its simulator is not known; "
             "give the config with --config FILE"
         )
-    return load_config(file, [f"policy.checkpoint={json.dumps(str(checkpoint))}", *overrides], Machine.detect())
+    plain = [f"policy.checkpoint={json.dumps(str(checkpoint))}", "policy.lora=null"]  # adapters are merged there
+    return load_config(file, [*plain, *overrides], Machine.detect())

@@ -10,6 +10,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from algos.base import Algorithm, Targets
 from vla_rl.config import RunConfig
+from vla_rl.errors import UserError
 from vla_rl.meter import Meter
 from vla_rl.policies import OpenVLAOFT, PolicyOutput, token_entropy, token_logprobs
 from vla_rl.types import SuperBatch
@@ -210,25 +212,25 @@ class Learner:
     # --- weights and checkpoints ------------------------------------------------------------------------------------
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """All parameters, whole, on every rank; collective under ZeRO-3."""
+        """All parameters that train, whole, on every rank; collective under ZeRO-3."""
+        trained = self.policy.trained_parameters()
         if self.config.learner.zero_stage < 3:
-            return dict(self.policy.named_parameters())
+            return dict(trained)
         import deepspeed
 
         whole = {}
-        for name, parameter in self.policy.named_parameters():
+        for name, parameter in trained.items():
             with deepspeed.zero.GatheredParameters([parameter]):
                 whole[name] = parameter.detach().clone()
         return whole
 
-    def whole_policy(self) -> OpenVLAOFT:
-        """The policy with all of its weights in one place; collective under ZeRO-3."""
-        if self.config.learner.zero_stage < 3:
-            return self.policy
-        p = self.policy
-        whole = OpenVLAOFT(p.architecture, p.codec, p.tokenizer, p.proprio_bounds)
-        whole.load_state_dict(self.parameters())
-        return whole
+    @contextmanager
+    def whole_policy(self) -> Iterator[OpenVLAOFT]:
+        """The policy with all of its weights in one place, until the block ends; collective under ZeRO-3."""
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(self.policy.parameters()):  # leaves alone what is not divided
+            yield self.policy
 
     def publish(self, version: int, publisher: WeightPublisher | None) -> None:
         """Hand the weights over; all ranks call it, the one with a publisher writes."""
@@ -238,11 +240,25 @@ class Learner:
                 publisher.publish(version, parameters)
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer and sharded state; collective."""
-        self._engine.save_checkpoint(str(folder), tag="state")
+        """Weights that train, optimizer and sharded state; collective. Frozen weights are those of the checkpoint."""
+        self._engine.save_checkpoint(str(folder), tag="state", exclude_frozen_parameters=True)
 
     def load(self, folder: Path) -> None:
-        """Raises FileNotFoundError where ``folder`` holds no state."""
+        """Raises FileNotFoundError where ``folder`` holds no state, UserError where it is that of another policy."""
         if not (folder / "state").is_dir():
             raise FileNotFoundError(f"no learner state in {folder}")
-        self._engine.load_checkpoint(str(folder), tag="state")
+        self._engine.load_checkpoint(str(folder), tag="state", custom_load_fn=_load_trained)
+
+
+def _load_trained(src: dict[str, torch.Tensor], dst: OpenVLAOFT) -> None:
+    """Strict about what trains; the rest is in no learner's state."""
+    try:
+        keys = dst.load_state_dict(src, strict=False)
+        wrong = [*(dst.trained_parameters().keys() & keys.missing_keys), *keys.unexpected_keys]
+    except RuntimeError as error:  # shapes, one a line
+        wrong = [line.strip() for line in str(error).splitlines()[1:]]
+    if wrong:
+        raise UserError(
+            f"policy: the saved learner has other weights ({len(wrong)} differ, such as {min(wrong)}); resume with "
+            "the run's own policy.size and policy.lora, or start a new run from its policy by policy.checkpoint"
+        )

@@ -147,9 +147,9 @@ class LearnerProcess:
         from vla_rl.policies import save_policy
 
         self._learner.save(folder / "learner")
-        policy = self._learner.whole_policy()
-        if self._process.index == 0:
-            save_policy(policy, folder / "policy", metadata)
+        with self._learner.whole_policy() as policy:
+            if self._process.index == 0:
+                save_policy(policy, folder / "policy", metadata)
 
     def stats(self) -> dict[str, float]:
         return self._learner.meter.snapshot()

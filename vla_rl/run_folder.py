@@ -31,7 +31,18 @@ from vla_rl.config_loading import dump_config
 from vla_rl.errors import UserError
 from vla_rl.types import EnvSpec
 
-_PACKAGES = ("torch", "ray", "deepspeed", "transformers", "gymnasium", "numpy", "mujoco", "robosuite", "hf-libero")
+_PACKAGES = (
+    "torch",
+    "ray",
+    "deepspeed",
+    "transformers",
+    "peft",
+    "gymnasium",
+    "numpy",
+    "mujoco",
+    "robosuite",
+    "hf-libero",
+)
 _VIDEO_FPS = 20  # LIBERO's control rate: videos play in real time
 
 

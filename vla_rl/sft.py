@@ -38,7 +38,7 @@ def sft_command(args: Any) -> int:
     from vla_rl.evaluation_run import evaluate_policy
     from vla_rl.machine import Machine
 
-    config = load_config(args.config, [*args.overrides, "policy.checkpoint=null"], Machine.detect())
+    config = load_config(args.config, [*args.overrides, "policy.checkpoint=null", "policy.lora=null"], Machine.detect())
     console = Console()
     figures = clone(config, console)
     if config.train.eval_episodes:

@@ -39,7 +39,10 @@ def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
 
 
 def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
-    """The checkpoint's policy, or one with random weights settled by ``seed``. Raises UserError."""
+    """The checkpoint's policy, or one with random weights settled by ``seed``; with adapters where the config has lora.
+
+    Adapters add nothing at first: the outputs are the checkpoint's. Raises UserError.
+    """
     from vla_rl.policies.checkpoint import load_policy
 
     if config.checkpoint is None:
@@ -47,6 +50,10 @@ def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
     else:
         check_policy(config, spec)
         policy = load_policy(config.checkpoint)
+    if config.lora is not None:
+        from vla_rl.policies.adapters import add_adapters
+
+        add_adapters(policy, config.lora, seed)
     policy.set_instructions(spec.instructions)
     return policy
 

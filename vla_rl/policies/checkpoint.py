@@ -1,6 +1,6 @@
 """A policy as a folder:
 
-model.safetensors   weights
+model.safetensors   weights, adapters merged
 architecture.json   format version and Architecture
 tokenizer.json      the tokenizer
 statistics.json     percentiles of actions and proprioception, as OpenVLA's dataset_statistics.json
@@ -24,6 +24,7 @@ from transformers.initialization import no_init_weights
 
 from vla_rl.errors import UserError
 from vla_rl.policies.action_codec import ActionCodec, Bounds
+from vla_rl.policies.adapters import merged_state
 from vla_rl.policies.architecture import Architecture
 from vla_rl.policies.openvla_oft import OpenVLAOFT
 from vla_rl.policies.prompt import PromptTokenizer
@@ -66,7 +67,7 @@ def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, A
     staging = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     staging.mkdir()
     try:
-        save_file({name: tensor.contiguous() for name, tensor in policy.state_dict().items()}, staging / WEIGHTS)
+        save_file({name: tensor.contiguous() for name, tensor in merged_state(policy).items()}, staging / WEIGHTS)
         for name, text in texts.items():
             (staging / name).write_text(text + "\n", encoding="utf-8")
         _swap_in(staging, folder)

@@ -13,7 +13,9 @@ action ids with the sampling temperature as in SimpleVLA-RL (arXiv:2509.09674).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,13 +51,13 @@ class ActionHead(nn.Linear):
     Slicing inside ``forward`` lets parameter-gathering wrappers (ZeRO-3) see the access.
     """
 
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__(architecture.llm.width, architecture.padded_vocab_size, bias=False)
+    def __init__(self, architecture: Architecture, in_features: int) -> None:
+        super().__init__(in_features, architecture.padded_vocab_size, bias=False)
         self.first, self.last = architecture.text_vocab_size, architecture.vocab_size
         nn.init.normal_(self.weight, std=architecture.llm.initializer_range)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., width] -> [..., 256]; ids descend with the action, bins ascend."""
+        """[..., in_features] -> [..., 256]; ids descend with the action, bins ascend."""
         return F.linear(hidden, self.weight[self.first : self.last].flip(0))
 
 
@@ -111,12 +113,13 @@ class OpenVLAOFT(nn.Module):
         self.tokenizer = tokenizer
         self.proprio_bounds = proprio
         self.instructions: tuple[str, ...] = ()
+        self.adapted: dict[str, Any] = {}  # layers with an adapter by path, filled by ``add_adapters``
         self.dino = _build_dino(architecture)
         self.siglip = _build_siglip(architecture)
         self.projector = Projector(architecture)
         self.proprio_projector = ProprioProjector(architecture) if architecture.proprio_dim else None
         self.language_model = _build_llama(architecture)
-        self.lm_head = ActionHead(architecture)
+        self.lm_head = ActionHead(architecture, architecture.llm.width)
         self.value_head = _build_value_head(architecture)
 
     def set_instructions(self, instructions: Sequence[str]) -> None:
@@ -204,13 +207,34 @@ class OpenVLAOFT(nn.Module):
         tokens = torch.where(greedy[:, None, None], output.logits.argmax(-1), sampled)
         return tokens.to(torch.uint8), token_logprobs(output.logits, tokens), output.values
 
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Inside the block the policy acts as before its training: adapters are off. The value head stays as it is.
+
+        Raises RuntimeError without adapters, since training then overwrites the weights it started from.
+        """
+        if not self.adapted:
+            raise RuntimeError("this policy has no adapters to switch off: set policy.lora, or keep a copy of it")
+        try:
+            for layer in self.adapted.values():
+                layer.enable_adapters(False)
+            yield
+        finally:
+            for layer in self.adapted.values():
+                layer.enable_adapters(True)
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """What learns, by name: all parameters, or adapters and value head. Learner and servers exchange these."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of the value head."""
         return self.value_head.parameters()
 
     def trunk_parameters(self) -> Iterator[nn.Parameter]:
-        """All other parameters."""
-        return (parameter for name, parameter in self.named_parameters() if not name.startswith("value_head."))
+        """All others that learn."""
+        trained = self.trained_parameters()
+        return (parameter for name, parameter in trained.items() if not name.startswith("value_head."))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OpenVLAOFT:
         """Keeps the rotary frequencies in float32 whatever the weights become: rounded, they would blur positions."""

@@ -9,7 +9,7 @@ import pytest
 
 from vla_rl.cli import main
 from vla_rl.errors import UserError
-from vla_rl.study import plan_runs, read_study, summarize, time_to
+from vla_rl.study import is_complete, plan_runs, read_study, summarize, time_to
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
@@ -79,7 +79,7 @@ def test_figures_of_several_seeds():
 
 
 @pytest.mark.slow
-def test_a_study_runs_goes_on_and_shows(tmp_path, capsys):
+def test_a_study_runs_and_shows_and_repeats_nothing(tmp_path, capsys):
     command = ["study", str(_write(tmp_path)), "--runs", str(tmp_path), "--json", str(tmp_path / "a.json")]
     assert main([*command, "--output", str(tmp_path / "a.png")]) == 0
     record = json.loads((tmp_path / "a.json").read_text())
@@ -88,8 +88,11 @@ def test_a_study_runs_goes_on_and_shows(tmp_path, capsys):
     assert (tmp_path / "a.png").stat().st_size > 10_000
     kept = tmp_path / "costs" / "plain-seed3" / "metrics.jsonl"
     before = kept.stat().st_mtime_ns
-    (tmp_path / "costs" / "grpo,_small-seed3" / "curves.png").unlink()  # as if it had been killed at the end
     capsys.readouterr()
-    assert main(command) == 0
-    assert "run 1 of 1: grpo, small, seed 3" in capsys.readouterr().out
+    assert main(command) == 0, "nothing is left to run: it is shown again at once"
+    assert "run 1 of" not in capsys.readouterr().out
     assert kept.stat().st_mtime_ns == before
+    (run,) = [r for r in plan_runs(read_study(tmp_path / "costs.yaml"), tmp_path / "costs") if r.variant == "plain"]
+    assert is_complete(run)
+    (run.folder / "curves.png").unlink()
+    assert not is_complete(run), "it was killed at its end, and will be resumed"

@@ -107,14 +107,17 @@ def test_the_gpu_simulates_one_task_that_resets_slot_by_slot(tasks: tuple[str, .
     assert not ManiSkillConfig(tasks=tasks).wants_gpu  # type: ignore[arg-type]
 
 
-def test_on_a_gpu_all_slots_are_one_stage_and_the_simulator_has_a_share() -> None:
+def test_on_gpus_it_takes_devices_and_all_slots_are_one_stage() -> None:
     config = RunConfig(env=ManiSkillConfig())
-    on_gpu, on_cpu = make_plan(config, Resources(cpus=8, gpus=1)), make_plan(config, Resources(cpus=8, gpus=0))
+    one_gpu, no_gpu = Resources(8, 1, "cuda"), Resources(8, 8, "cpu")
+    on_gpu, on_cpu = make_plan(config, one_gpu), make_plan(config, no_gpu)
     assert (on_gpu.stages, on_cpu.stages) == (1, config.placement.slots_per_worker)
-    assert on_gpu.workers[0].gpu_share > 0 == on_cpu.workers[0].gpu_share
-    assert sum(p.gpu_share for p in (*on_gpu.workers, *on_gpu.servers, *on_gpu.learners)) == pytest.approx(1)
-    drawn = make_plan(RunConfig(env=ManiSkillConfig(backend="physx_cpu")), Resources(cpus=8, gpus=1))
-    assert drawn.workers[0].gpu_share == 0
+    assert [(p.kind, p.devices, p.turns) for p in on_gpu.workers] == [("cuda", (0,), "device 0")]
+    assert all(p.devices == () and p.turns is None for p in on_cpu.workers)
+    split = make_plan(config, Resources(8, 3, "cuda"))
+    assert split.layout.describe() == "pipelined 1+1+1"
+    drawn = make_plan(RunConfig(env=ManiSkillConfig(backend="physx_cpu")), one_gpu)
+    assert all(p.devices == () for p in drawn.workers)
 
 
 class _Batch:

@@ -1,23 +1,16 @@
-"""Reinforcement-learning algorithms: pure maths on super-batches (``algos.base`` holds the contract)."""
+"""Reinforcement-learning algorithms, one a file: settings and advantages in numpy, tensors in ``algos.surrogate``.
+
+Adding one takes its file and its name in ``AlgoConfig``.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-from vla_rl.config import AlgoConfig, GRPOConfig, PPOConfig
+from pydantic import Field
 
-if TYPE_CHECKING:
-    from algos.base import Algorithm
+from algos.grpo import GRPO
+from algos.ppo import PPO
+from algos.rloo import RLOO
 
-
-def make_algorithm(config: AlgoConfig) -> Algorithm:
-    """The algorithm that a config describes, chosen by the config's class."""
-    # Imported here because they import torch, which ``algos.advantages`` and the command line do without.
-    from algos.grpo import GRPO
-    from algos.ppo import PPO
-
-    match config:
-        case PPOConfig():
-            return PPO(config)
-        case GRPOConfig():
-            return GRPO(config)
+AlgoConfig = Annotated[PPO | GRPO | RLOO, Field(discriminator="name")]

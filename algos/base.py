@@ -16,30 +16,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from algos.advantages import explained_variance
-from algos.losses import RatioLevel
+from algos.counts import Counts
 from algos.metrics import finish_metrics
-from vla_rl.config import AlgoConfig
+from algos.settings import Settings
 from vla_rl.types import Array, SuperBatch
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What the sums of one optimizer step are divided by. Counts of disjoint rows add up."""
-
-    chunks: int
-    steps: int  # executed
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(self.chunks + other.chunks, self.steps + other.steps)
-
-    def elements(self, level: RatioLevel, action_dim: int) -> int:
-        """Number of probability ratios."""
-        return {"token": self.steps * action_dim, "action": self.steps, "chunk": self.chunks}[level]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +79,7 @@ class Targets:
 class Algorithm(ABC):
     """One algorithm's macro flow. Stateless: what changes from update to update is passed in."""
 
-    def __init__(self, config: AlgoConfig) -> None:
+    def __init__(self, config: Settings) -> None:
         self.config = config
         self.needs_recompute = config.proximal == "recomputed"
         self.needs_reference = config.kl_coef > 0
@@ -144,7 +128,3 @@ class Algorithm(ABC):
         metrics = finish_metrics(sums)
         explained = explained_variance(targets.returns, targets.old_values)
         return metrics if explained is None else metrics | {"explained_variance": explained}
-
-    def counts(self, num_steps: Array) -> Counts:
-        """Counts of chunks with these numbers of executed steps ([m]); those with 0 are padding."""
-        return Counts(chunks=int(np.count_nonzero(num_steps)), steps=int(np.sum(num_steps)))

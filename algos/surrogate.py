@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 import numpy as np
-import torch
 from torch import Tensor
 
 from algos.advantages import chunk_log_ratios
-from algos.base import Algorithm, Counts, RowTargets, Targets
+from algos.base import Algorithm, RowTargets, Targets
 from algos.checks import check_batch, check_given, check_rows
+from algos.counts import Counts
 from algos.losses import (
     LOG_RATIO_LIMIT,
     LossTerms,
@@ -26,24 +24,12 @@ from algos.losses import (
     total_loss,
 )
 from algos.metrics import loss_metrics, ratio_metrics, weight_metrics
-from vla_rl.config import SurrogateConfig
+from algos.settings import Settings
 from vla_rl.types import Array, SuperBatch
 
 
 class SurrogateAlgorithm(Algorithm):
-    """An estimate of the advantages, and optionally a value function, are what a derived class adds."""
-
-    @abstractmethod
-    def estimate(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
-        """Advantages and returns [M] each, from log-probabilities [M, K, A] and values [M] at the update's start."""
-
-    def value_loss(self, values: Tensor, rows: RowTargets, chunks: Tensor) -> Tensor:
-        """Sum over the chunks [n] of a mask. Without a value function 0, with gradients: engines expect them."""
-        return 0.0 * torch.where(chunks, values, torch.zeros_like(values)).sum()
-
-    def coefficients(self, iteration: int) -> tuple[float, float]:
-        """Of the policy's part of the loss (with the entropy's) and of the value's."""
-        return 1.0, 1.0
+    """Ratios, clipping and weights are the same for all; the settings know the advantages and the value's loss."""
 
     def targets(
         self,
@@ -57,7 +43,7 @@ class SurrogateAlgorithm(Algorithm):
         proximal = batch.logprobs if logprobs is None else np.asarray(logprobs, np.float32)
         old_values = batch.values if values is None else np.asarray(values, np.float32)
         check_batch(batch, recorded=batch.logprobs, proximal=proximal, reference=reference_logprobs)
-        advantages, returns = self.estimate(batch, proximal, old_values)
+        advantages, returns = self.config.estimate(batch, proximal, old_values)
         whole_episodes = self.config.importance_level == "episode"
         return Targets(
             advantages=advantages.astype(np.float32),
@@ -78,11 +64,11 @@ class SurrogateAlgorithm(Algorithm):
         check_rows(logprobs, entropy, values, rows)
         tokens = token_mask(rows.num_steps, *logprobs.shape[1:])
         policy, metrics = policy_loss(c, logprobs, rows, tokens)
-        value = self.value_loss(values, rows, element_mask(tokens, "chunk"))
+        value = c.value_loss(values, rows, element_mask(tokens, "chunk"))
         terms = LossTerms(
             policy, value, pool(entropy, tokens, "chunk").sum(), reference_divergence(logprobs, rows, tokens)
         )
-        policy_coef, value_coef = self.coefficients(iteration)
+        policy_coef, value_coef = c.coefficients(iteration)
         loss = total_loss(
             terms,
             elements=counts.elements(c.ratio_level, logprobs.shape[2]),
@@ -96,7 +82,7 @@ class SurrogateAlgorithm(Algorithm):
 
 
 def policy_loss(
-    config: SurrogateConfig, logprobs: Tensor, rows: RowTargets, tokens: Tensor
+    config: Settings, logprobs: Tensor, rows: RowTargets, tokens: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Negated surrogate, summed over the elements of some rows, and sums about its ratios for the metrics.
 
@@ -126,7 +112,7 @@ def policy_loss(
     return loss, metrics
 
 
-def proximal_logprobs(config: SurrogateConfig, logprobs: Tensor, rows: RowTargets) -> Tensor:
+def proximal_logprobs(config: Settings, logprobs: Tensor, rows: RowTargets) -> Tensor:
     """[n, K, A], without gradient: of the policy around which ratios are held.
 
     Interpolated, it lies between the policy that acted, ``age`` versions before the update's start, and the one in
@@ -139,7 +125,7 @@ def proximal_logprobs(config: SurrogateConfig, logprobs: Tensor, rows: RowTarget
     return rows.behaviour_logprobs + way * (logprobs.detach() - rows.behaviour_logprobs)
 
 
-def behaviour_log_weights(config: SurrogateConfig, proximal: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
+def behaviour_log_weights(config: Settings, proximal: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
     """Logarithm of pi_prox / pi_behaviour at ``importance_level``, in a shape that broadcasts to ``ratio_level``."""
     level = config.importance_level or config.ratio_level
     if level == "episode":

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from algos.advantages import chunk_rewards, episode_returns, gae, group_advantages
+from algos.grpo import GRPO
 from algos.losses import RatioLevel, token_mask
+from algos.settings import Settings
 from tests.ppo_case import Case
 from tests.reference_algos import random_super_batch
-from vla_rl.config import GRPOConfig, PPOConfig
 from vla_rl.types import SuperBatch
 
 
@@ -61,11 +62,11 @@ def grouped(seed: int, groups: int, size: int) -> tuple[SuperBatch, np.ndarray]:
     return batch, episode_returns(batch.rewards, batch.num_steps, batch.offsets)
 
 
-def exact_case(config: PPOConfig | GRPOConfig, seed: int) -> Case:
+def exact_case(config: Settings, seed: int) -> Case:
     """With targets that are not rounded to float32."""
     case = Case(config, seed)
     t = case.targets
-    advantages, returns = case.algorithm.estimate(case.batch, t.proximal_logprobs, t.old_values)
+    advantages, returns = config.estimate(case.batch, t.proximal_logprobs, t.old_values)
     case.targets = replace(t, advantages=advantages, returns=returns)
     return case
 
@@ -98,7 +99,7 @@ class Sequences:
     @classmethod
     def of(cls, case: Case) -> Sequences:
         c: Any = case.algorithm.config
-        assert isinstance(c, GRPOConfig)
+        assert isinstance(c, GRPO)
         new, proximal, behaviour, mask = (
             padded(x, case.batch)
             for x in (case.logprobs, case.targets.proximal_logprobs, case.batch.logprobs, tokens_of(case))

@@ -11,42 +11,47 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algos import make_algorithm
-from algos.base import Counts, RowTargets, Targets
-from algos.losses import RatioLevel
+from algos.base import RowTargets, Targets
+from algos.counts import Counts, RatioLevel
+from algos.grpo import GRPO
+from algos.ppo import PPO
+from algos.rloo import RLOO
+from algos.settings import Settings
 from tests.reference_algos import random_super_batch
-from vla_rl.config import GRPOConfig, PPOConfig
 
 LEVELS: tuple[RatioLevel, ...] = get_args(RatioLevel)
 SEED = st.integers(0, 2**32 - 1)
-PLAIN = PPOConfig(entropy_coef=0.01, huber_delta=0.8)
-DECOUPLED = PPOConfig(entropy_coef=0.01, proximal="recomputed", importance_cap=1.5)
-DUAL = PPOConfig(proximal="recomputed", dual_clip=1.05)
-GROUPED = GRPOConfig(group_size=2, entropy_coef=0.01)
-GROUPED_DECOUPLED = GRPOConfig(group_size=2, average="episodes", proximal="recomputed", importance_cap=1.5)
-MASKED = PPOConfig(proximal="recomputed", importance_band=1.3)
-SOFT = PPOConfig(objective="sapo", tau_positive=2.0, tau_negative=3.0)
-GAUSSIAN = PPOConfig(objective="gipo", gipo_sigma=0.3)
-INTERPOLATED = PPOConfig(proximal="interpolated", importance_cap=1.2)
-ANCHORED = PPOConfig(kl_coef=0.3)
-BY_CHUNK = PPOConfig(proximal="recomputed", importance_level="chunk", importance_band=2.0)
-BY_EPISODE = PPOConfig(proximal="recomputed", importance_level="episode", importance_cap=1.1)
-VTRACE = PPOConfig(proximal="recomputed", importance_cap=1.0, estimator="vtrace")
+PLAIN = PPO(entropy_coef=0.01, huber_delta=0.8)
+DECOUPLED = PPO(entropy_coef=0.01, proximal="recomputed", importance_cap=1.5)
+DUAL = PPO(proximal="recomputed", dual_clip=1.05)
+GROUPED = GRPO(group_size=2, entropy_coef=0.01)
+GROUPED_DECOUPLED = GRPO(group_size=2, average="episodes", proximal="recomputed", importance_cap=1.5)
+LEFT_OUT = RLOO(group_size=2)
+MASKED = PPO(proximal="recomputed", importance_band=1.3)
+SOFT = PPO(objective="sapo", tau_positive=2.0, tau_negative=3.0)
+GAUSSIAN = PPO(objective="gipo", gipo_sigma=0.3)
+INTERPOLATED = PPO(proximal="interpolated", importance_cap=1.2)
+ANCHORED = PPO(kl_coef=0.3)
+BY_CHUNK = PPO(proximal="recomputed", importance_level="chunk", importance_band=2.0)
+BY_EPISODE = PPO(proximal="recomputed", importance_level="episode", importance_cap=1.1)
+VTRACE = PPO(proximal="recomputed", importance_cap=1.0, estimator="vtrace")
 _OF_PPO = (
     *(PLAIN, DECOUPLED, DUAL, MASKED, SOFT, GAUSSIAN, INTERPOLATED, ANCHORED),
     *(BY_CHUNK, BY_EPISODE, VTRACE),
 )
 PPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in _OF_PPO for level in LEVELS]
-GRPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in (GROUPED, GROUPED_DECOUPLED) for level in LEVELS]
-CONFIGS: list[PPOConfig | GRPOConfig] = [*PPO_CONFIGS, *GRPO_CONFIGS]
+GRPO_CONFIGS = [
+    c.model_copy(update={"ratio_level": level}) for c in (GROUPED, GROUPED_DECOUPLED, LEFT_OUT) for level in LEVELS
+]
+CONFIGS: list[Settings] = [*PPO_CONFIGS, *GRPO_CONFIGS]
 
 
 class Case:
     """A super-batch, the proximal policy's numbers, and the current policy's as float64 leaves."""
 
-    def __init__(self, config: PPOConfig | GRPOConfig, seed: int = 0, episodes: int = 6, **shape: int) -> None:
+    def __init__(self, config: Settings, seed: int = 0, episodes: int = 6, **shape: int) -> None:
         rng = np.random.default_rng(seed)
-        self.algorithm = make_algorithm(config)
+        self.algorithm = config.algorithm()
         self.batch = random_super_batch(rng, episodes, **shape)
         chunks, size, dim = self.batch.tokens.shape
 
@@ -72,7 +77,7 @@ class Case:
         self, index: np.ndarray, counts: Counts | None = None, iteration: int = 0
     ) -> tuple[Tensor, dict[str, Tensor]]:
         at = torch.as_tensor(index)
-        counts = self.algorithm.counts(self.batch.num_steps[index]) if counts is None else counts
+        counts = Counts.of(self.batch.num_steps[index]) if counts is None else counts
         outputs = self.logprobs[at], self.entropy[at], self.predictions[at]
         return self.algorithm.loss(*outputs, self.rows(index), counts, iteration)
 
@@ -96,7 +101,7 @@ def summed(parts: list[dict[str, Tensor]]) -> dict[str, float]:
     return total
 
 
-def describe_config(config: PPOConfig | GRPOConfig) -> str:
+def describe_config(config: Settings) -> str:
     """A short name of a case, for pytest: what differs from the defaults."""
     changes = config.model_dump(exclude_defaults=True)
     return "-".join([config.name, config.ratio_level, *(f"{k}={v}" for k, v in changes.items() if k != "ratio_level")])

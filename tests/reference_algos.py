@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from algos.base import RowTargets
-from vla_rl.config import PPOConfig
+from algos.ppo import PPO
 from vla_rl.types import SuperBatch
 
 Numbers = Sequence[float]
@@ -119,13 +119,13 @@ class PPOSums:
     chunks: int = 0
     tokens: int = 0
 
-    def loss(self, c: PPOConfig) -> float:
+    def loss(self, c: PPO) -> float:
         policy = self.policy - c.entropy_coef * self.entropy + c.kl_coef * self.kl
         return policy / self.elements + c.value_coef * self.value / self.chunks
 
 
 def ppo_reference(
-    c: PPOConfig,
+    c: PPO,
     rows: RowTargets,
     logprobs: np.ndarray,
     entropy: np.ndarray,
@@ -179,7 +179,7 @@ def ppo_reference(
 
 
 def covered_by_weight(
-    c: PPOConfig,
+    c: PPO,
     chunk: int,
     element: list[tuple[int, int]],
     num_steps: Sequence[int],

@@ -31,7 +31,9 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 
 from algos.advantages import chunk_rewards, group_advantages, vtrace
-from algos.losses import RatioLevel
+from algos.counts import RatioLevel
+from algos.grpo import GRPO
+from algos.ppo import PPO
 from tests.peer_layouts import (
     Sequences,
     at_level,
@@ -47,7 +49,6 @@ from tests.peer_layouts import (
 )
 from tests.ppo_case import LEVELS, SEED, Case, in_float64
 from tests.reference_algos import random_super_batch
-from vla_rl.config import GRPOConfig, PPOConfig
 
 EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
 DISCOUNT = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.01, 0.999))
@@ -132,9 +133,7 @@ def test_grpo_loss_is_torchrls(torchrl: Any, average: Any, seed: int) -> None:
     """From rewards to gradients. The tokens of an episode are one of its sequences."""
     from tensordict import TensorDict
 
-    case = exact_case(
-        GRPOConfig(average=average, scale="none", ratio_level="token", clip_low=0.0625, clip_high=0.125), seed
-    )
+    case = exact_case(GRPO(average=average, scale="none", ratio_level="token", clip_low=0.0625, clip_high=0.125), seed)
     x = Sequences.of(case)
     known = SimpleNamespace(mask=x.mask, log_prob=lambda action: x.new)
     loss = torchrl.objectives.llm.GRPOLoss(
@@ -163,7 +162,7 @@ class Table(torch.nn.Module):
         return self.entries[row]
 
 
-def torchrl_ppo(torchrl: Any, case: Case, c: PPOConfig) -> tuple[Any, list[Tensor]]:
+def torchrl_ppo(torchrl: Any, case: Case, c: PPO) -> tuple[Any, list[Tensor]]:
     """Outputs of TorchRL's loss; gradients of the log-probabilities and, at the level of chunks, of the values.
 
     The policy at the update's start is TorchRL's delayed actor (PPO-EWMA). It has one mask for objective and critic, so
@@ -220,7 +219,7 @@ def torchrl_ppo(torchrl: Any, case: Case, c: PPOConfig) -> tuple[Any, list[Tenso
 def test_ppo_loss_is_torchrls(torchrl: Any, level: RatioLevel, decoupled: bool, seed: int) -> None:
     """With unequal limits, a clipped value loss, and behaviour weights where decoupled."""
     limits: Any = {"clip_low": 0.125, "clip_high": 0.25, "value_clip": 0.25, "huber_delta": 1.0}
-    config = PPOConfig(ratio_level=level, proximal="recomputed" if decoupled else "behaviour", **limits)
+    config = PPO(ratio_level=level, proximal="recomputed" if decoupled else "behaviour", **limits)
     case = exact_case(config, seed)
     out, gradients = torchrl_ppo(torchrl, case, config)
     loss, sums = case.whole()
@@ -258,7 +257,7 @@ def test_gae_is_sb3s(sb3: Any, seed: int, gamma: float, lam: float) -> None:
 @given(seed=SEED)
 def test_ppo_update_is_sb3s(sb3: Any, seed: int) -> None:
     """Its ``PPO.train`` over one minibatch of all chunks, with a stand-in for everything but the maths."""
-    config = PPOConfig(ratio_level="chunk", entropy_coef=0.01, value_clip=None, huber_delta=1e6)
+    config = PPO(ratio_level="chunk", entropy_coef=0.01, value_clip=None, huber_delta=1e6)
     case, found = exact_case(config, seed), dict[str, float]()
     tokens, rows = tokens_of(case), in_float64(case.targets.rows(slice(None)))
     leaves = [case.logprobs, case.entropy, case.predictions]

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from algos import make_algorithm
 from algos.advantages import episode_returns, group_advantages
 from algos.grpo import GRPO
+from algos.settings import Settings
 from tests.ppo_case import GROUPED, GRPO_CONFIGS, SEED, Case, describe_config
 from tests.reference_algos import elements_of, random_super_batch
-from vla_rl.config import GRPOConfig, SurrogateConfig
 
 BASELINES, SCALES = st.sampled_from(["mean", "leave_one_out"]), st.sampled_from(["group", "batch", "none"])
 
@@ -88,7 +87,7 @@ def test_returns_are_sums_of_executed_rewards() -> None:
 
 @pytest.mark.parametrize("average", ["elements", "episodes", "constant"])
 @pytest.mark.parametrize("config", GRPO_CONFIGS, ids=describe_config)
-def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average: Any) -> None:
+def test_the_loss_is_the_average_that_was_asked_for(config: GRPO, average: Any) -> None:
     """From per-element losses that are computed one by one, with the advantage of the whole episode."""
     config = config.model_copy(update={"average": average, "entropy_coef": 0.0})
     case = Case(config, seed=4)
@@ -131,14 +130,14 @@ OF_THE_STORE = {"group_size", "success_low", "success_high", "max_filtered"}
 def test_every_key_of_the_loss_is_read(key: str) -> None:
     base = GROUPED.model_copy(update={"proximal": "recomputed", "scale": "none"})
     case, other = Case(base), Case(base)
-    other.algorithm = make_algorithm(base.model_copy(update={key: CHANGES[key]}))
+    other.algorithm = base.model_copy(update={key: CHANGES[key]}).algorithm()
     other.targets = other.new_targets()
     assert other.whole()[0].item() != pytest.approx(case.whole()[0].item(), abs=1e-6)
 
 
 def test_every_key_is_covered() -> None:
-    assert set(GRPOConfig.model_fields) == set(SurrogateConfig.model_fields) | set(CHANGES) | OF_THE_STORE | {"name"}
-    rules = GRPOConfig(group_size=4, success_low=0.2, success_high=0.7, max_filtered=9).groups
+    assert set(GRPO.model_fields) == set(Settings.model_fields) | set(CHANGES) | OF_THE_STORE
+    rules = GRPO(group_size=4, success_low=0.2, success_high=0.7, max_filtered=9).groups
     assert (rules.size, rules.success_low, rules.success_high, rules.max_filtered) == (4, 0.2, 0.7, 9)
 
 
@@ -155,8 +154,8 @@ def test_order_of_episodes_does_not_matter() -> None:
     lengths = np.diff(batch.offsets)
     by_chunk = np.repeat(np.arange(6), lengths)
     mixed = replace(batch, group=batch.group[[0, 2, 4, 1, 3, 5]])
-    config = GRPOConfig(group_size=2, average="episodes")
-    found = GRPO(config).targets(mixed).advantages
+    config = GRPO(group_size=2, average="episodes")
+    found = config.algorithm().targets(mixed).advantages
     returns = episode_returns(batch.rewards, batch.num_steps, batch.offsets)
     expected = np.array(reference_advantages(returns.tolist(), mixed.group.tolist(), "mean", "group"))
     steps = np.add.reduceat(batch.num_steps, batch.offsets[:-1])

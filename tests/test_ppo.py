@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
-from algos import make_algorithm
 from algos.advantages import explained_variance
-from algos.base import Counts
+from algos.counts import Counts
 from algos.losses import RatioLevel, log_ratio, token_mask
+from algos.ppo import PPO
 from algos.surrogate import proximal_logprobs
 from tests.ppo_case import (
     CONFIGS,
@@ -31,13 +31,12 @@ from tests.ppo_case import (
     summed,
 )
 from tests.reference_algos import ppo_reference, random_super_batch
-from vla_rl.config import PPOConfig
 from vla_rl.types import SuperBatch
 
 
 @pytest.mark.parametrize("config", PPO_CONFIGS, ids=describe_config)
 @pytest.mark.parametrize("seed", range(3))
-def test_loss_and_metrics_equal_the_reference(config: PPOConfig, seed: int) -> None:
+def test_loss_and_metrics_equal_the_reference(config: PPO, seed: int) -> None:
     case = Case(config, seed)
     loss, sums = case.whole()
     outputs = (x.detach().numpy() for x in (case.logprobs, case.entropy, case.predictions))
@@ -66,12 +65,12 @@ def test_loss_and_metrics_equal_the_reference(config: PPOConfig, seed: int) -> N
 @settings(max_examples=25, deadline=None)
 @given(seed=SEED, config=st.sampled_from(CONFIGS), ranks=st.integers(1, 4), data=st.data())
 def test_ranks_and_micro_batches_do_not_change_loss_gradient_or_metrics(
-    seed: int, config: PPOConfig, ranks: int, data: st.DataObject
+    seed: int, config: PPO, ranks: int, data: st.DataObject
 ) -> None:
     case = Case(config, seed)
     whole, whole_sums = case.whole()
     order = np.random.default_rng(seed).permutation(case.batch.num_chunks)
-    counts = case.algorithm.counts(case.batch.num_steps)
+    counts = Counts.of(case.batch.num_steps)
     shares, sums = [], []
     for rank in range(ranks):
         size = data.draw(st.integers(1, 9), label=f"micro-batch of rank {rank}")
@@ -91,7 +90,7 @@ def test_ranks_and_micro_batches_do_not_change_loss_gradient_or_metrics(
 
 @settings(max_examples=25, deadline=None)
 @given(seed=SEED, config=st.sampled_from(CONFIGS), garbage=st.sampled_from([0.0, 1e4, -1e4, math.inf, math.nan]))
-def test_what_lies_behind_the_end_never_matters(seed: int, config: PPOConfig, garbage: float) -> None:
+def test_what_lies_behind_the_end_never_matters(seed: int, config: PPO, garbage: float) -> None:
     clean, dirty = Case(config, seed), Case(config, seed)
     behind = ~clean.batch.step_mask
     dirty.batch.logprobs[behind] = garbage
@@ -113,9 +112,9 @@ def test_what_lies_behind_the_end_never_matters(seed: int, config: PPOConfig, ga
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=describe_config)
-def test_rows_without_steps_are_padding(config: PPOConfig) -> None:
+def test_rows_without_steps_are_padding(config: PPO) -> None:
     case = Case(config)
-    counts = case.algorithm.counts(case.batch.num_steps)
+    counts = Counts.of(case.batch.num_steps)
     rows = case.rows(slice(None))
     padding = replace(rows, num_steps=torch.zeros_like(rows.num_steps), advantages=rows.advantages * math.nan)
     loss, sums = case.algorithm.loss(case.logprobs, case.entropy, case.predictions, padding, counts, 0)
@@ -125,10 +124,9 @@ def test_rows_without_steps_are_padding(config: PPOConfig) -> None:
 
 
 def test_counts_add_up_and_skip_padding() -> None:
-    algorithm = make_algorithm(PPOConfig())
-    left, right = algorithm.counts(np.array([8, 3, 0])), algorithm.counts(np.array([5], np.int32))
+    left, right = Counts.of(np.array([8, 3, 0])), Counts.of(np.array([5], np.int32))
     assert left == Counts(chunks=2, steps=11)
-    assert left + right == algorithm.counts(np.array([8, 3, 0, 5])) == Counts(chunks=3, steps=16)
+    assert left + right == Counts.of(np.array([8, 3, 0, 5])) == Counts(chunks=3, steps=16)
     assert [(left + right).elements(level, action_dim=7) for level in LEVELS] == [112, 16, 3]
 
 
@@ -169,11 +167,11 @@ def test_value_warmup_trains_the_value_head_only() -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=describe_config)
-def test_gradcheck_of_the_whole_loss(config: PPOConfig) -> None:
+def test_gradcheck_of_the_whole_loss(config: PPO) -> None:
     if config.objective == "gipo" or config.proximal == "interpolated":
         pytest.skip("holds a part of the loss constant that follows the policy: see the next test")
     case = Case(config, episodes=2, longest=2)
-    counts, rows = case.algorithm.counts(case.batch.num_steps), case.rows(slice(None))
+    counts, rows = Counts.of(case.batch.num_steps), case.rows(slice(None))
 
     def loss(logprobs: Tensor, entropy: Tensor, values: Tensor) -> Tensor:
         return case.algorithm.loss(logprobs, entropy, values, rows, counts, 0)[0]
@@ -182,11 +180,11 @@ def test_gradcheck_of_the_whole_loss(config: PPOConfig) -> None:
 
 
 @pytest.mark.parametrize("config", [c for c in CONFIGS if c.objective == "gipo"], ids=lambda c: c.ratio_level)
-def test_gradient_of_gipo_is_the_policy_gradient_times_the_trust(config: PPOConfig) -> None:
+def test_gradient_of_gipo_is_the_policy_gradient_times_the_trust(config: PPO) -> None:
     config = config.model_copy(update={"value_coef": 0.0, "clip_low": 0.99, "clip_high": 1e6})
     case = Case(config)
     (found, *_) = case.gradients(case.whole()[0])
-    case.algorithm = make_algorithm(config.model_copy(update={"objective": "clip"}))
+    case.algorithm = config.model_copy(update={"objective": "clip"}).algorithm()
     (unlimited, *_) = case.gradients(case.whole()[0])
     rows = case.rows(slice(None))
     tokens = token_mask(rows.num_steps, *case.logprobs.shape[1:])
@@ -211,17 +209,17 @@ def test_float32_is_close_to_float64() -> None:
     case = Case(DECOUPLED, episodes=30)
     everything = slice(None)
     outputs = (case.logprobs.float(), case.entropy.float(), case.predictions.float())
-    counts = case.algorithm.counts(case.batch.num_steps)
+    counts = Counts.of(case.batch.num_steps)
     single, _ = case.algorithm.loss(*outputs, case.targets.rows(everything), counts, 0)
     assert single.dtype == torch.float32
     assert single.item() == pytest.approx(case.whole()[0].item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=describe_config)
-def test_loss_stays_on_its_device_and_never_waits_for_it(config: PPOConfig) -> None:
+def test_loss_stays_on_its_device_and_never_waits_for_it(config: PPO) -> None:
     """Tensors of the meta device mix with no others, and reading one back raises."""
     case = Case(config)
-    counts = case.algorithm.counts(case.batch.num_steps)
+    counts = Counts.of(case.batch.num_steps)
     outputs = [x.detach().to("meta").requires_grad_() for x in (case.logprobs, case.entropy, case.predictions)]
     rows = case.targets.rows(slice(None), "meta")
     loss, sums = case.algorithm.loss(outputs[0], outputs[1], outputs[2], rows, counts, 0)
@@ -238,14 +236,14 @@ def test_repeated_updates_on_stale_data_find_the_best_token() -> None:
     tokens = torch.multinomial(behaviour.exp(), 512, replacement=True, generator=generator)
     reward = (tokens == 2).numpy().astype(np.float32)
     batch = bandit_batch(reward, behaviour[tokens].numpy())
-    algorithm = make_algorithm(PPOConfig(proximal="recomputed", importance_cap=5.0, gamma=1.0))
+    algorithm = PPO(proximal="recomputed", importance_cap=5.0, gamma=1.0).algorithm()
     logits = behaviour.clone().requires_grad_()
     optimizer = torch.optim.SGD([logits], lr=1.0)
     for iteration in range(60):
         proximal = torch.log_softmax(logits.detach(), 0)[tokens].reshape(-1, 1, 1).numpy()
         targets = algorithm.targets(batch, proximal, batch.values)
         new = torch.log_softmax(logits, 0)[tokens].reshape(-1, 1, 1)
-        counts = algorithm.counts(batch.num_steps)
+        counts = Counts.of(batch.num_steps)
         everything = targets.rows(slice(None))
         loss, _ = algorithm.loss(new, torch.zeros_like(new), torch.zeros(512), everything, counts, iteration)
         optimizer.zero_grad()

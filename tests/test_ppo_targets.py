@@ -15,21 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from algos import make_algorithm
 from algos.base import Algorithm, Targets
-from algos.losses import RatioLevel
+from algos.counts import Counts, RatioLevel
 from algos.ppo import PPO
 from tests.ppo_case import ANCHORED, DECOUPLED, LEVELS, PLAIN, SEED, Case
 from tests.reference_algos import batch_gae_reference, random_super_batch
-from vla_rl.config import PPOConfig
 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=SEED, level=st.sampled_from(LEVELS), normalized=st.booleans())
 def test_targets_equal_the_reference(seed: int, level: RatioLevel, normalized: bool) -> None:
-    config = PPOConfig(ratio_level=level, normalize_advantages=normalized, gamma=0.97, gae_lambda=0.9)
+    config = PPO(ratio_level=level, normalize_advantages=normalized, gamma=0.97, gae_lambda=0.9)
     batch = random_super_batch(np.random.default_rng(seed), 7)
-    targets = PPO(config).targets(batch)
+    targets = config.algorithm().targets(batch)
     raw = np.array(batch_gae_reference(batch, 0.97, 0.9))
     assert_allclose(targets.returns, raw + batch.values, rtol=1e-6, atol=1e-6)
     per_chunk = np.ones_like(batch.num_steps) if level == "chunk" else batch.num_steps
@@ -50,23 +48,23 @@ def test_recomputed_numbers_replace_the_recorded_ones() -> None:
     assert_array_equal(case.targets.behaviour_logprobs, case.batch.logprobs)
     assert_array_equal(case.targets.old_values, case.values)
     same_values = replace(case.batch, values=case.values)
-    assert_array_equal(case.targets.advantages, PPO(PPOConfig()).targets(same_values).advantages)
+    assert_array_equal(case.targets.advantages, PPO().algorithm().targets(same_values).advantages)
 
 
 def test_bootstrap_never_makes_a_time_limit_a_failure_and_always_an_end_a_time_limit() -> None:
     batch = random_super_batch(np.random.default_rng(5), 8)
     assert batch.truncated.any()
-    never = PPO(PPOConfig(bootstrap="never", normalize_advantages=False)).targets(batch)
+    never = PPO(bootstrap="never", normalize_advantages=False).algorithm().targets(batch)
     ended = replace(batch, truncated=np.zeros(8, bool), terminated=np.ones(8, bool))
-    as_terminated = PPO(PPOConfig(normalize_advantages=False)).targets(ended)
+    as_terminated = PPO(normalize_advantages=False).algorithm().targets(ended)
     assert_array_equal(never.returns, as_terminated.returns)
-    always = PPO(PPOConfig(bootstrap="always", normalize_advantages=False)).targets(batch)
+    always = PPO(bootstrap="always", normalize_advantages=False).algorithm().targets(batch)
     all_cut = replace(batch, truncated=np.ones(8, bool), terminated=np.zeros(8, bool))
-    as_truncated = PPO(PPOConfig(normalize_advantages=False)).targets(all_cut)
+    as_truncated = PPO(normalize_advantages=False).algorithm().targets(all_cut)
     assert_array_equal(always.returns, as_truncated.returns)
     cut = np.flatnonzero(batch.truncated)[0]
     last = batch.offsets[cut + 1] - 1
-    default = PPO(PPOConfig(normalize_advantages=False)).targets(batch)
+    default = PPO(normalize_advantages=False).algorithm().targets(batch)
     difference = default.returns[last] - never.returns[last]
     assert difference == pytest.approx(0.99 * batch.final_value[cut], rel=1e-5)
 
@@ -82,13 +80,13 @@ def test_the_order_of_episodes_does_not_change_targets() -> None:
     }
     offsets = np.concatenate([[0], np.cumsum(np.diff(batch.offsets)[order])]).astype(np.int32)
     shuffled = replace(batch, offsets=offsets, **per_chunk, **per_episode)
-    algorithm = PPO(PPOConfig())
+    algorithm = PPO().algorithm()
     assert_allclose(algorithm.targets(shuffled).advantages, algorithm.targets(batch).advantages[rows], atol=1e-6)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_normalized_advantages_give_zero_policy_loss_before_the_first_step(level: RatioLevel) -> None:
-    case = Case(PPOConfig(ratio_level=level, value_coef=0.0))
+    case = Case(PPO(ratio_level=level, value_coef=0.0))
     case.logprobs = torch.tensor(case.targets.proximal_logprobs, dtype=torch.float64)
     assert abs(case.whole()[0].item()) < 1e-6
 
@@ -150,7 +148,7 @@ def test_every_key_of_the_loss_is_read(key: str) -> None:
     }.get(key)
     base = base.model_copy(update=dict([needs] if needs else []))
     case, other = Case(base), Case(base)
-    other.algorithm = make_algorithm(base.model_copy(update={key: CHANGES[key]}))
+    other.algorithm = base.model_copy(update={key: CHANGES[key]}).algorithm()
     if key == "proximal":
         other.proximal = other.values = None
     if key == "kl_coef":
@@ -160,10 +158,9 @@ def test_every_key_of_the_loss_is_read(key: str) -> None:
 
 
 def test_every_key_is_covered() -> None:
-    algorithm: Algorithm = make_algorithm(PPOConfig(epochs=3, minibatches=5))
-    assert isinstance(algorithm, PPO)
+    algorithm: Algorithm = PPO(epochs=3, minibatches=5).algorithm()
     assert (algorithm.epochs, algorithm.minibatches, algorithm.needs_recompute) == (3, 5, False)
-    assert set(PPOConfig.model_fields) == set(CHANGES) | {"name", "epochs", "minibatches"}
+    assert set(PPO.model_fields) == set(CHANGES) | {"name", "epochs", "minibatches"}
 
 
 def test_numbers_of_other_weights_come_exactly_where_asked_for() -> None:
@@ -173,16 +170,16 @@ def test_numbers_of_other_weights_come_exactly_where_asked_for() -> None:
     with pytest.raises(ValueError, match="values were not given"):
         case.algorithm.targets(case.batch, case.proximal)
     with pytest.raises(ValueError, match=r"logprobs were given, and algo\.proximal does not use them"):
-        PPO(PPOConfig()).targets(case.batch, case.proximal, case.values)
+        PPO().algorithm().targets(case.batch, case.proximal, case.values)
     with pytest.raises(ValueError, match=r"reference_logprobs were not given, and algo\.kl_coef needs them"):
         anchored.algorithm.targets(anchored.batch)
     with pytest.raises(ValueError, match=r"reference_logprobs were given, and algo\.kl_coef does not use"):
-        PPO(PPOConfig()).targets(anchored.batch, reference_logprobs=anchored.reference)
+        PPO().algorithm().targets(anchored.batch, reference_logprobs=anchored.reference)
 
 
 def test_contradictory_batches_are_refused() -> None:
     batch = random_super_batch(np.random.default_rng(0), 4)
-    algorithm = PPO(PPOConfig())
+    algorithm = PPO().algorithm()
     with pytest.raises(ValueError, match="episode 100 has terminated=False and truncated=False"):
         algorithm.targets(replace(batch, terminated=np.zeros(4, bool), truncated=np.zeros(4, bool)))
     with pytest.raises(ValueError, match=r"num_steps lie in 4\.\.4: must be 1\.\.3"):
@@ -201,7 +198,7 @@ def test_contradictory_batches_are_refused() -> None:
 
 def test_shapes_that_would_broadcast_are_refused() -> None:
     case = Case(PLAIN)
-    rows, counts = case.rows(slice(None)), case.algorithm.counts(case.batch.num_steps)
+    rows, counts = case.rows(slice(None)), Counts.of(case.batch.num_steps)
     with pytest.raises(ValueError, match=r"values \(\d+, 1\) instead of \(\d+,\)"):
         case.algorithm.loss(case.logprobs, case.entropy, case.predictions[:, None], rows, counts, 0)
     with pytest.raises(ValueError, match="entropy"):

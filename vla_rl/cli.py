@@ -109,6 +109,7 @@ def _add_study(commands: Any) -> None:
     )
     parser.add_argument("study", metavar="STUDY", type=Path, help="YAML file, such as configs/studies/staleness.yaml")
     parser.add_argument("--runs", metavar="FOLDER", type=Path, default=Path("runs"), help="where its runs are kept")
+    parser.add_argument("--jobs", metavar="N", type=_positive, default=1, help="runs at a time")
     parser.add_argument("--output", metavar="FILE", type=_new_file, help="draw a picture, a png file")
     _add_json(parser)
 
@@ -170,6 +171,9 @@ def _add_benchmark(commands: Any) -> None:
     )
     scaling.add_argument("config", metavar="CONFIG", type=Path, help="YAML file, such as configs/scaling/libero.yaml")
     _add_overrides(scaling)
+    scaling.add_argument(
+        "--backend", choices=["real", "virtual", "simulated"], help="by default as the config says (placement.virtual)"
+    )
     scaling.add_argument("--devices", metavar="N,N,...", type=_numbers, default=[1, 2, 4, 8], help="device counts")
     scaling.add_argument("--mode", metavar="NAME,...", default="all", help="placement modes; all: and the reference")
     scaling.add_argument("--iterations", metavar="N", type=_positive, default=4, help="measured per point")

@@ -1,29 +1,21 @@
 """The one schema of a run: every key, its type, its default and its limits.
 
 Values come from a YAML file and ``key=value`` overrides (see ``config_loading``); nothing changes them afterwards.
-Each group of keys is one class below. Heavy libraries are not imported here: reading a config is instant.
+Each group of keys is one class below; an algorithm's keys stand in its own file (``algos``). Heavy libraries are not
+imported here: reading a config is instant.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from vla_rl.types import FinalValues, GroupRules
-
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveFloat = Annotated[float, Field(gt=0.0)]
+from algos import AlgoConfig
+from algos.ppo import PPO
+from vla_rl.schema import Fraction, Group, NonNegative, Positive, PositiveFloat
 
 LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
-
-
-class Group(BaseModel):
-    """Base of all groups: frozen, and unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 # --- env: the simulator ---------------------------------------------------------------------------------------------
@@ -186,163 +178,6 @@ class PolicyConfig(Group):
     latency_ms: float = Field(0.0, ge=0.0, description="Simulated extra cost of one inference batch, slept.")
 
 
-# --- algo -----------------------------------------------------------------------------------------------------------
-
-
-class SurrogateConfig(Group):
-    """The policy objective that all algorithms here share."""
-
-    objective: Literal["clip", "sapo", "gipo"] = Field(
-        "clip",
-        description="What keeps ratios near 1: a limit, or, in sapo (arXiv:2511.20347) and gipo (arXiv:2603.03955), "
-        "gradients that fade with the distance.",
-    )
-    tau_positive: PositiveFloat = Field(1.0, description="How fast, in sapo, where the advantage is positive.")
-    tau_negative: PositiveFloat = Field(1.05, description="How fast, in sapo, where it is negative.")
-    clip_low: PositiveFloat = Field(0.2, description="Ratios are clipped to [1 - clip_low, 1 + clip_high].")
-    clip_high: PositiveFloat = 0.2
-    gipo_sigma: PositiveFloat = Field(0.5, description="Log-ratio at which, in gipo, the gradient has fallen to 61 %.")
-    dual_clip: float | None = Field(
-        None, gt=1.0, description="Where the advantage is negative, ratios count as this at most (arXiv:1912.09729)."
-    )
-    ratio_level: Literal["token", "action", "chunk"] = Field("action", description="What one probability ratio covers.")
-    entropy_coef: float = Field(0.0, ge=0.0)
-    epochs: Positive = 1
-    minibatches: Positive = Field(4, description="Optimizer steps per epoch.")
-    proximal: Literal["behaviour", "recomputed", "interpolated"] = Field(
-        "behaviour",
-        description="The policy around which ratios are held. behaviour: the one that acted. Decoupled from it "
-        "(arXiv:2505.24298): that of the update's start, recomputed by one more forward pass, or interpolated between "
-        "the one that acted and the one in training by the data's age.",
-    )
-    importance_level: Literal["token", "action", "chunk", "episode"] | None = Field(
-        None, description="What one weight pi_prox / pi_behaviour covers, ratio_level or more; null: ratio_level."
-    )
-    importance_cap: PositiveFloat | None = Field(None, description="Largest weight pi_prox / pi_behaviour.")
-    importance_band: float | None = Field(None, gt=1.0, description="Weights outside [1/band, band] count as 0.")
-    kl_coef: float = Field(
-        0.0, ge=0.0, description="Of the divergence from the policy that the run began with; costs a forward pass."
-    )
-
-    @model_validator(mode="after")
-    def _weights_are_there(self) -> Self:
-        for name in ("importance_level", "importance_cap", "importance_band"):
-            value = getattr(self, name)
-            if value is not None and self.proximal == "behaviour":
-                raise ValueError(
-                    f"{name}={value} is about weights pi_prox / pi_behaviour, which are all 1 with proximal=behaviour: "
-                    f"set proximal=recomputed, or {name}=null"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _level_of_weights(self) -> Self:
-        if self.importance_level is not None:
-            levels = ("token", "action", "chunk", "episode")
-            if levels.index(self.importance_level) < levels.index(self.ratio_level):
-                raise ValueError(
-                    f"importance_level={self.importance_level} is finer than ratio_level={self.ratio_level}: "
-                    "one ratio has one weight; set it to the same or a coarser level"
-                )
-        if self.importance_level == "episode" and self.proximal == "interpolated":
-            raise ValueError(
-                "importance_level=episode needs all chunks of an episode at once, which proximal=interpolated never "
-                "has: set proximal=recomputed, or importance_level=chunk"
-            )
-        return self
-
-    @property
-    def groups(self) -> GroupRules:
-        """Which episodes belong together."""
-        return GroupRules()
-
-    @property
-    def final_values(self) -> FinalValues:
-        """Which episodes end with the value of their final observation."""
-        return "never"
-
-
-class PPOConfig(SurrogateConfig):
-    """Proximal policy optimization (arXiv:1707.06347) on action chunks."""
-
-    name: Literal["ppo"] = "ppo"
-    gamma: Fraction = Field(0.99, description="Discount per chunk.")
-    gae_lambda: Fraction = 0.95
-    estimator: Literal["gae", "vtrace"] = Field(
-        "gae",
-        description="vtrace corrects returns for the data's age (arXiv:1802.01561); needs proximal=recomputed.",
-    )
-    vtrace_cap: PositiveFloat = Field(1.0, description="Largest weight pi_prox / pi_behaviour of a chunk in vtrace.")
-    bootstrap: FinalValues = Field(
-        "truncated",
-        description="truncated: an episode cut by its time limit ends with the value of its final observation. "
-        "never: with 0, where the limit is part of the task, as in LIBERO's benchmark. always: any episode does, as in "
-        "RLinf's recipes.",
-    )
-    value_clip: PositiveFloat | None = Field(0.2, description="Clip range of the value update; null: unclipped.")
-    huber_delta: PositiveFloat = Field(10.0, description="Where the value loss turns from squared to absolute.")
-    value_coef: float = Field(0.5, ge=0.0)
-    normalize_advantages: bool = True
-    value_warmup: NonNegative = Field(0, description="Iterations that train the value head only.")
-
-    @model_validator(mode="after")
-    def _vtrace_needs_recompute(self) -> Self:
-        if self.estimator == "vtrace" and self.proximal != "recomputed":
-            raise ValueError(
-                f"estimator=vtrace weighs by recomputed log-probabilities, proximal={self.proximal} has none: "
-                "set proximal=recomputed"
-            )
-        return self
-
-    @property
-    def final_values(self) -> FinalValues:
-        return self.bootstrap
-
-
-class GRPOConfig(SurrogateConfig):
-    """Group-relative policy optimization (arXiv:2402.03300) on action chunks, and its relatives.
-
-    The defaults are SimpleVLA-RL's (arXiv:2509.09674). GRPO as published is average=episodes; RLOO (arXiv:2402.14740)
-    baseline=leave_one_out, scale=none; Dr. GRPO (arXiv:2503.20783) scale=none, average=constant; REINFORCE++ with a
-    group baseline (arXiv:2501.03262) scale=batch.
-    """
-
-    name: Literal["grpo"] = "grpo"
-    clip_high: PositiveFloat = Field(0.28, description="Above clip_low: rare actions may become likely (clip-higher).")
-    group_size: int = Field(8, ge=2, description="Episodes of one task and placement that are compared.")
-    baseline: Literal["mean", "leave_one_out"] = Field(
-        "mean", description="What a return is compared with: its group's mean, with or without itself."
-    )
-    scale: Literal["group", "batch", "none"] = Field(
-        "group", description="What advantages are divided by: their unbiased deviation in the group, in the batch, 1."
-    )
-    average: Literal["elements", "episodes", "constant"] = Field(
-        "elements",
-        description="The loss is the mean over all ratios; over episodes, of each one's mean; or, as in Dr. GRPO, the "
-        "sum over ratios by what the longest episode of the batch has.",
-    )
-    success_low: Fraction = Field(0.1, description="Groups with a lower success rate are replaced (dynamic sampling).")
-    success_high: Fraction = Field(0.9, description="Groups with a higher success rate are replaced.")
-    max_filtered: NonNegative = Field(
-        64, description="Groups replaced in a row, after which any group is trained on, until a better one comes."
-    )
-
-    @model_validator(mode="after")
-    def _bounds_in_order(self) -> Self:
-        if self.success_low > self.success_high:
-            raise ValueError(
-                f"success_low={self.success_low} above success_high={self.success_high} would filter out every group"
-            )
-        return self
-
-    @property
-    def groups(self) -> GroupRules:
-        return GroupRules(self.group_size, self.success_low, self.success_high, self.max_filtered)
-
-
-AlgoConfig = Annotated[PPOConfig | GRPOConfig, Field(discriminator="name")]
-
-
 # --- sft: the warm start ---------------------------------------------------------------------------------------------
 
 
@@ -447,7 +282,7 @@ class RunConfig(Group):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     env: EnvConfig = Field(default_factory=LiberoConfig)
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
-    algo: AlgoConfig = Field(default_factory=PPOConfig)
+    algo: AlgoConfig = Field(default_factory=PPO)
     sft: SftConfig = Field(default_factory=SftConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)

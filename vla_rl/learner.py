@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from algos.base import Algorithm, Targets
+from algos.counts import Counts
 from vla_rl.config import RunConfig
 from vla_rl.device_lock import Turn
 from vla_rl.errors import UserError
@@ -181,7 +182,7 @@ class Learner:
     def _optimizer_step(
         self, batch: SuperBatch, targets: Targets, rows: np.ndarray, iteration: int
     ) -> dict[str, float]:
-        counts = self.algorithm.counts(batch.num_steps[rows])
+        counts = Counts.of(batch.num_steps[rows])
         sums: dict[str, torch.Tensor] = {}
         parts = list(self._micro_batches(rows))
         for i, (part, padding) in enumerate(parts):

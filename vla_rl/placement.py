@@ -13,6 +13,7 @@ run on cores (LIBERO) stand beside all that: they have processes of their own an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -140,8 +141,9 @@ def layouts(devices: int, on_devices: bool, mode: Mode | None = None) -> Iterato
 
 
 def _splits(devices: tuple[int, ...], parts: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """All ways to cut a sequence into that many neighbouring parts, none empty."""
-    for cuts in combinations(range(1, len(devices)), parts - 1):
+    """All ways to cut a sequence into that many neighbouring parts, none empty; of many devices in steps of a 64th."""
+    step = math.ceil(len(devices) / 64)
+    for cuts in combinations(range(step, len(devices), step), parts - 1):
         yield tuple(devices[i:j] for i, j in pairwise((0, *cuts, len(devices))))
 
 

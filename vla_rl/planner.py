@@ -26,6 +26,7 @@ from vla_rl.simulation import SimulatedRun
 
 _WITHIN = 1.25  # a layout whose bound is this much worse than the best one's is not worth a simulation ...
 _AT_LEAST = 4  # ... unless there are fewer than this many
+_DEVICES_AT_MOST = 1024  # in all simulations of a search together: they take time in proportion
 _WARMUP, _BATCHES = 2, 4
 
 
@@ -79,7 +80,8 @@ def search(
     """The candidates whose bounds promise something, simulated, the fastest first."""
     found = candidates(config, resources, profile, job, mode)
     worth = [c for c in found if c.bound.seconds <= _WITHIN * found[0].bound.seconds]
-    worth = worth if len(worth) >= _AT_LEAST else found[:_AT_LEAST]
+    devices = usable_devices(config, resources)
+    worth = found[: max(_AT_LEAST, min(len(worth), _DEVICES_AT_MOST // devices))]
     simulated = [simulate(c, profile, job, resources.cores) for c in worth]
     return sorted(simulated, key=lambda c: c.simulated or 0.0)
 

@@ -142,7 +142,6 @@ class LearnerProcess:
         """Build the model, join the other ranks, continue from ``state`` if given, and publish ``version``."""
         import torch
 
-        from algos import make_algorithm
         from vla_rl.learner import Learner, join_ranks
         from vla_rl.policies import build_policy
         from vla_rl.weights import WeightPublisher, create_weights
@@ -154,7 +153,7 @@ class LearnerProcess:
         self._learner = Learner(
             self._config,
             policy,
-            make_algorithm(self._config.algo),
+            self._config.algo.algorithm(),
             rank=rank,
             world_size=self._world_size,
             device=device,

@@ -175,7 +175,6 @@ def measure_inference(config: RunConfig, spec: EnvSpec, policy: Any, max_batch: 
 
 def measure_learner(config: RunConfig, spec: EnvSpec, device: str) -> tuple[Curve, float, Any]:
     """(cost of a micro-batch, of an optimizer step, the learner): one and two micro-batches tell them apart."""
-    from algos import make_algorithm
     from vla_rl.learner import Learner, join_ranks
     from vla_rl.policies import build_policy
 
@@ -189,7 +188,7 @@ def measure_learner(config: RunConfig, spec: EnvSpec, device: str) -> tuple[Curv
         settings = config.learner.model_copy(update={"micro_batch": n, "ranks": None})
         changed = config.model_copy(update={"algo": algo, "learner": settings})
         policy = build_policy(config.policy, spec, config.seed)
-        learner = Learner(changed, policy, make_algorithm(algo), rank=0, world_size=1, device=device)
+        learner = Learner(changed, policy, algo.algorithm(), rank=0, world_size=1, device=device)
         for passes, results in ((1, once), (2, twice)):
             batch = made_up_batch(config, spec, passes * n)
             results.append(timed(lambda learner=learner, batch=batch: learner.update(batch, 0), 3))  # type: ignore[misc]

@@ -137,10 +137,13 @@ def draw_scaling(points: Sequence[Any], path: Path, title: str) -> None:
         mine = [p for p in points if p.mode == mode]
         devices = [p.devices for p in mine]
         (line,) = axes[0].plot(devices, [p.env_steps_per_s for p in mine], "o-", label=mode)
-        predicted = [p.simulated * p.env_steps_per_s / p.batches_per_s for p in mine]
-        axes[0].plot(devices, predicted, "x", color=line.get_color())
-        axes[1].plot(devices, [p.efficiency for p in mine], "o-", color=line.get_color(), label=mode)
-    axes[0].set(title="trained control steps/s (o) and simulated (x)", xscale="log", yscale="log")
+        both = [p for p in mine if p.simulated is not None and p.backend != "simulated"]
+        predicted = [p.simulated * p.env_steps_per_s / p.batches_per_s for p in both]
+        axes[0].plot([p.devices for p in both], predicted, "x", color=line.get_color())
+        bounded = [p for p in mine if p.efficiency is not None]
+        axes[1].plot([p.devices for p in bounded], [p.efficiency for p in bounded], "o-", color=line.get_color())
+    by = " and ".join(dict.fromkeys(p.backend for p in points))
+    axes[0].set(title=f"trained control steps/s, {by} (o); simulated (x)", xscale="log", yscale="log")
     axes[1].set(title="efficiency: share of the bound", xscale="log", ylim=(0, 1.1))
     for axis in axes:
         axis.set_xlabel("devices")

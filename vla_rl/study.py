@@ -1,6 +1,6 @@
 """Several variants of a run, each with several seeds, side by side: `vla-rl study`.
 
-    study file ──▶ all configs checked ──▶ runs, seed after seed ──▶ table, picture, figures
+    study file ──▶ all configs checked ──▶ runs, seed after seed, or some at a time ──▶ table, picture, figures
 
 A study that was interrupted goes on where it stood: complete runs are not repeated, an incomplete one is resumed.
 """
@@ -11,7 +11,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,7 @@ def study_command(args: Any) -> int:
     study = read_study(args.study)
     runs = list(plan_runs(study, args.runs / args.study.stem))
     console = Console()
-    started, missing = time.monotonic(), [run for run in runs if not is_complete(run)]
-    for done, run in enumerate(missing):
-        left = (time.monotonic() - started) / done * (len(missing) - done) / 60 if done else None
-        estimate = "" if left is None else f", about {left:.0f} min left"
-        console.print(f"run {done + 1} of {len(missing)}: {run.variant}, seed {run.seed}{estimate}")
-        execute(study.config, run)
+    execute_all(study.config, [run for run in runs if not is_complete(run)], args.jobs, console)
     metrics: dict[str, list[Metrics]] = {name: [] for name in study.variants}
     for run in runs:
         metrics[run.variant].append(_read(run))
@@ -110,6 +106,23 @@ def _was_stopped(run: Run) -> bool:
     return last["iteration"] < train.iterations and in_time
 
 
+def execute_all(config: Path, missing: Sequence[Run], jobs: int, console: Console) -> None:
+    """``jobs`` runs at a time, in their order. Where one fails those under way are waited for, and none begins."""
+    started = time.monotonic()
+    console.print(f"{len(missing)} runs to do, {jobs} at a time")
+    with ThreadPoolExecutor(jobs) as pool:
+        under_way = {pool.submit(execute, config, run): run for run in missing}
+        try:
+            for done, future in enumerate(as_completed(under_way), 1):
+                future.result()
+                run = under_way[future]
+                left = (time.monotonic() - started) / done * (len(missing) - done) / 60
+                console.print(f"{done} of {len(missing)}: {run.variant}, seed {run.seed}; about {left:.0f} min left")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
 def execute(config: Path, run: Run) -> None:
     """Train, in a process of its own; what it prints goes to a file. Raises UserError where it fails or is stopped."""
     command = [sys.executable, "-m", "vla_rl.cli", "train"]
@@ -121,13 +134,10 @@ def execute(config: Path, run: Run) -> None:
         command += [str(config), *run.overrides]
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     log = run.folder.with_suffix(".log")
-    with log.open("ab") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:  # the run got it too, and writes a checkpoint
-            process.wait()
-            raise
+    with log.open("ab") as out:  # Ctrl-C reaches the run as well: it writes a checkpoint and ends
+        status = subprocess.run(
+            command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False
+        ).returncode
     if status or not is_complete(run):
         raise UserError(
             f"{run.folder} ended early with status {status}; see {log}, then start the study again to go on"

@@ -1,8 +1,14 @@
 """Batches a second across device counts and modes: `vla-rl benchmark scaling CONFIG --devices 1,2,4,8`.
 
-A config describes the workload of one device: super-batch and simulators grow with the number of devices. Every point
-is measured on *virtual* devices: the real runtime, with computing replaced by holding a device. Beside it stand
-the bound, the discrete-event simulation of the same plan, and the synchronous reference.
+A config describes the workload of one device: super-batch and simulators grow with the number of devices. Three back
+ends, named with every result:
+
+    real       the run as it is, on this machine's devices (cores, where it has no GPU)
+    virtual    the real runtime, with computing replaced by holding a device as long as a profile says
+    simulated  discrete events by the same profile, for device counts far beyond this machine
+
+Beside every point stand the bound and the simulation of the same plan where there is a profile, and the synchronous
+reference.
 """
 
 from __future__ import annotations
@@ -11,9 +17,9 @@ import csv
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -23,49 +29,82 @@ from vla_rl.config_loading import load_config
 from vla_rl.cost_model import Job
 from vla_rl.errors import UserError
 from vla_rl.machine import Machine
-from vla_rl.placement import Layout, Mode, PlanError, Resources
-from vla_rl.planner import search
+from vla_rl.placement import Layout, Mode, PlanError, Resources, make_plan
+from vla_rl.planner import Candidate, search
 from vla_rl.profile import Profile, load_profile, save_profile
 from vla_rl.run_folder import machine
 
+Backend = Literal["real", "virtual", "simulated"]
 COOLDOWN = 2  # last iterations, for which everything has been played before
 REFERENCE = "synchronous reference"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement, in the time of the profile (seconds are divided by the time scale)."""
+    """One measurement; in the time of the profile where there is one (seconds are divided by the time scale)."""
 
     devices: int
     mode: str  # or REFERENCE
     layout: str
-    backend: str  # "virtual" or "simulated"
+    backend: Backend
     batches_per_s: float
     env_steps_per_s: float
     chunks_per_s: float
-    efficiency: float  # of the bound
-    simulated: float  # batches a second that the discrete-event simulation predicts
-    limit: str  # the resource that bounds it
-    control_plane: float  # share of this machine's cores that the runtime itself took
+    efficiency: float | None  # of the bound
+    simulated: float | None  # batches a second that the discrete-event simulation predicts
+    limit: str | None  # the resource that bounds it
+    machine: float | None  # share of this machine's cores in use; on virtual devices by the runtime alone
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What one point runs."""
+
+    config: RunConfig  # for its number of devices
+    mode: str
+    devices: int
+    layout: Layout
+    profile: Profile | None = None
+    job: Job | None = None
+    expected: Candidate | None = None
+
+    @property
+    def least_seconds(self) -> float | None:
+        """Of a super-batch, by the bound; the reference's phases add up."""
+        if self.expected is None:
+            return None
+        return self.expected.bound.in_turns if self.mode == REFERENCE else self.expected.bound.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one super-batch, in the profile's time."""
+
+    seconds: float
+    steps: float
+    chunks: float
+    machine: float | None = None
 
 
 def scaling_command(args: Any) -> int:
     """Measure all points, print and draw them."""
     config = load_config(args.config, args.overrides, Machine.detect())
-    if config.placement.virtual is None:
-        raise UserError(f"{args.config}: placement.virtual names no profile; see configs/scaling for configs that do")
-    profile = load_profile(Path(config.placement.virtual))
+    backend = choose_backend(config, args.backend)
+    name = config.placement.virtual or config.placement.profile
+    profile = None if name is None else load_profile(Path(name))
     modes: Sequence[str] = (*get_args(Mode), REFERENCE) if args.mode == "all" else args.mode.split(",")
     console, points = Console(), []
     for devices in args.devices:
         for mode in modes:
             try:
-                points.append(measure(config, profile, devices, mode, args.iterations))
+                case = prepare(config, profile, devices, mode)
             except PlanError as error:
                 console.print(f"{devices} device(s), {mode}: {error}")
                 continue
+            points.append(measure(case, backend, args.iterations))
             console.print(_line(points[-1]))
-    console.print(make_table(points, f"{profile.name}, virtual devices"))
+    title = f"{args.config.stem if profile is None else profile.name}, {backend} devices"
+    console.print(make_table(points, title))
     if args.json:
         record = {"machine": machine(), "config": config.model_dump(mode="json"), "points": [asdict(p) for p in points]}
         args.json.write_text(json.dumps(record, indent=2) + "\n")
@@ -77,43 +116,84 @@ def scaling_command(args: Any) -> int:
     if args.output:
         from vla_rl.report import draw_scaling
 
-        draw_scaling(points, args.output, f"{profile.name}: virtual devices")
+        draw_scaling(points, args.output, title)
     return 0
 
 
-def measure(config: RunConfig, profile: Profile, devices: int, mode: str, iterations: int) -> Point:
-    """Run one point on virtual devices. Raises PlanError where the mode cannot be."""
+def choose_backend(config: RunConfig, asked: Backend | None) -> Backend:
+    """The one that the config is made for, or that was asked for. Raises UserError where the two do not fit."""
+    virtual = config.placement.virtual is not None
+    backend: Backend = asked or ("virtual" if virtual else "real")
+    if backend == "real" and virtual:
+        raise UserError("--backend real: placement.virtual names a profile; set placement.virtual=null and a real env")
+    if backend != "real" and not virtual:
+        raise UserError(
+            f"--backend {backend}: placement.virtual names no profile; see configs/scaling for such configs"
+        )
+    return backend
+
+
+def prepare(config: RunConfig, profile: Profile | None, devices: int, mode: str) -> Case:
+    """A point's config and its best layout. Raises PlanError where the mode cannot be."""
+    layout_mode: Mode | None = None if mode == "auto" else "collocated" if mode == REFERENCE else mode  # type: ignore[assignment]
+    if not isinstance(config.env, WorkloadConfig) or profile is None:
+        scaled = _multiplied(config, devices, layout_mode or "auto")
+        if mode == REFERENCE:
+            scaled = scaled.model_copy(update={"mode": "sync"})
+        layout = make_plan(scaled, Resources.of(Machine.detect(), scaled)).layout
+        return Case(scaled, mode, devices, layout)
     scaled = for_devices(config, profile, devices)
     if mode == REFERENCE:
         scaled, profile = as_reference(scaled, profile)
-        layout_mode: Mode | None = "collocated"
-    else:
-        layout_mode = None if mode == "auto" else mode  # type: ignore[assignment]
-    resources = Resources.of(Machine.detect(), scaled)
     job = Job.of(scaled, *_lengths(scaled))
-    best = search(scaled, resources, profile, job, layout_mode)[0]
-    seconds, steps, chunks, load = run_virtual(scaled, profile, best.layout, iterations)
-    least = best.bound.in_turns if mode == REFERENCE else best.bound.seconds
+    best = search(scaled, Resources.of(Machine.detect(), scaled), profile, job, layout_mode)[0]
+    return Case(scaled, mode, devices, best.layout, profile, job, best)
+
+
+def measure(case: Case, backend: Backend, iterations: int) -> Point:
+    """Run one point."""
+    expected = case.expected
+    if backend == "simulated":
+        assert expected is not None
+        assert expected.simulated is not None
+        assert case.job is not None
+        found = Measured(expected.simulated, case.job.steps, case.job.chunks)
+    elif backend == "virtual":
+        assert case.profile is not None
+        found = run_virtual(case.config, case.profile, case.layout, iterations)
+    else:
+        found = run_real(case.config, iterations)
     return Point(
-        devices=devices,
-        mode=mode,
-        layout=best.layout.describe(),
-        backend="virtual",
-        batches_per_s=1 / seconds,
-        env_steps_per_s=steps / seconds,
-        chunks_per_s=chunks / seconds,
-        efficiency=least / seconds,
-        simulated=1 / (best.simulated or seconds),
-        limit=best.bound.limit,
-        control_plane=load,
+        devices=case.devices,
+        mode=case.mode,
+        layout=case.layout.describe(),
+        backend=backend,
+        batches_per_s=1 / found.seconds,
+        env_steps_per_s=found.steps / found.seconds,
+        chunks_per_s=found.chunks / found.seconds,
+        efficiency=case.least_seconds and case.least_seconds / found.seconds,
+        simulated=1 / expected.simulated if expected and expected.simulated else None,
+        limit=expected.bound.limit if expected else None,
+        machine=found.machine,
+    )
+
+
+def _multiplied(config: RunConfig, devices: int, mode: str) -> RunConfig:
+    """The workload of one device, for several."""
+    episodes, workers = config.train.batch_episodes * devices, config.placement.env_workers * devices
+    placement = {"devices": devices, "env_workers": workers, "mode": mode}
+    return config.model_copy(
+        update={
+            "train": config.train.model_copy(update={"batch_episodes": episodes}),
+            "placement": config.placement.model_copy(update=placement),
+        }
     )
 
 
 def for_devices(config: RunConfig, profile: Profile, devices: int) -> RunConfig:
     """The workload of one device, for several; the simulator's costs as the profile says."""
-    env, placement, scale = config.env, config.placement, config.placement.time_scale
-    if not isinstance(env, WorkloadConfig):
-        raise UserError("placement.virtual needs env=workload")
+    env, scale = config.env, config.placement.time_scale
+    assert isinstance(env, WorkloadConfig)
     simulate, render, chunk = profile.simulate, profile.render, config.policy.chunk_size
     costs = {
         "step_ms": simulate.each / chunk,
@@ -124,15 +204,8 @@ def for_devices(config: RunConfig, profile: Profile, devices: int) -> RunConfig:
     }
     changed = {name: seconds * 1e3 * scale for name, seconds in costs.items()}
     on_devices = profile.simulator_on == "devices"
-    return config.model_copy(
-        update={
-            "env": env.model_copy(update=changed | {"on_devices": on_devices}),
-            "train": config.train.model_copy(update={"batch_episodes": config.train.batch_episodes * devices}),
-            "placement": placement.model_copy(
-                update={"devices": devices, "env_workers": placement.env_workers * devices}
-            ),
-        }
-    )
+    scaled = _multiplied(config, devices, config.placement.mode)
+    return scaled.model_copy(update={"env": env.model_copy(update=changed | {"on_devices": on_devices})})
 
 
 def as_reference(config: RunConfig, profile: Profile) -> tuple[RunConfig, Profile]:
@@ -157,45 +230,46 @@ def as_reference(config: RunConfig, profile: Profile) -> tuple[RunConfig, Profil
     )
 
 
-def run_virtual(
-    config: RunConfig, profile: Profile, layout: Layout, iterations: int
-) -> tuple[float, float, float, float]:
-    """Seconds, control steps and chunks of one super-batch, in the profile's time, and the share of this machine's
-    cores that was in use."""
+def run_virtual(config: RunConfig, profile: Profile, layout: Layout, iterations: int) -> Measured:
+    """On virtual devices, in the profile's time."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_profile(profile, Path(folder) / "profile.yaml")
+        changed = {
+            "virtual": str(Path(folder) / "profile.yaml"),
+            "mode": layout.mode,
+            "inference_devices": len(layout.inference) if layout.mode != "collocated" else None,
+            "simulator_devices": len(layout.simulators) or None if layout.mode != "collocated" else None,
+        }
+        placement = config.placement.model_copy(update=changed)
+        found = run_real(config.model_copy(update={"placement": placement}), iterations)
+    return replace(found, seconds=found.seconds / config.placement.time_scale)
+
+
+def run_real(config: RunConfig, iterations: int) -> Measured:
+    """Train, and look at the iterations after the first and before the last."""
     from vla_rl.runner import train
 
     warmup = config.train.max_age + 3  # until what was played before the first update has been trained
+    rounds = {"iterations": warmup + iterations + COOLDOWN, "eval_episodes": 0, "checkpoint_every": 10**6}
     with tempfile.TemporaryDirectory() as folder:
-        save_profile(profile, Path(folder) / "profile.yaml")
-        placement = config.placement.model_copy(
-            update={
-                "virtual": str(Path(folder) / "profile.yaml"),
-                "mode": layout.mode,
-                "inference_devices": len(layout.inference) if layout.mode != "collocated" else None,
-                "simulator_devices": len(layout.simulators) or None if layout.mode != "collocated" else None,
-            }
+        log = {"dir": folder, "name": "run", "tensorboard": False, "wandb": "off", "video": False}
+        train(
+            config.model_copy(
+                update={
+                    "train": config.train.model_copy(update=rounds),
+                    "log": config.log.model_copy(update=log),
+                }
+            )
         )
-        rounds = config.train.model_copy(
-            update={
-                "iterations": warmup + iterations + COOLDOWN,
-                "eval_episodes": 0,
-                "checkpoint_every": 10**6,
-            }
-        )
-        log = config.log.model_copy(update={"dir": folder, "name": "run", "tensorboard": False, "video": False})
-        train(config.model_copy(update={"placement": placement, "train": rounds, "log": log}))
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-    measured = [json.loads(line) for line in lines][warmup : warmup + iterations]
+    measured = [m for m in map(json.loads, lines) if m["iteration"] > 0][warmup : warmup + iterations]
+    if len(measured) < iterations:
+        raise KeyboardInterrupt  # the run ended early, and in order
 
     def mean(name: str) -> float:
         return sum(m[name] for m in measured) / len(measured)
 
-    return (
-        mean("time/iteration_s") / config.placement.time_scale,
-        mean("rollout/env_steps"),
-        mean("rollout/chunks"),
-        mean("machine/cpu"),
-    )
+    return Measured(mean("time/iteration_s"), mean("rollout/env_steps"), mean("rollout/chunks"), mean("machine/cpu"))
 
 
 def _lengths(config: RunConfig) -> tuple[int, float]:
@@ -205,21 +279,26 @@ def _lengths(config: RunConfig) -> tuple[int, float]:
 
 
 def _line(p: Point) -> str:
-    return (
-        f"{p.devices} device(s), {p.mode} ({p.layout}): {p.batches_per_s:.4g} batches/s, {p.efficiency:.0%} of the "
-        f"bound, simulated {p.simulated:.4g}, {p.control_plane:.0%} of this machine's cores in use"
-    )
+    parts = [f"{p.devices} device(s), {p.mode} ({p.layout}): {p.batches_per_s:.4g} batches/s"]
+    if p.efficiency is not None:
+        parts.append(f"{p.efficiency:.0%} of the bound ({p.limit})")
+    if p.simulated is not None and p.backend != "simulated":
+        parts.append(f"simulated {p.simulated:.4g}")
+    if p.machine is not None:
+        parts.append(f"{p.machine:.0%} of this machine's cores in use")
+    return ", ".join(parts)
 
 
 def make_table(points: Sequence[Point], title: str) -> Table:
     """Per device count and mode; the gain is over the reference on as many devices."""
     table = Table(title=title)
-    for name in ("devices", "mode", "layout", "batches/s", "steps/s", "of bound", "simulated", "gain"):
-        table.add_column(name, justify="left" if name in ("mode", "layout") else "right")
+    for name in ("devices", "mode", "layout", "batches/s", "steps/s", "of bound", "limit", "simulated", "gain"):
+        table.add_column(name, justify="left" if name in ("mode", "layout", "limit") else "right")
     reference = {p.devices: p.batches_per_s for p in points if p.mode == REFERENCE}
     for p in points:
         gain = f"{p.batches_per_s / reference[p.devices]:.2f}x" if p.devices in reference else "-"
         rates = [f"{x:.4g}" for x in (p.batches_per_s, p.env_steps_per_s)]
-        simulated = f"{p.simulated / p.batches_per_s - 1:+.0%}"
-        table.add_row(str(p.devices), p.mode, p.layout, *rates, f"{p.efficiency:.0%}", simulated, gain)
+        simulated = "-" if p.simulated is None else f"{p.simulated / p.batches_per_s - 1:+.0%}"
+        bound = "-" if p.efficiency is None else f"{p.efficiency:.0%}"
+        table.add_row(str(p.devices), p.mode, p.layout, *rates, bound, p.limit or "-", simulated, gain)
     return table

@@ -1,0 +1,32 @@
+"""What the sums of a loss are divided by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from vla_rl.types import Array
+
+RatioLevel = Literal["token", "action", "chunk"]  # what one probability ratio covers
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Of one optimizer step. Counts of disjoint rows add up."""
+
+    chunks: int
+    steps: int  # executed
+
+    @classmethod
+    def of(cls, num_steps: Array) -> Counts:
+        """Of chunks with these numbers of executed steps ([m]); those with 0 are padding."""
+        return cls(chunks=int(np.count_nonzero(num_steps)), steps=int(np.sum(num_steps)))
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.chunks + other.chunks, self.steps + other.steps)
+
+    def elements(self, level: RatioLevel, action_dim: int) -> int:
+        """Number of probability ratios."""
+        return {"token": self.steps * action_dim, "action": self.steps, "chunk": self.chunks}[level]

@@ -42,6 +42,10 @@ from vla_rl.types import EnvSpec
 _PREFIX = "vla_rl-"
 _SETUP_TIMEOUT_S = 600.0  # building simulators and models
 
+# glibc gives large blocks back at every free, and the kernel fills them with zeros anew: on CPU cores a fifth of a
+# training step of the tiny policy. A learner needs as much again in the next step.
+_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(8 << 30), "MALLOC_TOP_PAD_": str(64 << 20)}
+
 
 class ProcessDied(RuntimeError):
     """A process that the run cannot go on without has died."""
@@ -151,6 +155,8 @@ class Cluster:
         """The plan, not Ray, says which device a process sees."""
         threads = str(process.threads if process else 1)
         variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LP_NUM_THREADS": "1"}
+        if process and process.role == "learner":
+            variables |= _KEEP_MEMORY
         if process and process.kind == "cuda":
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, process.devices))
         return ray.remote(cls).options(

@@ -77,9 +77,9 @@ class GroupRelative(Settings):
 
 
 class GRPO(GroupRelative):
-    """The defaults are SimpleVLA-RL's (arXiv:2509.09674).
+    """The defaults are DAPO's (arXiv:2503.14476): a higher upper clip, groups without a difference replaced, token mean.
 
-    GRPO as published is average=episodes; Dr. GRPO (arXiv:2503.20783) scale=none, average=constant; REINFORCE++ with a
+    GRPO as published is average=episodes, so is SimpleVLA-RL (arXiv:2509.09674); Dr. GRPO (arXiv:2503.20783) scale=none, average=constant; REINFORCE++ with a
     group baseline (arXiv:2501.03262) scale=batch.
     """
 

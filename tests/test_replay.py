@@ -9,7 +9,7 @@ import pytest
 from tests.runtime_fakes import result, trajectory
 from vla_rl.checkpoint import load_trajectories, save_trajectories
 from vla_rl.replay import ReplayStore, StoreRules
-from vla_rl.schedule import TaskSchedule, evaluation_episodes, training_episode
+from vla_rl.schedule import TaskSchedule, evaluation_episodes, start_state, training_episode
 from vla_rl.superbatch import collate, describe
 from vla_rl.types import GroupRules
 
@@ -362,6 +362,24 @@ def test_tasks_come_in_turn_or_by_their_recent_failures():
     resumed = TaskSchedule(3, 0, "by_failure")
     resumed.restore(schedule.failure)
     assert [resumed.task(i) for i in range(50)] == [schedule.task(i) for i in range(50)]
+
+
+def test_every_benchmark_state_comes_once_before_any_comes_again():
+    def laps(seed):
+        starts = [start_state(number, 2, 5, seed) for number in range(20)]
+        return [starts[lap + task : lap + 10 : 2] for lap in (0, 10) for task in (0, 1)]
+
+    assert all(sorted(lap) == [0, 1, 2, 3, 4] for lap in laps(0))
+    assert len({tuple(lap) for lap in laps(0)}) > 1, "in another order"
+    assert laps(0) == laps(0) != laps(1)
+
+
+def test_groups_start_from_samples_or_from_benchmark_states(make_store):
+    assert {e.init_state for e in make_store(max_age=20).take(0, 20, 0.0)} == {None}
+    store = make_store(max_age=20, groups=GroupRules(2), init_states=5)
+    episodes = store.take(0, 20, 0.0)
+    assert [(e.task, e.init_state) for e in episodes[::2]] == [(e.task, e.init_state) for e in episodes[1::2]]
+    assert {(e.task, e.init_state) for e in episodes} == {(task, state) for task in (0, 1) for state in range(5)}
 
 
 def test_the_store_prefers_tasks_that_fail_also_after_a_restart(make_store):

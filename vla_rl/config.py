@@ -208,6 +208,11 @@ class TrainConfig(Group):
     task_sampling: Literal["in_turn", "by_failure"] = Field(
         "in_turn", description="by_failure: tasks are drawn in proportion to their recent failure rates."
     )
+    start_states: Literal["sampled", "benchmark"] = Field(
+        "sampled",
+        description="Where training episodes start: as the simulator samples, or from the benchmark's initial states, "
+        "which evaluations start from too.",
+    )
     max_age: NonNegative = Field(2, description="Updates that a chunk's weights may lie behind the weights it trains.")
     eval_every: NonNegative = Field(10, description="Iterations between evaluations; 0: only at the end.")
     eval_episodes: NonNegative = Field(50, description="Per evaluation, over the benchmark's initial states; 0: never.")

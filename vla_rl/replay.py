@@ -21,7 +21,7 @@ from typing import Any
 
 from vla_rl.groups import Groups
 from vla_rl.meter import Meter
-from vla_rl.schedule import TaskRule, TaskSchedule, training_group
+from vla_rl.schedule import TaskRule, TaskSchedule, start_state, training_group
 from vla_rl.superbatch import collate
 from vla_rl.types import Episode, EpisodeResult, GroupRules, SuperBatch, Trajectory
 
@@ -37,6 +37,7 @@ class StoreRules:
     iterations: int  # no episode is started that would be trained later than this
     groups: GroupRules = field(default_factory=GroupRules)  # B is a multiple of its size
     task_rule: TaskRule = "in_turn"
+    init_states: int | None = None  # start from this many benchmark initial states of each task; None: from samples
 
 
 @dataclass(slots=True)
@@ -145,10 +146,16 @@ class ReplayStore:
     def _order(self) -> Episode:
         number, self._next_id = self._next_id, self._next_id + 1
         if not self._evaluations and not self._due:
-            task = self._tasks.task(self._next_group)
-            self._due.extend(training_group(self._next_group, self.rules.groups.size, task, self.rules.seed))
-            self._next_group += 1
+            self._due.extend(self._next_training_group())
         return replace((self._evaluations or self._due).popleft(), id=number)
+
+    def _next_training_group(self) -> list[Episode]:
+        rules, number = self.rules, self._next_group
+        self._next_group += 1
+        start = None
+        if rules.init_states is not None:
+            start = start_state(number, rules.num_tasks, rules.init_states, rules.seed)
+        return training_group(number, rules.groups.size, self._tasks.task(number), rules.seed, start)
 
     # --- learner ----------------------------------------------------------------------------------------------------
 

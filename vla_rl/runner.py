@@ -60,6 +60,7 @@ def train(config: RunConfig, resume: Path | None = None, json_file: Path | None 
         iterations=config.train.iterations,
         groups=config.algo.groups,
         task_rule=config.train.task_sampling,
+        init_states=spec.init_states if config.train.start_states == "benchmark" else None,
     )
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {run.path}"
     plan = plan_run(config, spec)

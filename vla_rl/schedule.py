@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_rl.types import Episode
 
-_EVALUATION_STREAM, _TASK_STREAM = 1, 2  # keep their seeds apart from those of training episodes
+_EVALUATION_STREAM, _TASK_STREAM, _START_STREAM = 1, 2, 3  # keep their seeds apart from those of training episodes
 _MEMORY = 0.95  # weight of what was known of a task when another of its episodes ends: the last 20 or so count
 _LEAST = 0.05  # share of the failure rate that a task without failures is still sampled by, so that it is not forgotten
 
@@ -42,16 +42,25 @@ class TaskSchedule:
         self.failure = list(failure)
 
 
-def training_episode(number: int, task: int, seed: int) -> Episode:
-    """The ``number``-th training episode, of a task; the simulator samples placements from its seed."""
+def training_episode(number: int, task: int, seed: int, init_state: int | None = None) -> Episode:
+    """The ``number``-th training episode, of a task. It starts from a benchmark initial state where one is given, else
+    the simulator samples placements from its seed."""
     draw = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
-    return Episode(id=number, task=task, seed=draw)
+    return Episode(id=number, task=task, seed=draw, init_state=init_state)
 
 
-def training_group(number: int, size: int, task: int, seed: int) -> list[Episode]:
+def start_state(number: int, num_tasks: int, init_states: int, seed: int) -> int:
+    """Which benchmark initial state the ``number``-th group starts from. Where tasks come in turn, each of a task's
+    states comes once, in an order drawn anew, before any comes again."""
+    lap, position = divmod(number // num_tasks, init_states)
+    rng = np.random.default_rng((seed, lap, number % num_tasks, _START_STREAM))
+    return int(rng.permutation(init_states)[position])
+
+
+def training_group(number: int, size: int, task: int, seed: int, init_state: int | None = None) -> list[Episode]:
     """The ``number``-th group of training episodes: one task and placement, played ``size`` times. Ids are still to be
     given."""
-    one = training_episode(number, task, seed)
+    one = training_episode(number, task, seed, init_state)
     return [replace(one, group=number, member=member) for member in range(size)]
 
 

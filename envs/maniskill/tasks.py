@@ -27,6 +27,7 @@ class Task:
     square: bool = True  # the camera takes any size; else its images are resized
     upright: tuple[float, float, float, float] = (0.0, 1.0, 0.0, 0.0)  # w, x, y, z; proprioception turns from here
     things: Mapping[str, str] = field(default_factory=dict)  # what an expert looks at: names of actors in ManiSkill
+    milestones: tuple[str, ...] = ()  # on the way to success, by their names in what ManiSkill's ``evaluate`` reports
     assets: tuple[str, ...] = ()  # to be downloaded with ManiSkill's tool
 
     def __str__(self) -> str:
@@ -44,6 +45,7 @@ def _bridge(uid: str, instruction: str, steps: int = 60) -> Task:
         textures="rgb+segmentation",
         square=False,
         upright=(1.0, 0.0, 0.0, 0.0),
+        milestones=("is_src_obj_grasped", "consecutive_grasp"),  # held once, and for 5 control steps on end
         assets=tuple(_ASSETS),
     )
 

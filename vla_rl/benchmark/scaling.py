@@ -23,7 +23,7 @@ from vla_rl.config_loading import load_config
 from vla_rl.cost_model import Job
 from vla_rl.errors import UserError
 from vla_rl.machine import Machine
-from vla_rl.placement import Layout, Mode, PlanError, Resources
+from vla_rl.placement import Mode, Plan, PlanError, Resources
 from vla_rl.planner import search
 from vla_rl.profile import Profile, load_profile, save_profile
 from vla_rl.run_folder import machine
@@ -92,7 +92,7 @@ def measure(config: RunConfig, profile: Profile, devices: int, mode: str, iterat
     resources = Resources.of(Machine.detect(), scaled)
     job = Job.of(scaled, *_lengths(scaled))
     best = search(scaled, resources, profile, job, layout_mode)[0]
-    seconds, steps, chunks, load = run_virtual(scaled, profile, best.layout, iterations)
+    seconds, steps, chunks, load = run_virtual(scaled, profile, best.plan, iterations)
     least = best.bound.in_turns if mode == REFERENCE else best.bound.seconds
     return Point(
         devices=devices,
@@ -157,13 +157,12 @@ def as_reference(config: RunConfig, profile: Profile) -> tuple[RunConfig, Profil
     )
 
 
-def run_virtual(
-    config: RunConfig, profile: Profile, layout: Layout, iterations: int
-) -> tuple[float, float, float, float]:
+def run_virtual(config: RunConfig, profile: Profile, plan: Plan, iterations: int) -> tuple[float, float, float, float]:
     """Seconds, control steps and chunks of one super-batch, in the profile's time, and the share of this machine's
     cores that was in use."""
     from vla_rl.runner import train
 
+    layout = plan.layout
     warmup = config.train.max_age + 3  # until what was played before the first update has been trained
     with tempfile.TemporaryDirectory() as folder:
         save_profile(profile, Path(folder) / "profile.yaml")
@@ -173,6 +172,7 @@ def run_virtual(
                 "mode": layout.mode,
                 "inference_devices": len(layout.inference) if layout.mode != "collocated" else None,
                 "simulator_devices": len(layout.simulators) or None if layout.mode != "collocated" else None,
+                "offload": "always" if plan.offload else "never",
             }
         )
         rounds = config.train.model_copy(

@@ -77,10 +77,11 @@ class GroupRelative(Settings):
 
 
 class GRPO(GroupRelative):
-    """The defaults are DAPO's (arXiv:2503.14476): a higher upper clip, groups without a difference replaced, token mean.
+    """The defaults are DAPO's (arXiv:2503.14476): a higher upper clip, groups without a difference replaced, a mean over
+    all ratios.
 
-    GRPO as published is average=episodes, so is SimpleVLA-RL (arXiv:2509.09674); Dr. GRPO (arXiv:2503.20783) scale=none, average=constant; REINFORCE++ with a
-    group baseline (arXiv:2501.03262) scale=batch.
+    GRPO as published is average=episodes, and so is SimpleVLA-RL (arXiv:2509.09674); Dr. GRPO (arXiv:2503.20783)
+    scale=none, average=constant; REINFORCE++ with a group baseline (arXiv:2501.03262) scale=batch.
     """
 
     name: Literal["grpo"] = "grpo"

@@ -37,13 +37,16 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def make_learner(cfg: RunConfig, rank: int = 0, world_size: int = 1, port: int | None = None) -> Any:
+def make_learner(
+    cfg: RunConfig, rank: int = 0, world_size: int = 1, port: int | None = None, *, offload: bool = False
+) -> Any:
     from vla_rl.learner import Learner, join_ranks
     from vla_rl.policies import build_policy
 
     join_ranks(rank, world_size, "127.0.0.1", port or free_port(), "cpu")
     policy = build_policy(cfg.policy, SPEC, cfg.seed)
-    return Learner(cfg, policy, cfg.algo.algorithm(), rank=rank, world_size=world_size, device="cpu")
+    algorithm = cfg.algo.algorithm()
+    return Learner(cfg, policy, algorithm, rank=rank, world_size=world_size, device="cpu", offload=offload)
 
 
 def random_batch(seed: int = 0, episodes: int = 5) -> SuperBatch:

@@ -43,11 +43,19 @@ class EchoActor:
     def __init__(self) -> None:
         self.version = 0
         self.batches: list[int] = []
+        self.here = True
 
     def refresh(self) -> int:
         return self.version
 
+    def offload(self) -> None:
+        self.here = False
+
+    def onload(self) -> None:
+        self.here = True
+
     def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
+        assert self.here
         n = len(observation.task)
         self.batches.append(n)
         mark = observation.images[:, 0, 0, 0, 0].astype(np.float32)

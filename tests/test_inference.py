@@ -101,6 +101,31 @@ def test_a_lone_request_is_answered_at_its_deadline(address, start):
     assert 0.19 < time.monotonic() - begin < 2.0
 
 
+def test_while_a_server_is_away_requests_wait(address, start):
+    actor = EchoActor()
+    server = start(max_batch=8, max_wait_s=60.0, actor=actor)
+    mailbox = WorkerMailbox(address, 0)
+    _ask(mailbox, [0, 1], [3, 4])  # of a batch that would fire in a minute
+    for _ in range(3):
+        server.leave(5.0)
+        assert not actor.here
+        assert mailbox.wait(0.1) == []
+        server.come_back()
+    other = WorkerMailbox(address, 1)
+    _ask(other, range(4), range(4))
+    _ask(mailbox, [2, 3], [5, 6])
+    assert _wait(mailbox, 4) == {0, 1, 2, 3}
+    assert mailbox.answer([0, 1])[0].actions[:, 0, 0].tolist() == [3, 4]
+    assert actor.batches == [8]
+    server.leave(5.0)  # and stops there
+
+
+def test_a_server_that_cannot_leave_says_so(address):
+    server = InferenceServer(EchoActor(), ServerMailbox(address), BatchRule(8, 0.01))
+    with pytest.raises(TimeoutError, match="to leave its device"):
+        server.leave(0.05)
+
+
 def test_requests_outlive_a_server(address, start):
     """A server that starts later (or again) finds what was asked before."""
     mailbox = WorkerMailbox(address, 2)

@@ -109,12 +109,22 @@ def test_slots_stages_and_evaluation() -> None:
         ({"devices": 9}, gpus(8), "placement.devices: there are 8 (cuda)"),
         ({"mode": "pipelined", "inference_devices": 4}, gpus(4), "cannot divide 4 devices among inference and learner"),
         ({"mode": "pipelined", "simulator_devices": 1}, gpus(4), "simulator_devices=1"),
+        ({"mode": "pipelined", "offload": "always"}, gpus(4), "this plan (pipelined 2+2) has none; use auto, or"),
     ],
 )
 def test_impossible_plans_explain_themselves(placement: dict[str, Any], resources: Resources, text: str) -> None:
     with pytest.raises(PlanError) as error:
         make_plan(config(**placement), resources)
     assert text in str(error.value)
+
+
+def test_offloading_is_for_shared_devices() -> None:
+    plan = make_plan(config(offload="always"), gpus(4))
+    assert (plan.offload, plan.layout.mode) == (True, "collocated")
+    assert make_plan(config(offload="always", mode="hybrid"), gpus(4)).offload
+    assert make_plan(config(offload="always"), cores(4)).offload, "to no use, but it can be tested there"
+    assert not make_plan(config(mode="collocated"), gpus(4)).offload, "auto, without a profile"
+    assert not make_plan(config(offload="always"), gpus(4), training=False).offload
 
 
 def test_ranks_that_would_wait_for_each_other_are_refused() -> None:

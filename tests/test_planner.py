@@ -96,6 +96,30 @@ def test_where_both_do_not_fit_at_once_the_learner_makes_room() -> None:
     assert not fit_memory(shared, profile, config).offload
 
 
+def test_what_offloading_cannot_help_is_refused() -> None:
+    profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
+    tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 32.0})})
+    with pytest.raises(PlanError) as error:
+        search(workload(False, offload="never"), Resources(8, 1, "virtual"), tight, Job.of(workload(False), 32, 0.0))
+    assert error.value.key == "placement.offload"
+    assert "device 0 has 32 GiB and would hold inference 15.8 + learner 28.5 = 44.3 GiB; never" in str(error.value)
+    simulators = tight.memory.model_copy(update={"simulate_fixed": 10.0})
+    busy = tight.model_copy(update={"memory": simulators, "simulator_on": "devices"})
+    plan = make_plan(workload(True, mode="collocated"), Resources(8, 1, "virtual"))
+    with pytest.raises(PlanError, match=r"would hold simulator 10\.0 \+ inference"):
+        fit_memory(plan, busy, workload(True))
+    cores = make_plan(workload(False, mode="collocated"), Resources(4, 4, "cpu"))
+    with pytest.raises(PlanError, match=r"placement\.mode"):
+        fit_memory(cores, tight, workload(False))
+
+
+def test_always_leaves_the_layouts_in_which_devices_are_shared() -> None:
+    config, profile = workload(False, offload="always"), random_profile(0, False)
+    found = candidates(config, Resources(8, 3, "virtual"), profile, Job.of(config, 32, 0.0), None)
+    assert {c.layout.mode for c in found} == {"collocated", "hybrid"}
+    assert all(c.plan.offload for c in found)
+
+
 def test_a_workload_grows_with_the_devices() -> None:
     config = load_config(ROOT / "configs/scaling/libero.yaml", [])
     profile = load_profile(ROOT / str(config.placement.virtual))
@@ -155,4 +179,5 @@ def test_profile_measures_a_run_and_plan_reads_it(tmp_path: Path, monkeypatch: p
     assert profile.infer(4) > 0
     assert profile.train(8) > 0
     assert profile.transfer > 0
+    assert min(profile.onload, profile.offload) > 0
     assert main(["plan", *shared, f"placement.profile={file}"]) == 0

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from vla_rl.cli import main
+from vla_rl.profile import load_profile, save_profile
 
 ROOT = Path(__file__).parent.parent
+LIBERO = "libero_openvla_oft_h100.yaml"
 SHORT = ["train.batch_episodes=8", "env.max_episode_steps=64", "placement.time_scale=0.15", "placement.env_workers=1"]
 YOUNG = ["train.max_age=1", "learner.micro_batch=8"]
 
@@ -47,3 +49,22 @@ def test_points_are_near_their_simulation_and_above_the_reference(
     with files["csv"].open() as file:
         assert len(list(csv.DictReader(file))) == len(points)
     assert files["png"].stat().st_size > 5_000
+
+
+@pytest.mark.slow
+def test_one_at_a_time_is_measured_as_it_is_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On devices too small for inference and learner together."""
+    monkeypatch.chdir(ROOT)
+    profile = load_profile(ROOT / "configs/profiles" / LIBERO)
+    tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 32.0}), "onload": 2.0})
+    save_profile(tight, tmp_path / "tight.yaml")
+    command = ["benchmark", "scaling", "configs/scaling/libero.yaml", *SHORT, *YOUNG, "--mode", "collocated"]
+    times = {}
+    for offload, file in (("auto", str(tmp_path / "tight.yaml")), ("never", f"configs/profiles/{LIBERO}")):
+        wishes = [f"placement.virtual={file}", f"placement.offload={offload}"]
+        result = tmp_path / f"{offload}.json"
+        assert main([*command, *wishes, "--devices", "2", "--iterations", "2", "--json", str(result)]) == 0
+        (point,) = json.loads(result.read_text())["points"]
+        assert point["simulated"] == pytest.approx(point["batches_per_s"], rel=0.35)
+        times[offload] = 1 / point["batches_per_s"]
+    assert times["auto"] > times["never"] + 1.5, "two changes of the devices, 2.3 s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,6 +77,22 @@ def test_devices_are_shared_or_not() -> None:
     split, job = plan_of(2, next(layouts(2, False, "pipelined")))
     apart = SimulatedRun(split, costs, job, cores=4).run(3, 4)
     assert 1 / apart.batches_per_s == pytest.approx(64 * 0.1, rel=0.03)
+
+
+def test_with_room_for_one_at_a_time_inference_waits_for_the_update() -> None:
+    costs = profile(infer=Curve(each=0.1), train=Curve(each=0.1), onload=0.5, offload=0.25)
+    plan, job = plan_of(1, next(layouts(1, False)))
+    offloading = replace(plan, offload=True)
+    run = SimulatedRun(offloading, costs, job, cores=4)
+    assert 1 / run.run(3, 4).batches_per_s == pytest.approx(64 * 0.2 + 0.75, rel=0.03)
+    assert bound(offloading, costs, job, cores=4).seconds == pytest.approx(64 * 0.2 + 0.75)
+    learning = [a for a in run.activities if a.role == "learner"]
+    updates = [a.start for a in learning if a.end - a.start == pytest.approx(0.5)]
+    ends = [a.end for a in learning if a.end - a.start == pytest.approx(0.25)]
+    assert len(updates) == len(ends) == 4
+    inference = [a for a in run.activities if a.role == "inference server"]
+    for begin, end in zip(updates, ends, strict=True):
+        assert not [a for a in inference if begin < a.end - 1e-9 and a.start < end - 1e-9]
 
 
 def test_in_turns_the_phases_add_up() -> None:

@@ -156,8 +156,10 @@ def _kill_one(driver: subprocess.Popen, role: str) -> None:
     raise AssertionError(f"no {role} among the processes of the run")
 
 
-def test_dead_workers_and_servers_are_replaced(tmp_path):
-    process = _start(tmp_path, train=LONG | {"iterations": 40}, env={"step_ms": 10.0})
+@pytest.mark.parametrize(("offload", "update_ms"), [("auto", 0.0), ("always", 300.0)], ids=["", "during an update"])
+def test_dead_workers_and_servers_are_replaced(tmp_path, offload, update_ms):
+    costs = {"env": {"step_ms": 10.0}, "learner": {"latency_ms": update_ms}, "placement": {"offload": offload}}
+    process = _start(tmp_path, train=LONG | {"iterations": 40}, **costs)
     run = tmp_path / "run"
     _wait_for_iteration(run, 2, process)
     for role in ("EnvWorkerProcess", "InferenceProcess"):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vla_rl.device_lock import Turn
+from vla_rl.offload import Offloader
 from vla_rl.policies import OpenVLAOFT
 from vla_rl.types import ActionBatch, Observation
 from vla_rl.weights import WeightReader
@@ -35,12 +36,27 @@ class PolicyActor:
         self._device = torch.device(device)
         self._weights = weights
         self._parameters = policy.trained_parameters()
+        self._memory = Offloader(
+            self._device,
+            lambda: (*policy.parameters(), *policy.buffers()),
+            constant=[weight for weight in policy.parameters() if not weight.requires_grad],
+        )
 
     def refresh(self) -> int:
         if self._weights is None:
             return 0
         self._weights.refresh(self._parameters)
         return self._weights.version
+
+    def offload(self) -> None:
+        """Take the policy off the device, in a turn; before ``onload`` it cannot act."""
+        with self._turn():
+            self._memory.offload()
+
+    def onload(self) -> None:
+        """Bring it back, in a turn."""
+        with self._turn():
+            self._memory.onload()
 
     def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
         time.sleep(self._latency_s)

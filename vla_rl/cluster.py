@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -59,6 +59,8 @@ class Cluster:
         self._rules = rules
         self._roles = _roles(config)
         self._loops: dict[ray.ObjectRef, tuple[str, int]] = {}
+        self._learner_has_room = False  # the inference servers have left the devices
+        self._unconnected: list[int] = []  # servers that were started meanwhile
         self.restarts = 0
         self.store: ActorHandle
         self._workers: list[ActorHandle] = []
@@ -125,7 +127,9 @@ class Cluster:
             create_pool(self._address(index), spec, self.config.policy.chunk_size)
         self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
         self.learners = [
-            self._actor(self._roles[1], p).remote(self.config, spec, p, len(plan.learners), self.locks.path)
+            self._actor(self._roles[1], p).remote(
+                *(self.config, spec, p, len(plan.learners), self.locks.path, plan.offload)
+            )
             for p in plan.learners
         ]
         self._servers = [self._new_server(p) for p in plan.servers]
@@ -230,7 +234,30 @@ class Cluster:
         else:
             self._servers[index] = self._new_server(self.plan.servers[index])
             self.get(self._servers[index].build.remote(), "a new inference server", _SETUP_TIMEOUT_S)
-            self._connect(index)
+            if self._learner_has_room:
+                self._unconnected.append(index)
+            else:
+                self._connect(index)
+
+    @contextlib.contextmanager
+    def room_for_learner(self) -> Iterator[None]:
+        """Where the plan offloads: within the block the learner's state is on its devices, and inference is not."""
+        if not self.plan.offload:
+            yield
+            return
+        self._tell_servers("leave")
+        self._learner_has_room = True
+        yield
+        self._learner_has_room = False
+        self._tell_servers("come_back")
+        while self._unconnected:
+            self._connect(self._unconnected.pop())
+
+    def _tell_servers(self, method: str) -> None:
+        calls = [getattr(s, method).remote() for i, s in enumerate(self._servers) if i not in self._unconnected]
+        for call in calls:
+            with contextlib.suppress(RayActorError):  # who has died holds no device, and is replaced
+                ray.get(call, timeout=_SETUP_TIMEOUT_S)
 
     def call_store(self, method: str, *args: Any) -> Any:
         """A quick call of the store."""

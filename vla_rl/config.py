@@ -262,6 +262,11 @@ class PlacementConfig(Group):
         "profile says. For benchmarks of the runtime; needs env=workload.",
     )
     time_scale: PositiveFloat = Field(1.0, description="Of virtual devices: below 1 they are faster than the profile.")
+    offload: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether inference and learner leave the devices that they share to each other. auto: where they "
+        "do not fit together, by the profile; without a profile no.",
+    )
     env_workers: Positive = Field(2, description="Simulator processes, where simulators run on cores.")
     slots_per_worker: Positive = Field(4, description="Episodes that one simulator process holds at once.")
     max_batch: Positive = Field(16, description="Most rows of one inference batch.")

@@ -23,7 +23,7 @@ from algos.base import Algorithm, Targets
 from algos.counts import Counts
 from vla_rl.config import RunConfig
 from vla_rl.device_lock import Turn
-from vla_rl.errors import UserError
+from vla_rl.engine import load_trained, make_engine, make_offloader
 from vla_rl.meter import Meter
 from vla_rl.policies import OpenVLAOFT, PolicyOutput, token_entropy, token_logprobs
 from vla_rl.types import SuperBatch
@@ -62,49 +62,29 @@ class Learner:
         world_size: int,
         device: str,
         turn: Turn = nullcontext,
+        offload: bool = False,
     ) -> None:
         """``join_ranks`` comes first. Moves ``policy`` to ``device`` and the configured precision. ``turn``: on a
-        device that others use as well; a micro-batch takes one."""
-        import deepspeed
-
+        device that others use as well; a micro-batch takes one. ``offload``: after each ``publish`` the state leaves
+        the device, until something here needs it."""
         self.config = config
         self.algorithm = algorithm
         self.meter = Meter()
         self._grad_norm = 0.0
-        self._turn = turn
+        self._turn, self._offload_after_publish = turn, offload
         self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
         policy.to(device=self._device, dtype=DTYPES[config.learner.precision])
         copied = algorithm.needs_reference and not policy.adapted  # else the frozen weights are the reference
         self._reference = copy.deepcopy(policy).requires_grad_(False) if copied else None
-        settings = config.learner
-        value_lr = settings.lr if settings.value_lr is None else settings.value_lr
-        groups = [
-            {"params": list(policy.trunk_parameters()), "lr": settings.lr, "peak_lr": settings.lr},
-            {"params": list(policy.value_parameters()), "lr": value_lr, "peak_lr": value_lr},
-        ]
-        optimizer = torch.optim.AdamW(groups, betas=settings.betas, weight_decay=settings.weight_decay)
-        self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=policy, optimizer=optimizer, config=self._deepspeed_config()
-        )
+        self._engine, self._optimizer = make_engine(policy, config.learner)
         self.policy: OpenVLAOFT = self._engine.module
-
-    def _deepspeed_config(self) -> dict[str, Any]:
-        settings = self.config.learner
-        return {
-            "train_micro_batch_size_per_gpu": settings.micro_batch,
-            # boundaries are set by hand: the number of micro-batches differs from one optimizer step to the next
-            "gradient_accumulation_steps": 1,
-            "gradient_clipping": settings.max_grad_norm,
-            "zero_optimization": {"stage": settings.zero_stage},
-            "bf16": {"enabled": settings.precision == "bf16"},
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-        }
+        self._memory = make_offloader(self._engine, self._reference, self._device)
 
     # --- one update -------------------------------------------------------------------------------------------------
 
     def update(self, batch: SuperBatch, iteration: int) -> dict[str, float]:
         """All epochs and minibatches of one iteration; returns global metrics (the same on every rank)."""
+        self.onload()
         with self.meter.time("train"):
             time.sleep(self.config.learner.latency_ms * 1e-3)
             self._set_learning_rate(iteration)
@@ -119,6 +99,8 @@ class Learner:
             self.meter.count("updates")
             metrics = self.algorithm.finish_metrics(dict(sums), targets)
             metrics |= {"grad_norm": float(np.mean(grad_norms)), "lr": self._optimizer.param_groups[0]["lr"]}
+            if self._offload_after_publish:
+                metrics["offloaded_gib"] = self._memory.gib
             return {f"learner/{name}": value for name, value in metrics.items()}
 
     def _targets(self, batch: SuperBatch) -> tuple[SuperBatch, Targets]:
@@ -260,7 +242,9 @@ class Learner:
     # --- weights and checkpoints ------------------------------------------------------------------------------------
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """All parameters that train, whole, on every rank; collective under ZeRO-3."""
+        """All parameters that train, whole, on every rank; collective under ZeRO-3. They are views of what is on the
+        device, which they bring back."""
+        self.onload()
         trained = self.policy.trained_parameters()
         if self.config.learner.zero_stage < 3:
             return dict(trained)
@@ -277,7 +261,8 @@ class Learner:
         """The policy with all of its weights in one place, until the block ends; collective under ZeRO-3."""
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters(self.policy.parameters()):  # leaves alone what is not divided
+        # GatheredParameters leaves alone what is not divided
+        with self.on_device(), deepspeed.zero.GatheredParameters(self.policy.parameters()):
             yield self.policy
 
     def publish(self, version: int, publisher: WeightPublisher | None) -> None:
@@ -286,27 +271,40 @@ class Learner:
             parameters = self.parameters()
             if publisher is not None:
                 publisher.publish(version, parameters)
+        if self._offload_after_publish:
+            self.offload()
 
     def save(self, folder: Path) -> None:
         """Weights that train, optimizer and sharded state; collective. Frozen weights are those of the checkpoint."""
-        self._engine.save_checkpoint(str(folder), tag="state", exclude_frozen_parameters=True)
+        with self.on_device():
+            self._engine.save_checkpoint(str(folder), tag="state", exclude_frozen_parameters=True)
 
     def load(self, folder: Path) -> None:
         """Raises FileNotFoundError where ``folder`` holds no state, UserError where it is that of another policy."""
         if not (folder / "state").is_dir():
             raise FileNotFoundError(f"no learner state in {folder}")
-        self._engine.load_checkpoint(str(folder), tag="state", custom_load_fn=_load_trained)
+        with self.on_device():
+            self._engine.load_checkpoint(str(folder), tag="state", custom_load_fn=load_trained)
 
+    # --- memory -----------------------------------------------------------------------------------------------------
 
-def _load_trained(src: dict[str, torch.Tensor], dst: OpenVLAOFT) -> None:
-    """Strict about what trains; the rest is in no learner's state."""
-    try:
-        keys = dst.load_state_dict(src, strict=False)
-        wrong = [*(dst.trained_parameters().keys() & keys.missing_keys), *keys.unexpected_keys]
-    except RuntimeError as error:  # shapes, one a line
-        wrong = [line.strip() for line in str(error).splitlines()[1:]]
-    if wrong:
-        raise UserError(
-            f"policy: the saved learner has other weights ({len(wrong)} differ, such as {min(wrong)}); resume with "
-            "the run's own policy.size and policy.lora, or start a new run from its policy by policy.checkpoint"
-        )
+    def offload(self) -> None:
+        """Take all tensors off the device, in a turn; does nothing where they are away already."""
+        if not self._memory.away:
+            with self._turn(), self.meter.time("offload"):
+                self._memory.offload()
+
+    def onload(self) -> None:
+        """Bring them back, in a turn; does nothing where they are there."""
+        if self._memory.away:
+            with self._turn(), self.meter.time("onload"):
+                self._memory.onload()
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Within the block the tensors are on the device; what was away before it is away after it."""
+        away = self._memory.away
+        self.onload()
+        yield
+        if away:
+            self.offload()

@@ -101,7 +101,7 @@ class Plan:
     slots: int  # of one env worker
     stages: int  # groups of slots that advance independently
     max_batch: int  # rows of one inference batch
-    offload: bool = False  # the learner's state leaves the device between its updates
+    offload: bool = False  # devices hold the learner's state during its updates, and inference between them
 
     def server_of(self, worker: int) -> int:
         """The inference server that an env worker asks."""
@@ -164,14 +164,15 @@ def usable_devices(config: RunConfig, resources: Resources) -> int:
 def choose_layout(config: RunConfig, resources: Resources) -> Layout:
     """By ``placement.mode`` and its splits; without a profile "auto" decides by rule.
 
-    The rule: a single device is shared; more are split evenly. Raises PlanError where the mode needs more devices than
-    there are.
+    The rule: a single device is shared; more are split evenly, unless ``placement.offload=always`` wants them shared.
+    Raises PlanError where the mode needs more devices than there are.
     """
     p, devices = config.placement, usable_devices(config, resources)
     on_devices = simulator_on_devices(config, resources.kind)
     roles = ("simulators, " if on_devices else "") + "inference and learner"
     needed = 3 if on_devices else 2
-    mode: Mode = p.mode if p.mode != "auto" else ("pipelined" if devices >= needed else "collocated")
+    split = devices >= needed and p.offload != "always"
+    mode: Mode = p.mode if p.mode != "auto" else ("pipelined" if split else "collocated")
     smallest = {"collocated": 1, "pipelined": needed, "hybrid": 2}[mode]
     if devices < smallest:
         raise PlanError(
@@ -215,7 +216,21 @@ def make_plan(config: RunConfig, resources: Resources, layout: Layout | None = N
         slots=slots,
         stages=_stages(config, layout, slots),
         max_batch=p.max_batch,
+        offload=training and _always_offloads(config, layout),
     )
+
+
+def _always_offloads(config: RunConfig, layout: Layout) -> bool:
+    """As the config says; what "auto" means is for the planner, which knows what fits (``planner.fit_memory``)."""
+    if config.placement.offload != "always":
+        return False
+    if not set(layout.inference) & set(layout.learner):
+        raise PlanError(
+            "placement.offload",
+            f"always is for devices that inference and learner share, and this plan ({layout.describe()}) has none; "
+            "use auto, or placement.mode=collocated",
+        )
+    return True
 
 
 def _stages(config: RunConfig, layout: Layout, slots: int) -> int:

@@ -52,9 +52,8 @@ def candidates(
     """
     found, refused = [], []
     for layout in layouts(usable_devices(config, resources), simulator_on_devices(config, resources.kind), mode):
-        plan = make_plan(config, resources, layout)
         try:
-            plan = fit_memory(plan, profile, config)
+            plan = fit_memory(make_plan(config, resources, layout), profile, config)
         except PlanError as error:
             refused.append(error)
             continue
@@ -87,26 +86,29 @@ def search(
 
 
 def fit_memory(plan: Plan, profile: Profile, config: RunConfig) -> Plan:
-    """The plan, with the learner's state offloaded between updates where it fits only so.
+    """The plan, with inference and learner on the devices one at a time where they fit only so.
 
-    Raises PlanError with the arithmetic where it does not fit at all.
+    Raises PlanError with the arithmetic where that does not help, or is not allowed.
     """
     for device in sorted({d for p in (*plan.workers, *plan.servers, *plan.learners) for d in p.devices}):
-        parts = memory_of(plan, profile, config, device)
-        room = profile.memory.device
-        if sum(parts.values()) <= room:
-            continue
-        resident = sum(size for name, size in parts.items() if name != "learner")
-        if device in plan.layout.shared and resident <= room and parts.get("learner", 0.0) <= room:
-            plan = replace(plan, offload=True)
+        parts, room = memory_of(plan, profile, config, device), profile.memory.device
+        total = sum(parts.values())
+        if total <= room:
             continue
         sizes = " + ".join(f"{name} {size:.1f}" for name, size in parts.items())
-        raise PlanError(
-            "placement.mode",
-            f"{plan.layout.describe()}: device {device} has {room:.0f} GiB and would hold {sizes} = "
-            f"{sum(parts.values()):.1f} GiB{_memory_remedy(parts, room)}",
-        )
+        text = f"{plan.layout.describe()}: device {device} has {room:.0f} GiB and would hold {sizes} = {total:.1f} GiB"
+        host = "cpu" in {p.kind for p in plan.learners}  # whose memory is where things would go
+        if host or total - _smaller_part(parts) > room:
+            raise PlanError("placement.mode", text + _memory_remedy(parts, room))
+        if config.placement.offload == "never":
+            raise PlanError("placement.offload", f"{text}; never leaves it at that, auto lets them in one at a time")
+        plan = replace(plan, offload=True)
     return plan
+
+
+def _smaller_part(parts: dict[str, float]) -> float:
+    """GiB that need no room where inference and learner are never there at once; simulators always are."""
+    return min(parts.get("inference", 0.0), parts.get("learner", 0.0))
 
 
 def memory_of(plan: Plan, profile: Profile, config: RunConfig, device: int) -> dict[str, float]:

@@ -76,6 +76,7 @@ def plan_command(args: Any) -> int:
             console.print(str(args.output))
     console.print(plan_table(plan))
     if args.json:
+        record["offload"] = plan.offload
         record["plan"] = [_row(p) for p in (*plan.workers, *plan.servers, *plan.learners)]
         args.json.write_text(json.dumps(record, indent=2) + "\n")
     return 0
@@ -83,7 +84,7 @@ def plan_command(args: Any) -> int:
 
 def plan_table(plan: Plan) -> Table:
     """One row for processes that are alike."""
-    offload = ", the learner's state is offloaded between updates" if plan.offload else ""
+    offload = ", the learner's state and inference on shared devices one at a time" if plan.offload else ""
     table = Table(title=f"plan: {plan.layout.describe()}, batches of up to {plan.max_batch}{offload}")
     for name in ("processes", "role", "where", "device is", "threads", "slots in stages"):
         table.add_column(name)

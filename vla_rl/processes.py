@@ -119,6 +119,13 @@ class InferenceProcess:
     def run(self) -> None:
         self._server.run()
 
+    def leave(self) -> None:
+        """Make room on the device: the policy leaves it until ``come_back``."""
+        self._server.leave(_TURN_TIMEOUT_S)
+
+    def come_back(self) -> None:
+        self._server.come_back()
+
     def stats(self) -> dict[str, float]:
         return self._server.meter.snapshot() if self._server else {}
 
@@ -128,9 +135,17 @@ class InferenceProcess:
 
 
 class LearnerProcess:
-    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process, world_size: int, locks: Path) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        spec: EnvSpec,
+        process: Process,
+        world_size: int,
+        locks: Path,
+        offload: bool = False,
+    ) -> None:
         self._config, self._spec, self._process = config, spec, process
-        self._world_size, self._locks = world_size, locks
+        self._world_size, self._locks, self._offload = world_size, locks, offload
         self._learner: Any = None
         self._publisher: Any = None
 
@@ -158,6 +173,7 @@ class LearnerProcess:
             world_size=self._world_size,
             device=device,
             turn=turns(self._process, self._locks),
+            offload=self._offload,
         )
         if state is not None:
             self._learner.load(state)
@@ -176,10 +192,11 @@ class LearnerProcess:
         """Learner state on all ranks, and the policy as a checkpoint that stands alone from rank 0."""
         from vla_rl.policies import save_policy
 
-        self._learner.save(folder / "learner")
-        with self._learner.whole_policy() as policy:
-            if self._process.index == 0:
-                save_policy(policy, folder / "policy", metadata)
+        with self._learner.on_device():
+            self._learner.save(folder / "learner")
+            with self._learner.whole_policy() as policy:
+                if self._process.index == 0:
+                    save_policy(policy, folder / "policy", metadata)
 
     def stats(self) -> dict[str, float]:
         return self._learner.meter.snapshot()

@@ -56,8 +56,8 @@ class Profile(_Part):
     train: Curve = Field(description="Forward and backward pass of a micro-batch of n chunks.")
     step: Seconds = Field(0.0, description="An optimizer step, with the reduction of gradients.")
     transfer: Seconds = Field(description="Hand-over of new weights, during which neither side computes.")
-    onload: Seconds = Field(0.0, description="Bringing the learner's state to the device.")
-    offload: Seconds = Field(0.0, description="Taking it away.")
+    onload: Seconds = Field(0.0, description="A device's change from inference to the learner, and all that they hold.")
+    offload: Seconds = Field(0.0, description="The change back.")
     mean_length: Annotated[float, Field(ge=0.5, le=1.0)] = Field(
         0.75, description="Of an episode, as a share of the time limit; lengths spread evenly up to the limit."
     )

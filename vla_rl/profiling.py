@@ -40,7 +40,7 @@ def profile_command(args: Any) -> int:
     for name in ("simulate", "render", "infer", "train"):
         curve: Curve = getattr(profile, name)
         table.add_row(name, f"{1e3 * curve.fixed:.2f} ms", f"{1e3 * curve.each:.2f} ms")
-    for name in ("reset", "step", "transfer"):
+    for name in ("reset", "step", "transfer", "onload", "offload"):
         table.add_row(name, f"{1e3 * getattr(profile, name):.2f} ms", "")
     console.print(table)
     save_profile(profile, args.output)
@@ -53,7 +53,7 @@ def measure(config: RunConfig) -> Profile:
     import torch
 
     from envs import env_spec
-    from vla_rl.policies import build_policy, check_policy
+    from vla_rl.policies import check_policy
 
     spec = env_spec(config.env)
     check_policy(config.policy, spec)
@@ -63,15 +63,14 @@ def measure(config: RunConfig) -> Profile:
         simulator = measure_simulator(config, plan.slots)
         progress.update(1)
         torch.set_num_threads(plan.servers[0].threads)
-        policy = build_policy(config.policy, spec, config.seed)
-        infer = measure_inference(config, spec, policy, plan.max_batch, plan.servers[0].torch_device)
+        infer, actor = measure_inference(config, spec, plan.max_batch, plan.servers[0].torch_device)
+        actor.offload()  # the learner may need the room
         progress.update(2)
         torch.set_num_threads(plan.learners[0].threads)
         train, step, learner = measure_learner(config, spec, plan.learners[0].torch_device)
         progress.update(3)
-        transfer = measure_transfer(learner, policy)
+        changes = measure_changes(learner, actor)
         progress.update(4)
-    weights = sum(p.numel() * p.element_size() for p in policy.parameters()) / GIB
     return Profile(
         name=f"{spec.name} and {config.policy.checkpoint or config.policy.size}, measured",
         simulator_on="devices" if simulator_on_devices(config, resources.kind) else "cores",
@@ -79,10 +78,20 @@ def measure(config: RunConfig) -> Profile:
         infer=infer,
         train=train,
         step=step,
-        transfer=transfer,
-        memory=Memory(device=Machine.detect().memory / GIB, weights=weights, trained=3 * weights),
+        **changes,
+        memory=memory_of(config, actor.policy),
         sources={"all": "vla-rl profile, each activity alone", "memory": "sizes of parameters, gradients and moments"},
     )
+
+
+def memory_of(config: RunConfig, policy: Any) -> Memory:
+    """By sizes alone: gradients in the dtype of the weights, two moments and, beside bfloat16, master weights."""
+    machine = Machine.detect()
+    device = machine.gpus[0].memory if machine.gpus else machine.memory
+    weights = sum(p.numel() * p.element_size() for p in policy.parameters())
+    each = 4 + 8 if config.learner.precision == "fp32" else 2 + 8 + 4
+    trained = sum(p.numel() for p in policy.trained_parameters().values()) * each
+    return Memory(device=device / GIB, weights=weights / GIB, trained=trained / GIB)
 
 
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Curve:
@@ -103,12 +112,7 @@ def sizes_up_to(largest: int) -> list[int]:
 def timed(action: Callable[[], object], repeats: int = _REPEATS) -> float:
     """Median seconds, after one turn that does not count."""
     action()
-    durations = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        action()
-        durations.append(time.perf_counter() - start)
-    return median(durations)
+    return median(_seconds(action) for _ in range(repeats))
 
 
 def measure_simulator(config: RunConfig, slots: int) -> dict[str, Any]:
@@ -152,10 +156,13 @@ def measure_simulator(config: RunConfig, slots: int) -> dict[str, Any]:
     }
 
 
-def measure_inference(config: RunConfig, spec: EnvSpec, policy: Any, max_batch: int, device: str) -> Curve:
+def measure_inference(config: RunConfig, spec: EnvSpec, max_batch: int, device: str) -> tuple[Curve, Any]:
+    """(cost of a batch, the actor)."""
     from vla_rl.actor import PolicyActor
     from vla_rl.learner import DTYPES
+    from vla_rl.policies import build_policy
 
+    policy = build_policy(config.policy, spec, config.seed)
     policy.to(DTYPES[config.learner.precision])
     actor = PolicyActor(policy, config.policy.temperature, None, device)
     sizes = sizes_up_to(max_batch)
@@ -170,7 +177,7 @@ def measure_inference(config: RunConfig, spec: EnvSpec, policy: Any, max_batch: 
         draws = np.full((n, config.policy.chunk_size, spec.action_dim), 0.5, np.float32)
         return lambda: actor.act(observation, draws, np.zeros(n, bool))
 
-    return fit(sizes, [timed(act(n)) for n in sizes])
+    return fit(sizes, [timed(act(n)) for n in sizes]), actor
 
 
 def measure_learner(config: RunConfig, spec: EnvSpec, device: str) -> tuple[Curve, float, Any]:
@@ -227,21 +234,34 @@ def made_up_batch(config: RunConfig, spec: EnvSpec, chunks: int) -> SuperBatch:
     return collate([episode(i, n) for i, n in enumerate(lengths)], version=0)
 
 
-def measure_transfer(learner: Any, policy: Any) -> float:
-    """Publishing in one place and taking over in another, through shared memory."""
+def measure_changes(learner: Any, actor: Any) -> dict[str, float]:
+    """Seconds of a hand-over of weights through shared memory, and of a device's change from inference to the learner
+    and back.
+
+    In the order of a run that offloads: a device that cannot hold both has to be measured as well.
+    """
     from vla_rl.sharedmem import shared_root
     from vla_rl.weights import WeightPublisher, WeightReader, create_weights
 
     with tempfile.TemporaryDirectory(dir=shared_root()) as folder:
         path = Path(folder) / "weights"
+        actor.offload()
         create_weights(path, learner.parameters())
-        publisher, reader = WeightPublisher(path), WeightReader(path)
-        version, target = 0, dict(policy.named_parameters())
+        publisher, reader, target = WeightPublisher(path), WeightReader(path), actor.policy.trained_parameters()
+        rounds = []
+        for version in range(1 + _REPEATS):  # the first, from where nothing has moved yet, does not count
+            steps: list[Callable[[], object]] = [
+                lambda: (actor.offload(), learner.onload()),
+                lambda version=version: learner.publish(version, publisher),  # type: ignore[misc]
+                lambda: (learner.offload(), actor.onload()),
+                lambda: reader.refresh(target),
+            ]
+            rounds.append([_seconds(step) for step in steps])
+    onload, publish, offload, refresh = (median(x) for x in zip(*rounds[1:], strict=True))
+    return {"onload": onload, "offload": offload, "transfer": publish + refresh}
 
-        def hand_over() -> None:
-            nonlocal version
-            version += 1
-            learner.publish(version, publisher)
-            reader.refresh(target)
 
-        return timed(hand_over)
+def _seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start

@@ -106,10 +106,11 @@ class Trainer:
             batch_ref, batch = self._next_batch()
             if batch is None:
                 break
-            metrics = self._update(batch_ref) | describe(batch)
-            self.iteration += 1
-            last = self._is_last()
-            self._publish()
+            with self.cluster.room_for_learner():
+                metrics = self._update(batch_ref) | describe(batch)
+                self.iteration += 1
+                last = self._is_last()
+                self._publish()
             metrics |= self._throughput.measure(self.cluster.stats())
             if train.eval_episodes and (last or self._due(train.eval_every)):
                 metrics |= self._evaluate()
@@ -218,11 +219,12 @@ class Trainer:
         self.view.status("writing a checkpoint")
         with self.run_folder.checkpoints.write(self.iteration) as folder:
             about = {"run": self.run_folder.path.name, "iteration": self.iteration} | metadata(self.spec, sys.argv)
-            saves = [learner.save.remote(folder, about) for learner in self.cluster.learners]
-            record = self.cluster.get(
-                self.cluster.store.save.remote(folder), "the store's state", _CHECKPOINT_TIMEOUT_S
-            )
-            self.cluster.get(saves, "the learner's checkpoint", _CHECKPOINT_TIMEOUT_S)
+            with self.cluster.room_for_learner():
+                saves = [learner.save.remote(folder, about) for learner in self.cluster.learners]
+                record = self.cluster.get(
+                    self.cluster.store.save.remote(folder), "the store's state", _CHECKPOINT_TIMEOUT_S
+                )
+                self.cluster.get(saves, "the learner's checkpoint", _CHECKPOINT_TIMEOUT_S)
             state = {"iteration": self.iteration, "seconds": self._elapsed(), "store": record}
             (folder / "state.json").write_text(json.dumps(state, indent=2))
 

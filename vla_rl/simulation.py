@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,7 @@ class _Worker:
 class _Server:
     process: Process
     requests: simpy.Store
+    room: simpy.Resource  # on the device; in a plan that offloads, the learner has it during an update
     version: int = 0
 
 
@@ -81,7 +82,7 @@ class SimulatedRun:
         self._use: dict[str, float] = {}
         self.activities: list[Activity] = []
         self._rows = self._batches = 0
-        self._servers = [_Server(p, simpy.Store(self.clock)) for p in plan.servers]
+        self._servers = [_Server(p, simpy.Store(self.clock), simpy.Resource(self.clock)) for p in plan.servers]
         self._workers = [self._make_worker(p) for p in plan.workers]
         self._idle: deque[tuple[_Stage, int]] = deque()
         self._running = self._buffered = self._taken = self._version = 0
@@ -166,11 +167,14 @@ class SimulatedRun:
         pending: deque[tuple[float, _Stage]] = deque()
         while True:
             yield from self._collect(server, pending)
-            if server.version < self._version:
-                server.version = self._version
-                yield from self._compute(server.process, self.profile.transfer)
-            rows = [pending.popleft() for _ in range(min(len(pending), self.plan.max_batch))]
-            yield from self._compute(server.process, self.profile.infer(len(rows)))
+            with server.room.request() if self.plan.offload else nullcontext() as there:
+                if there is not None:
+                    yield there
+                if server.version < self._version:
+                    server.version = self._version
+                    yield from self._compute(server.process, self.profile.transfer)
+                rows = [pending.popleft() for _ in range(min(len(pending), self.plan.max_batch))]
+                yield from self._compute(server.process, self.profile.infer(len(rows)))
             self._rows, self._batches = self._rows + len(rows), self._batches + 1
             for _, stage in rows:
                 stage.waiting -= 1
@@ -219,21 +223,24 @@ class SimulatedRun:
             self._taken += 1
             chunks = sum(self._chunks.popleft() for _ in range(self.job.episodes))
             self._admit()
-            yield from self._update(chunks)
+            with ExitStack() as rooms:
+                if self.plan.offload:
+                    yield self.clock.all_of([rooms.enter_context(s.room.request()) for s in self._servers])
+                yield from self._update(chunks)
             self._version += 1
             self._admit()
 
     def _update(self, chunks: int) -> Steps:
         job, profile, ranks = self.job, self.profile, self.plan.learners
-        moved = profile.onload + profile.offload if self.plan.offload else 0.0
+        come, go = (profile.onload, profile.offload) if self.plan.offload else (0.0, 0.0)
         mine = chunks / job.minibatches / len(ranks)
         passes = max(1, math.ceil(mine / job.micro_batch))
         forward = [profile.train(mine / passes) / 3] * passes * job.minibatches * job.extra_passes
-        yield self._all(self._rank(rank, [moved, *forward]) for rank in ranks)
+        yield self._all(self._rank(rank, [come, *forward]) for rank in ranks)
         minibatch = [profile.train(mine / passes)] * passes + [profile.step]
         for _ in range(job.epochs * job.minibatches):
             yield self._all(self._rank(rank, minibatch) for rank in ranks)
-        yield self._all(self._rank(rank, [profile.transfer]) for rank in ranks)
+        yield self._all(self._rank(rank, [profile.transfer, go]) for rank in ranks)
 
     def _rank(self, process: Process, turns: Iterable[float]) -> Steps:
         for seconds in turns:

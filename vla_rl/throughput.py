@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 Totals = dict[str, float]
+_OFFLOAD = ("onload_s", "offload_s")
 
 
 @dataclass(slots=True)
@@ -37,7 +38,9 @@ class Throughput:
             "busy/inference": _share(servers, ("infer_s",), wall),
             "busy/learner": _share(learners, ("train_s", "publish_s"), wall),
             "time/iteration_s": wall,
-        } | ({"busy/shared_devices": _share(growth["device"], ("held_s",), wall)} if growth.get("device") else {})
+            **({"busy/shared_devices": _share(growth["device"], ("held_s",), wall)} if growth.get("device") else {}),
+            **({"busy/learner_offload": _share(learners, _OFFLOAD, wall)} if _total(learners, "offload_s") else {}),
+        }
 
     def _growth(self, group: str, totals: list[Totals]) -> list[Totals]:
         before = self._before.get(group, [])

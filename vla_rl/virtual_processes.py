@@ -57,6 +57,12 @@ class VirtualActor:
             version=self._version,
         )
 
+    def offload(self) -> None:
+        """Its part of the time is in that of the learner's coming (``Profile.onload``)."""
+
+    def onload(self) -> None:
+        """As ``offload`` (``Profile.offload``)."""
+
 
 class VirtualInferenceProcess(InferenceProcess):
     def build(self) -> None:
@@ -81,9 +87,10 @@ class VirtualLearner:
         job, profile = self._job, self._profile
         mine = batch.num_chunks / job.minibatches / self._ranks
         passes = max(1, math.ceil(mine / job.micro_batch))
+        if self._offload:
+            with self.meter.time("onload"):
+                _hold(self._turn, profile.onload)
         with self.meter.time("train"):
-            if self._offload:
-                _hold(self._turn, profile.onload + profile.offload)
             for _ in range(passes * job.minibatches * job.extra_passes):
                 _hold(self._turn, profile.train(mine / passes) / 3)
             for _ in range(job.epochs * job.minibatches):
@@ -96,6 +103,9 @@ class VirtualLearner:
     def publish(self) -> None:
         with self.meter.time("publish"):
             _hold(self._turn, self._profile.transfer)
+        if self._offload:
+            with self.meter.time("offload"):
+                _hold(self._turn, self._profile.offload)
 
 
 class VirtualLearnerProcess(LearnerProcess):
@@ -105,7 +115,8 @@ class VirtualLearnerProcess(LearnerProcess):
         job = Job.of(config, env.max_episode_steps or 1, getattr(env, "length_spread", 0.0))
         meet = Rendezvous(weights.parent, self._process.index, self._world_size)
         turn = turns(self._process, self._locks)
-        self._learner = VirtualLearner(virtual_profile(config), job, self._world_size, meet, turn, offload=False)
+        profile = virtual_profile(config)
+        self._learner = VirtualLearner(profile, job, self._world_size, meet, turn, self._offload)
         if self._process.index == 0:
             self._newest = SharedArrays.create(weights, {"version": ((1,), "<i8")})["version"]
             self._newest[0] = version

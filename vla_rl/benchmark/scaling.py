@@ -29,7 +29,7 @@ from vla_rl.config_loading import load_config
 from vla_rl.cost_model import Job
 from vla_rl.errors import UserError
 from vla_rl.machine import Machine
-from vla_rl.placement import Layout, Mode, PlanError, Resources, make_plan
+from vla_rl.placement import Mode, Plan, PlanError, Resources, make_plan
 from vla_rl.planner import Candidate, search
 from vla_rl.profile import Profile, load_profile, save_profile
 from vla_rl.run_folder import machine
@@ -63,7 +63,7 @@ class Case:
     config: RunConfig  # for its number of devices
     mode: str
     devices: int
-    layout: Layout
+    plan: Plan
     profile: Profile | None = None
     job: Job | None = None
     expected: Candidate | None = None
@@ -140,14 +140,13 @@ def prepare(config: RunConfig, profile: Profile | None, devices: int, mode: str)
         scaled = _multiplied(config, devices, layout_mode or "auto")
         if mode == REFERENCE:
             scaled = scaled.model_copy(update={"mode": "sync"})
-        layout = make_plan(scaled, Resources.of(Machine.detect(), scaled)).layout
-        return Case(scaled, mode, devices, layout)
+        return Case(scaled, mode, devices, make_plan(scaled, Resources.of(Machine.detect(), scaled)))
     scaled = for_devices(config, profile, devices)
     if mode == REFERENCE:
         scaled, profile = as_reference(scaled, profile)
     job = Job.of(scaled, *_lengths(scaled))
     best = search(scaled, Resources.of(Machine.detect(), scaled), profile, job, layout_mode)[0]
-    return Case(scaled, mode, devices, best.layout, profile, job, best)
+    return Case(scaled, mode, devices, best.plan, profile, job, best)
 
 
 def measure(case: Case, backend: Backend, iterations: int) -> Point:
@@ -160,13 +159,13 @@ def measure(case: Case, backend: Backend, iterations: int) -> Point:
         found = Measured(expected.simulated, case.job.steps, case.job.chunks)
     elif backend == "virtual":
         assert case.profile is not None
-        found = run_virtual(case.config, case.profile, case.layout, iterations)
+        found = run_virtual(case.config, case.profile, case.plan, iterations)
     else:
         found = run_real(case.config, iterations)
     return Point(
         devices=case.devices,
         mode=case.mode,
-        layout=case.layout.describe(),
+        layout=case.plan.layout.describe(),
         backend=backend,
         batches_per_s=1 / found.seconds,
         env_steps_per_s=found.steps / found.seconds,
@@ -230,8 +229,9 @@ def as_reference(config: RunConfig, profile: Profile) -> tuple[RunConfig, Profil
     )
 
 
-def run_virtual(config: RunConfig, profile: Profile, layout: Layout, iterations: int) -> Measured:
+def run_virtual(config: RunConfig, profile: Profile, plan: Plan, iterations: int) -> Measured:
     """On virtual devices, in the profile's time."""
+    layout = plan.layout
     with tempfile.TemporaryDirectory() as folder:
         save_profile(profile, Path(folder) / "profile.yaml")
         changed = {
@@ -239,6 +239,7 @@ def run_virtual(config: RunConfig, profile: Profile, layout: Layout, iterations:
             "mode": layout.mode,
             "inference_devices": len(layout.inference) if layout.mode != "collocated" else None,
             "simulator_devices": len(layout.simulators) or None if layout.mode != "collocated" else None,
+            "offload": "always" if plan.offload else "never",
         }
         placement = config.placement.model_copy(update=changed)
         found = run_real(config.model_copy(update={"placement": placement}), iterations)

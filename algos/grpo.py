@@ -77,8 +77,8 @@ class GroupRelative(Settings):
 
 
 class GRPO(GroupRelative):
-    """The defaults are DAPO's (arXiv:2503.14476): a higher upper clip, groups without a difference replaced, a mean over
-    all ratios.
+    """The defaults are DAPO's (arXiv:2503.14476): a higher upper clip, groups without a difference replaced, the mean
+    over all ratios.
 
     GRPO as published is average=episodes, and so is SimpleVLA-RL (arXiv:2509.09674); Dr. GRPO (arXiv:2503.20783)
     scale=none, average=constant; REINFORCE++ with a group baseline (arXiv:2501.03262) scale=batch.

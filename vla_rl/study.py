@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -108,10 +109,20 @@ def _was_stopped(run: Run) -> bool:
 
 def execute_all(config: Path, missing: Sequence[Run], jobs: int, console: Console) -> None:
     """``jobs`` runs at a time, in their order. Where one fails those under way are waited for, and none begins."""
-    started = time.monotonic()
+    started, over = time.monotonic(), Event()
     console.print(f"{len(missing)} runs to do, {jobs} at a time")
+
+    def unless_over(run: Run) -> None:
+        if over.is_set():
+            return
+        try:
+            execute(config, run)
+        except BaseException:
+            over.set()  # before this thread takes the next run
+            raise
+
     with ThreadPoolExecutor(jobs) as pool:
-        under_way = {pool.submit(execute, config, run): run for run in missing}
+        under_way = {pool.submit(unless_over, run): run for run in missing}
         try:
             for done, future in enumerate(as_completed(under_way), 1):
                 future.result()
@@ -119,7 +130,7 @@ def execute_all(config: Path, missing: Sequence[Run], jobs: int, console: Consol
                 left = (time.monotonic() - started) / done * (len(missing) - done) / 60
                 console.print(f"{done} of {len(missing)}: {run.variant}, seed {run.seed}; about {left:.0f} min left")
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            over.set()
             raise
 
 

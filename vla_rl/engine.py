@@ -25,12 +25,18 @@ def make_engine(policy: OpenVLAOFT, settings: LearnerConfig) -> tuple[Any, Any]:
         {"params": list(policy.value_parameters()), "lr": value_lr, "peak_lr": value_lr},
     ]
     optimizer = torch.optim.AdamW(groups, betas=settings.betas, weight_decay=settings.weight_decay)
+    # DeepSpeed's buckets are for large models: 2 GB each, which moving a state to and fro would fill with zeros
+    bucket = min(500_000_000, sum(weight.numel() for group in groups for weight in group["params"]))
     config = {
         "train_micro_batch_size_per_gpu": settings.micro_batch,
         # boundaries are set by hand: the number of micro-batches differs from one optimizer step to the next
         "gradient_accumulation_steps": 1,
         "gradient_clipping": settings.max_grad_norm,
-        "zero_optimization": {"stage": settings.zero_stage},
+        "zero_optimization": {
+            "stage": settings.zero_stage,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+        },
         "bf16": {"enabled": settings.precision == "bf16"},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

@@ -20,7 +20,7 @@ def make_engine(policy: OpenVLAOFT, settings: LearnerConfig) -> tuple[Any, Any]:
     import deepspeed
 
     value_lr = settings.lr if settings.value_lr is None else settings.value_lr
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": list(policy.trunk_parameters()), "lr": settings.lr, "peak_lr": settings.lr},
         {"params": list(policy.value_parameters()), "lr": value_lr, "peak_lr": value_lr},
     ]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vla_rl.config import RunConfig
@@ -108,6 +108,7 @@ seconds = st.floats(0.001, 0.2)
 
 
 @settings(max_examples=25, deadline=None)
+@example(devices=2, on_devices=False, costs=(0.125, 0.09375, 0.126953125, 0.125, 0.03125, 0.125), choice=1)
 @given(
     devices=st.integers(1, 4),
     on_devices=st.booleans(),

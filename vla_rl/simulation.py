@@ -80,6 +80,7 @@ class SimulatedRun:
         self._cores = simpy.Resource(self.clock, capacity=max(1, cores))
         self._locks = {name: simpy.Resource(self.clock) for name in plan.locks}
         self._use: dict[str, float] = {}
+        self._measured_from = 0.0
         self.activities: list[Activity] = []
         self._rows = self._batches = 0
         self._servers = [_Server(p, simpy.Store(self.clock), simpy.Resource(self.clock)) for p in plan.servers]
@@ -105,6 +106,7 @@ class SimulatedRun:
         self.clock.run(self.clock.process(self._learn(warmup)))
         self.activities.clear()
         start, used = self.clock.now, dict(self._use)
+        self._measured_from = start
         rows, fired = self._rows, self._batches
         self.clock.run(self.clock.process(self._learn(batches)))
         seconds = self.clock.now - start
@@ -125,7 +127,8 @@ class SimulatedRun:
                 yield request
             start = self.clock.now
             yield self.clock.timeout(seconds)
-            self._use[name] = self._use.get(name, 0.0) + seconds
+            since = max(start, self._measured_from)  # what began before is measured from there on
+            self._use[name] = self._use.get(name, 0.0) + self.clock.now - since
             self.activities.append(Activity(name, process.role, start, self.clock.now))
 
     # --- simulators -------------------------------------------------------------------------------------------------

@@ -239,6 +239,7 @@ def _compare_on_rank(rank: int, world_size: int, port: int, zero_stage: int, pre
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("zero_stage", "precision"), [(1, "bf16"), (2, "fp32"), (3, "fp32")])
 def test_ranks_that_share_a_state(tmp_path: Path, zero_stage: int, precision: str) -> None:
     assert run_ranks(_compare_on_rank, 2, tmp_path, zero_stage, precision) == [True, True]
@@ -248,6 +249,7 @@ def test_ranks_that_share_a_state(tmp_path: Path, zero_stage: int, precision: st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_run_that_offloads_trains_evaluates_saves_and_resumes(tmp_path: Path, mode: str) -> None:
     from vla_rl.runner import train

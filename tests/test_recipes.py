@@ -182,6 +182,7 @@ def _optimizer_steps(run: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.maniskill if "maniskill" in n else pytest.mark.libero) for n in SMALL],

@@ -37,6 +37,7 @@ from vla_rl.run_folder import machine
 Backend = Literal["real", "virtual", "simulated"]
 COOLDOWN = 2  # last iterations, for which everything has been played before
 REFERENCE = "synchronous reference"
+_LIGHT = 4  # virtual devices whose runtime leaves a machine time; for more, time is stretched in proportion
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ def _multiplied(config: RunConfig, devices: int, mode: str) -> RunConfig:
 
 def for_devices(config: RunConfig, profile: Profile, devices: int) -> RunConfig:
     """The workload of one device, for several; the simulator's costs as the profile says."""
-    env, scale = config.env, config.placement.time_scale
+    env, scale = config.env, config.placement.time_scale * max(1.0, devices / _LIGHT)
     assert isinstance(env, WorkloadConfig)
     simulate, render, chunk = profile.simulate, profile.render, config.policy.chunk_size
     costs = {
@@ -204,7 +205,12 @@ def for_devices(config: RunConfig, profile: Profile, devices: int) -> RunConfig:
     changed = {name: seconds * 1e3 * scale for name, seconds in costs.items()}
     on_devices = profile.simulator_on == "devices"
     scaled = _multiplied(config, devices, config.placement.mode)
-    return scaled.model_copy(update={"env": env.model_copy(update=changed | {"on_devices": on_devices})})
+    return scaled.model_copy(
+        update={
+            "env": env.model_copy(update=changed | {"on_devices": on_devices}),
+            "placement": scaled.placement.model_copy(update={"time_scale": scale}),
+        }
+    )
 
 
 def as_reference(config: RunConfig, profile: Profile) -> tuple[RunConfig, Profile]:
@@ -240,6 +246,7 @@ def run_virtual(config: RunConfig, profile: Profile, plan: Plan, iterations: int
             "inference_devices": len(layout.inference) if layout.mode != "collocated" else None,
             "simulator_devices": len(layout.simulators) or None if layout.mode != "collocated" else None,
             "offload": "always" if plan.offload else "never",
+            "max_wait_ms": config.placement.max_wait_ms * config.placement.time_scale,
         }
         placement = config.placement.model_copy(update=changed)
         found = run_real(config.model_copy(update={"placement": placement}), iterations)
@@ -250,8 +257,13 @@ def run_real(config: RunConfig, iterations: int) -> Measured:
     """Train, and look at the iterations after the first and before the last."""
     from vla_rl.runner import train
 
-    warmup = config.train.max_age + 3  # until what was played before the first update has been trained
-    rounds = {"iterations": warmup + iterations + COOLDOWN, "eval_episodes": 0, "checkpoint_every": 10**6}
+    sync = config.mode == "sync"
+    warmup = 1 if sync else config.train.max_age + 3  # until what was played before the first update has been trained
+    rounds = {
+        "iterations": warmup + iterations + (0 if sync else COOLDOWN),
+        "eval_episodes": 0,
+        "checkpoint_every": 10**6,
+    }
     with tempfile.TemporaryDirectory() as folder:
         log = {"dir": folder, "name": "run", "tensorboard": False, "wandb": "off", "video": False}
         train(

@@ -6,9 +6,10 @@ import torch
 from rich.console import Console
 
 from envs.demos import read_demonstrations
-from vla_rl.collection import _new_folder, demonstration_episode
+from vla_rl.collection import demonstration_episode
 from vla_rl.config import RunConfig
 from vla_rl.policies import load_policy
+from vla_rl.run_folder import new_folder
 from vla_rl.schedule import training_episode
 from vla_rl.sft import clone, cloning_loss, learning_rate_schedule, shift_images
 
@@ -63,8 +64,8 @@ def test_demonstrations_and_training_share_no_placement():
     assert not training & {demonstration_episode(i, 1, 0).seed for i in range(1000)}
 
 
-def test_commands_of_the_same_second_collect_into_folders_of_their_own(tmp_path):
-    folders = [_new_folder(tmp_path / "runs", "demos") for _ in range(3)]
+def test_commands_of_the_same_second_have_folders_of_their_own(tmp_path):
+    folders = [new_folder(tmp_path / "runs", "demos") for _ in range(3)]
     assert [folder.name for folder in folders] == ["demos", "demos-2", "demos-3"]
     assert all(folder.is_dir() for folder in folders)
 

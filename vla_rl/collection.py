@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor, wait
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from vla_rl.config import EnvConfig, RunConfig
 from vla_rl.progress import ProgressDisplay
+from vla_rl.run_folder import new_folder
 from vla_rl.schedule import training_episode
 from vla_rl.types import EnvSpec, Episode
 
@@ -28,7 +28,7 @@ def collect_demonstrations(config: RunConfig, spec: EnvSpec, console: Console) -
 
     Returns the files, one a process, in a new folder below ``log.dir``. Failed episodes are left out.
     """
-    folder = _new_folder(Path(config.log.dir), f"demos-{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder = new_folder(Path(config.log.dir), f"demos-{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     episodes = [demonstration_episode(i, len(spec.instructions), config.seed) for i in range(config.sft.demo_episodes)]
     workers = min(config.placement.env_workers, len(episodes))
     shares = [episodes[w::workers] for w in range(workers)]
@@ -50,18 +50,6 @@ def collect_demonstrations(config: RunConfig, spec: EnvSpec, console: Console) -
         written = sum(job.result() for job in jobs)
     console.print(f"{folder}: {written} of {len(episodes)} episodes succeeded and were kept", highlight=False)
     return paths
-
-
-def _new_folder(parent: Path, name: str) -> Path:
-    """A folder of that name, or numbered where another command took the name within the same second."""
-    folder = parent / name
-    for number in itertools.count(2):
-        try:
-            folder.mkdir(parents=True)
-            break
-        except FileExistsError:
-            folder = parent / f"{name}-{number}"
-    return folder
 
 
 def demonstration_episode(number: int, num_tasks: int, seed: int) -> Episode:

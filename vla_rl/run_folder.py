@@ -38,6 +38,18 @@ _PACKAGES = (
 _VIDEO_FPS = 20  # LIBERO's control rate: videos play in real time
 
 
+def new_folder(parent: Path, name: str) -> Path:
+    """Make a folder of that name, or numbered where another command took the name within the same second."""
+    folder, number = parent / name, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = parent / f"{name}-{number}"
+
+
 class RunFolder:
     """One run's folder and its loggers."""
 
@@ -51,14 +63,17 @@ class RunFolder:
     @classmethod
     def create(cls, config: RunConfig, spec: EnvSpec, argv: Sequence[str]) -> RunFolder:
         """Make the folder and write what is known at the start. Raises UserError where log.name is taken."""
-        name = config.log.name or f"{config.algo.name}-{config.env.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        path = Path(config.log.dir) / name
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            raise UserError(
-                f"log.name={name!r}: {path} exists; continue that run with --resume {path}, or choose another name"
-            ) from None
+        parent, name = Path(config.log.dir), config.log.name
+        if name is None:
+            path = new_folder(parent, f"{config.algo.name}-{config.env.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        else:
+            path = parent / name
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                raise UserError(
+                    f"log.name={name!r}: {path} exists; continue that run with --resume {path}, or choose another name"
+                ) from None
         (path / "config.yaml").write_text(dump_config(config))
         (path / "metadata.json").write_text(json.dumps(metadata(spec, argv), indent=2) + "\n")
         run = cls(path, config)

@@ -17,12 +17,13 @@ from vla_rl.config import RunConfig
 from vla_rl.config_errors import ConfigError
 from vla_rl.config_loading import load_config
 from vla_rl.cost_model import Job
+from vla_rl.machine import Machine
 from vla_rl.placement import Layout, PlanError, Resources, make_plan
 from vla_rl.planner import Candidate, candidate_of
 from vla_rl.planning import layout_record, plan_of_record
 from vla_rl.processes import StoreProcess
 from vla_rl.profile import Curve, Memory, Profile, load_profile, save_profile
-from vla_rl.replanning import better_plan, worthwhile
+from vla_rl.replanning import Move, better_plan, worthwhile
 from vla_rl.replay import StoreRules
 
 RESOURCES = Resources(cores=8, devices=4, kind="virtual")
@@ -197,3 +198,37 @@ def test_a_run_with_a_wrong_profile_moves_and_goes_on_with_all_it_had(tmp_path: 
     assert newest["layout"] == json.loads((run / "checkpoints/000008/state.json").read_text())["layout"]
     assert newest["moves"] == _metrics(run)[-1]["placement/moves"] == 1
     assert _metrics(run)[-1]["episodes/trained"] == 108
+
+
+@pytest.mark.slow
+def test_a_real_learner_moves_with_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On cores, from a device for each role to turns on both; the decision is made up."""
+    from vla_rl import runner
+
+    config = RunConfig.model_validate(
+        {
+            "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16},
+            "policy": {"size": "nano"},
+            "algo": {"name": "ppo", "minibatches": 1},
+            "train": {"iterations": 3, "batch_episodes": 6, "eval_episodes": 0, "max_age": 1},
+            "placement": {"devices": 2, "env_workers": 1, "slots_per_worker": 2, "replan_every": 1},
+            "log": {"dir": str(tmp_path), "name": "run", "tensorboard": False},
+        }
+    )
+
+    def look(costs: Any, measured: Any, config: RunConfig, spec: Any, current: Any) -> Move | None:
+        if current.layout.mode == "collocated":
+            return None
+        plan = make_plan(config, Resources.of(Machine.detect(), config), Layout("collocated", (), (0, 1), (0, 1)))
+        found = measured.profile(costs.run)
+        return Move(*(replace(candidate_of(p, found, job(config), 2), simulated=1.0) for p in (current, plan)))
+
+    monkeypatch.setattr(runner, "look", look)
+    assert runner.train(config) == 0
+    metrics = _metrics(tmp_path / "run")
+    assert [m["placement/moves"] for m in metrics] == [0, 1, 1]
+    assert ["busy/shared_devices" in m for m in metrics] == [False, True, True]
+    assert all(_balanced(m) for m in metrics)
+    assert (metrics[-1]["episodes/trained"], metrics[-1]["episodes/lost"]) == (18, 0)
+    assert metrics[1]["rollout/age_max"] <= 1, "what was played before is trained after"
+    assert not _own_leftovers()

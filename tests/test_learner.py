@@ -1,4 +1,5 @@
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,6 +123,27 @@ def test_a_saved_learner_goes_on_as_if_nothing_had_happened(tmp_path):
     assert _largest_difference(parameters(straight), parameters(resumed)) == 0.0
     with pytest.raises(FileNotFoundError, match="no learner state"):
         resumed.load(tmp_path / "nowhere")
+
+
+def _goes_on_from(rank: int, world_size: int, port: int, folder: Path, precision: str) -> dict:
+    learner = make_learner(config(learner={"ranks": world_size, "precision": precision}), rank, world_size, port)
+    learner.load(folder)
+    learner.update(random_batch(1), 1)
+    return parameters(learner)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_without_zero_another_number_of_ranks_goes_on(tmp_path, precision):
+    """As when a run moves to another plan: weights and both moments are there on every rank."""
+    torch.set_num_threads(1)
+    straight = make_learner(config(learner={"precision": precision, "lr": 1e-3}))
+    straight.update(random_batch(0), 0)
+    straight.save(tmp_path / "state")
+    straight.update(random_batch(1), 1)
+    ranks = run_ranks(_goes_on_from, 2, tmp_path, tmp_path / "state", precision)
+    assert _largest_difference(*ranks) == 0.0
+    assert _largest_difference(parameters(straight), ranks[0]) < (1e-4 if precision == "fp32" else 2e-2)
 
 
 def test_recompute_makes_the_first_ratio_one():

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vla_rl.device_lock import Turn
+from vla_rl.meter import Meter
 from vla_rl.offload import Offloader
 from vla_rl.policies import OpenVLAOFT
 from vla_rl.types import ActionBatch, Observation
@@ -28,7 +29,8 @@ class PolicyActor:
         turn: Turn = nullcontext,
     ) -> None:
         """``latency_s``: simulated extra cost of one batch, slept (benchmarks of the runtime). ``turn``: on a device
-        that others use as well; a batch takes one."""
+        that others use as well; a batch takes one, and ``meter`` counts what it computes in it."""
+        self.meter = Meter()
         self.policy = policy.to(device).eval()
         self.temperature = temperature
         self._latency_s = latency_s
@@ -45,24 +47,26 @@ class PolicyActor:
     def refresh(self) -> int:
         if self._weights is None:
             return 0
-        self._weights.refresh(self._parameters)
+        if self._weights.newest != self._weights.version:
+            with self.meter.time("refresh", 1):
+                self._weights.refresh(self._parameters)
         return self._weights.version
 
     def offload(self) -> None:
         """Take the policy off the device, in a turn; before ``onload`` it cannot act."""
-        with self._turn():
+        with self._turn(), self.meter.time("offload", 1):
             self._memory.offload()
 
     def onload(self) -> None:
         """Bring it back, in a turn."""
-        with self._turn():
+        with self._turn(), self.meter.time("onload", 1):
             self._memory.onload()
 
     def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
-        time.sleep(self._latency_s)
         arrays = (observation.images, observation.proprio, observation.task, uniforms, greedy)
         images, proprio, task, draws, most_likely = (torch.from_numpy(a).to(self._device) for a in arrays)
-        with self._turn():
+        with self._turn(), self.meter.time("act", len(observation.task)):
+            time.sleep(self._latency_s)
             results = self.policy.act(images, proprio, task, draws, most_likely, self.temperature)
             tokens, logprobs, values = (x.cpu() for x in results)  # waits for the device: until then it is in use
         return ActionBatch(

@@ -34,6 +34,7 @@ from vla_rl.processes import (
     LearnerProcess,
     StoreProcess,
 )
+from vla_rl.profile import Memory
 from vla_rl.reaper import start_reaper
 from vla_rl.replay import StoreRules
 from vla_rl.sharedmem import shared_root
@@ -258,6 +259,10 @@ class Cluster:
         for call in calls:
             with contextlib.suppress(RayActorError):  # who has died holds no device, and is replaced
                 ray.get(call, timeout=_SETUP_TIMEOUT_S)
+
+    def policy_memory(self) -> Memory:
+        """What the policy takes on a device, by the sizes of its parameters; after ``start``."""
+        return self.get(self._servers[0].memory.remote(), "the policy's sizes", CALL_TIMEOUT_S)
 
     def call_store(self, method: str, *args: Any) -> Any:
         """A quick call of the store."""

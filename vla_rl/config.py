@@ -256,6 +256,11 @@ class PlacementConfig(Group):
         None,
         description="What things cost (configs/profiles, `vla-rl profile`); by it the best layout is searched for.",
     )
+    replan_every: NonNegative = Field(
+        0,
+        description="Iterations between two looks for a better layout, by what the run has measured of its costs since "
+        "the last one; where it is worth it, the run moves. 0: never. Needs mode=auto.",
+    )
     virtual: str | None = Field(
         None,
         description="A profile (configs/profiles): devices are virtual, computing is holding one for as long as the "

@@ -30,6 +30,7 @@ def config_checks() -> tuple[Check, ...]:
         Check((("learner", "betas"),), _betas_below_one),
         Check((("algo",), ("train", "batch_episodes")), _batch_holds_whole_groups),
         Check((("placement", "virtual"), ("env",)), _virtual_devices_compute_nothing),
+        Check((("placement", "replan_every"), ("placement", "mode")), _replanning_is_free_to_choose),
     )
 
 
@@ -81,6 +82,13 @@ def _virtual_devices_compute_nothing(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("placement", "virtual"), "virtual devices compute nothing: only env=workload runs on them", virtual
         )
+
+
+def _replanning_is_free_to_choose(config: RunConfig) -> Iterator[Problem]:
+    every, mode = config.placement.replan_every, config.placement.mode
+    if every and mode != "auto":
+        remedy = f"planning anew chooses among all modes, and placement.mode={mode} fixes one; use 0, or mode=auto"
+        yield Problem(("placement", "replan_every"), remedy, every)
 
 
 def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:

@@ -1,8 +1,9 @@
-"""`vla-rl eval`: simulators and inference servers without a learner."""
+"""Evaluation on a started cluster, and `vla-rl eval`: simulators and inference servers without a learner."""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from vla_rl.machine import Machine
 from vla_rl.planning import plan_run
 from vla_rl.replay import StoreRules
 from vla_rl.run_folder import RunFolder, git_commit, write_video
-from vla_rl.runner import run_evaluation
+from vla_rl.schedule import evaluation_episodes
+from vla_rl.types import EnvSpec
+
+STALL_S = 900.0  # without a single finished episode for this long, something is wrong
 
 
 def evaluate_command(args: Any) -> int:
@@ -74,3 +78,33 @@ def _config(target: Path, file: Path | None, overrides: list[str]) -> RunConfig:
         )
     plain = [f"policy.checkpoint={json.dumps(str(checkpoint))}", "policy.lora=null"]  # adapters are merged there
     return load_config(file, [*plain, *overrides], Machine.detect())
+
+
+def run_evaluation(
+    cluster: Cluster,
+    spec: EnvSpec,
+    episodes: int,
+    seed: int,
+    *,
+    greedy: bool,
+    record: int,
+    status: Any,
+) -> Evaluation:
+    """Play evaluation episodes on a started cluster. ``status``: called with a line of progress."""
+    orders = evaluation_episodes(
+        0, episodes, len(spec.instructions), spec.init_states, seed, greedy=greedy, record=record
+    )
+    cluster.call_store("order_evaluation", orders)
+    kind = "greedy" if greedy else "sampled"
+    patience, done = time.monotonic() + STALL_S, 0
+    while True:
+        ref: Any = cluster.store.evaluation_results.remote(episodes, 2.0)
+        results = cluster.get(ref, "evaluation episodes", 120.0)
+        if results is not None:
+            return Evaluation(spec, greedy, tuple(results))
+        now_done = cluster.call_store("evaluations_done")
+        status(f"evaluating ({kind}): {now_done} of {episodes} episodes")
+        if now_done != done:
+            done, patience = now_done, time.monotonic() + STALL_S
+        if time.monotonic() > patience:
+            raise TimeoutError(f"no evaluation episode finished for {STALL_S:.0f} s ({done} of {episodes} done)")

@@ -23,6 +23,7 @@ from algos.base import Algorithm, Targets
 from algos.counts import Counts
 from vla_rl.config import RunConfig
 from vla_rl.device_lock import Turn
+from vla_rl.device_timer import DeviceTimer
 from vla_rl.engine import load_trained, make_engine, make_offloader
 from vla_rl.meter import Meter
 from vla_rl.policies import OpenVLAOFT, PolicyOutput, token_entropy, token_logprobs
@@ -73,6 +74,7 @@ class Learner:
         self._grad_norm = 0.0
         self._turn, self._offload_after_publish = turn, offload
         self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
+        self._timer = DeviceTimer(self._device, self.meter)
         policy.to(device=self._device, dtype=DTYPES[config.learner.precision])
         copied = algorithm.needs_reference and not policy.adapted  # else the frozen weights are the reference
         self._reference = copy.deepcopy(policy).requires_grad_(False) if copied else None
@@ -96,6 +98,7 @@ class Learner:
                     for name, value in self._optimizer_step(batch, targets, rows, iteration).items():
                         sums[name] += value
                     grad_norms.append(self._grad_norm)
+            self._timer.read()
             self.meter.count("updates")
             metrics = self.algorithm.finish_metrics(dict(sums), targets)
             metrics |= {"grad_norm": float(np.mean(grad_norms)), "lr": self._optimizer.param_groups[0]["lr"]}
@@ -172,14 +175,18 @@ class Learner:
             if padding:  # chunks without an executed step count nowhere
                 tensors = replace(tensors, num_steps=torch.zeros_like(tensors.num_steps))
             with self._turn():
-                logprobs, entropy, values = self._forward(batch, part)
-                loss, metrics = self.algorithm.loss(logprobs, entropy, values, tensors, counts, iteration)
-                self._engine.set_gradient_accumulation_boundary(i == len(parts) - 1)
-                # DeepSpeed averages gradients over the ranks; our losses are shares of one sum
-                self._engine.backward(loss * self._world_size)
-                if i == len(parts) - 1:
-                    self._grad_norm = self._measure_grad_norm()
-                self._engine.step()
+                with self._timer.time("micro_batch", len(part)):
+                    logprobs, entropy, values = self._forward(batch, part)
+                    loss, metrics = self.algorithm.loss(logprobs, entropy, values, tensors, counts, iteration)
+                    self._engine.set_gradient_accumulation_boundary(i == len(parts) - 1)
+                    # DeepSpeed averages gradients over the ranks; our losses are shares of one sum
+                    self._engine.backward(loss * self._world_size)
+                if i < len(parts) - 1:
+                    self._engine.step()  # of the micro-batch; the weights stay
+                else:
+                    with self._timer.time("step", 1):
+                        self._grad_norm = self._measure_grad_norm()
+                        self._engine.step()
                 self._finish_on_device()
             for name, value in metrics.items():
                 sums[name] = sums[name] + value.detach() if name in sums else value.detach()
@@ -267,7 +274,7 @@ class Learner:
 
     def publish(self, version: int, publisher: WeightPublisher | None) -> None:
         """Hand the weights over; all ranks call it, the one with a publisher writes."""
-        with self.meter.time("publish"):
+        with self.meter.time("publish", None if publisher is None else 1):
             parameters = self.parameters()
             if publisher is not None:
                 publisher.publish(version, parameters)
@@ -291,13 +298,13 @@ class Learner:
     def offload(self) -> None:
         """Take all tensors off the device, in a turn; does nothing where they are away already."""
         if not self._memory.away:
-            with self._turn(), self.meter.time("offload"):
+            with self._turn(), self.meter.time("offload", 1):
                 self._memory.offload()
 
     def onload(self) -> None:
         """Bring them back, in a turn; does nothing where they are there."""
         if self._memory.away:
-            with self._turn(), self.meter.time("onload"):
+            with self._turn(), self.meter.time("onload", 1):
                 self._memory.onload()
 
     @contextmanager

@@ -44,9 +44,10 @@ class Candidate:
 
 
 def candidates(
-    config: RunConfig, resources: Resources, profile: Profile, job: Job, mode: Mode | None
+    config: RunConfig, resources: Resources, profile: Profile, job: Job, mode: Mode | None, ranks: int | None = None
 ) -> list[Candidate]:
-    """All plans that fit into memory, of all modes or one, the best bound first.
+    """All plans that fit into memory, of all modes or one, the best bound first. ``ranks``: only those with as many
+    learners.
 
     Raises PlanError, with the arithmetic of the memory, where none fits.
     """
@@ -57,10 +58,16 @@ def candidates(
         except PlanError as error:
             refused.append(error)
             continue
-        found.append(Candidate(plan, bound(plan, profile, job, resources.cores)))
+        if ranks in (None, len(plan.learners)):
+            found.append(candidate_of(plan, profile, job, resources.cores))
     if not found:
         raise refused[0] if refused else PlanError("placement.mode", f"{mode} needs more devices than there are")
     return sorted(found, key=_expected)
+
+
+def candidate_of(plan: Plan, profile: Profile, job: Job, cores: int) -> Candidate:
+    """Any plan, with its bound."""
+    return Candidate(plan, bound(plan, profile, job, cores))
 
 
 def _expected(candidate: Candidate) -> float:
@@ -74,10 +81,15 @@ def simulate(candidate: Candidate, profile: Profile, job: Job, cores: int) -> Ca
 
 
 def search(
-    config: RunConfig, resources: Resources, profile: Profile, job: Job, mode: Mode | None = None
+    config: RunConfig,
+    resources: Resources,
+    profile: Profile,
+    job: Job,
+    mode: Mode | None = None,
+    ranks: int | None = None,
 ) -> list[Candidate]:
     """The candidates whose bounds promise something, simulated, the fastest first."""
-    found = candidates(config, resources, profile, job, mode)
+    found = candidates(config, resources, profile, job, mode, ranks)
     worth = [c for c in found if c.bound.seconds <= _WITHIN * found[0].bound.seconds]
     devices = usable_devices(config, resources)
     worth = found[: max(_AT_LEAST, min(len(worth), _DEVICES_AT_MOST // devices))]

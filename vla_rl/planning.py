@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,21 @@ from vla_rl.config import RunConfig
 from vla_rl.config_loading import load_config
 from vla_rl.cost_model import Job
 from vla_rl.machine import Machine
-from vla_rl.placement import Plan, Process, Resources, make_plan
+from vla_rl.placement import (
+    Layout,
+    Plan,
+    Process,
+    Resources,
+    layouts,
+    make_plan,
+    simulator_on_devices,
+    usable_devices,
+)
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
     from vla_rl.planner import Candidate
+    from vla_rl.profile import Profile
 
 
 def plan_run(config: RunConfig, spec: EnvSpec, *, training: bool = True) -> Plan:
@@ -31,6 +42,20 @@ def plan_run(config: RunConfig, spec: EnvSpec, *, training: bool = True) -> Plan
     return searched(config, spec, resources)[0].plan
 
 
+def layout_record(plan: Plan) -> dict[str, Any]:
+    """What a checkpoint keeps of a plan; the rest follows from the configuration."""
+    return asdict(plan.layout) | {"offload": plan.offload}
+
+
+def plan_of_record(config: RunConfig, record: dict[str, Any]) -> Plan | None:
+    """The plan of a checkpoint; None where the devices that there are now cannot be divided so."""
+    resources = Resources.of(Machine.detect(), config)
+    layout = Layout(record["mode"], *(tuple(record[role]) for role in ("simulators", "inference", "learner")))
+    if layout not in layouts(usable_devices(config, resources), simulator_on_devices(config, resources.kind)):
+        return None
+    return replace(make_plan(config, resources, layout), offload=record["offload"])
+
+
 def searched(config: RunConfig, spec: EnvSpec, resources: Resources) -> list[Candidate]:
     """All layouts of the configured mode that are worth it, the fastest first."""
     from vla_rl.planner import search
@@ -38,9 +63,14 @@ def searched(config: RunConfig, spec: EnvSpec, resources: Resources) -> list[Can
 
     assert config.placement.profile is not None
     profile = load_profile(Path(config.placement.profile))
-    job = Job.of(config, spec.max_episode_steps, 2 * (1 - profile.mean_length))
+    job = job_of(config, spec, profile)
     mode = config.placement.mode
     return search(config, resources, profile, job, None if mode == "auto" else mode)
+
+
+def job_of(config: RunConfig, spec: EnvSpec, profile: Profile) -> Job:
+    """What the run asks of the machine, with episodes as long as the profile says."""
+    return Job.of(config, spec.max_episode_steps, 2 * (1 - profile.mean_length))
 
 
 def plan_command(args: Any) -> int:
@@ -127,7 +157,7 @@ def _draw(plan: Plan, config: RunConfig, spec: EnvSpec, resources: Resources, pa
 
     assert config.placement.profile is not None
     profile = load_profile(Path(config.placement.profile))
-    job = Job.of(config, spec.max_episode_steps, 2 * (1 - profile.mean_length))
+    job = job_of(config, spec, profile)
     run = SimulatedRun(plan, profile, job, resources.cores)
     run.run(warmup=job.max_age + 2, batches=2)
     title = f"{plan.layout.describe()}: two super-batches, simulated by {profile.name}"

@@ -21,6 +21,7 @@ from vla_rl.inference import Actor
 from vla_rl.machine import free_port
 from vla_rl.mailbox import PoolAddress
 from vla_rl.placement import Plan, Process
+from vla_rl.profile import Memory
 from vla_rl.replay import ReplayStore, StoreRules
 from vla_rl.types import EnvSpec, Episode, EpisodeResult, SuperBatch, Trajectory
 
@@ -126,8 +127,15 @@ class InferenceProcess:
     def come_back(self) -> None:
         self._server.come_back()
 
+    def memory(self) -> Memory:
+        """What the policy takes, after ``build``; here no ZeRO stage has divided it."""
+        from vla_rl.profiling import memory_of
+
+        return memory_of(self._config, self._policy)
+
     def stats(self) -> dict[str, float]:
-        return self._server.meter.snapshot() if self._server else {}
+        """Of the server, with its waits for turns, and of the actor, without them."""
+        return self._server.meter.snapshot() | self._server.actor.meter.snapshot() if self._server else {}
 
     def stop(self) -> None:
         if self._server:
@@ -203,7 +211,8 @@ class LearnerProcess:
 
 
 class StoreProcess(ReplayStore):
-    """Closed until ``open``: env workers start with everything else, and wait until the run's state is restored."""
+    """Closed until ``open``: env workers start with everything else, and wait until the run's state is restored. Closed
+    again before the processes end in order."""
 
     def __init__(self, rules: StoreRules) -> None:
         super().__init__(rules)
@@ -211,6 +220,13 @@ class StoreProcess(ReplayStore):
 
     def open(self) -> None:
         self._open.set()
+
+    def close(self) -> None:
+        """From now on no episode is started, not even for those who wait in ``take`` already."""
+        self._open.clear()
+
+    def _available(self) -> int:
+        return super()._available() if self._open.is_set() else 0
 
     def take(self, worker: int, count: int, timeout: float) -> list[Episode]:
         return super().take(worker, count, timeout) if self._open.wait(timeout) else []

@@ -20,9 +20,11 @@ from rich.table import Table
 from vla_rl.config import RunConfig
 from vla_rl.config_loading import load_config
 from vla_rl.machine import GIB, Machine, free_port
+from vla_rl.meter import LineSums
 from vla_rl.placement import Resources, choose_layout, make_plan, simulator_on_devices
 from vla_rl.profile import Curve, Memory, Profile, save_profile
 from vla_rl.progress import ProgressDisplay
+from vla_rl.run_profile import fit as fit_sums
 from vla_rl.types import EnvSpec, Episode, Observation, SuperBatch, Trajectory
 
 _REPEATS = 5
@@ -95,13 +97,11 @@ def memory_of(config: RunConfig, policy: Any) -> Memory:
 
 
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Curve:
-    """The straight line nearest to the measurements, with neither of its numbers below 0."""
-    if len(sizes) == 1:
-        return Curve(each=seconds[0] / sizes[0])
-    each, fixed = np.polyfit(sizes, seconds, 1)
-    if fixed < 0:
-        return Curve(each=float(np.dot(sizes, seconds) / np.dot(sizes, sizes)))
-    return Curve(fixed=float(fixed), each=max(0.0, float(each)))
+    """The straight line nearest to the measurements, by the rules of a run's own profile."""
+    line = LineSums()
+    for n, t in zip(sizes, seconds, strict=True):
+        line.add(n, t)
+    return fit_sums(line)
 
 
 def sizes_up_to(largest: int) -> list[int]:

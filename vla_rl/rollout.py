@@ -166,7 +166,7 @@ class EnvWorker:
                 continue
             episode = self._inbox.popleft()
             self._slots[slot] = _Slot(episode, np.random.default_rng((episode.seed, episode.member)))
-            with self._turn(), self.meter.time("reset"):
+            with self._turn(), self.meter.time("reset", 1):
                 self.env.reset([slot], [episode])
             started.append(slot)
         if started:
@@ -174,7 +174,7 @@ class EnvWorker:
 
     def _request(self, slots: list[int]) -> None:
         """Observe the slots and ask for their next chunks."""
-        with self._turn(), self.meter.time("render"):
+        with self._turn(), self.meter.time("render", len(slots)):
             self.env.observe(slots, self.mailbox.observation)
         uniforms = np.zeros((len(slots), *self._draws), np.float32)
         for i, slot in enumerate(slots):
@@ -198,9 +198,11 @@ class EnvWorker:
             return
         moving = [slots[i] for i in rows.tolist()]
         self._record_decisions(moving, batch, versions, rows)
-        with self._turn(), self.meter.time("simulate"):
+        with self._turn(), self.meter.time("simulate") as call:
             result = self.env.step(moving, batch.actions[rows])
-        self.meter.count("env_steps", int(result.num_steps.sum()))
+            executed = int(result.num_steps.sum())
+            call.size = executed / self._draws[0]  # whole chunks: an episode may end within one
+        self.meter.count("env_steps", executed)
         self.meter.count("chunks", len(moving))
         going: list[int] = []
         for i, slot in enumerate(moving):
@@ -234,5 +236,7 @@ class EnvWorker:
         if state.episode.evaluation:
             self.orders.add(self.worker, state.result(success, self.env.frames(slot)))
         else:
+            self.meter.count("trajectories")
+            self.meter.count("trajectory_steps", sum(state.num_steps))
             self.orders.add(self.worker, state.trajectory(self.worker, final_value, terminated, success))
         self._free.release()

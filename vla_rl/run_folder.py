@@ -6,6 +6,8 @@ runs/NAME/
     metrics.jsonl    one line an iteration
     tensorboard/     the same for TensorBoard (and Weights & Biases, with log.wandb)
     checkpoints/     see checkpoint.py
+    profile.yaml     what things cost, as the run has measured it; with every checkpoint
+    moves.jsonl      one line for each move to a better plan (placement.replan_every)
     evaluations/     one JSON file an evaluation; a video beside it
     curves.png       drawn at the end
 """
@@ -29,6 +31,7 @@ from vla_rl.checkpoint import Checkpoints
 from vla_rl.config import RunConfig
 from vla_rl.config_loading import dump_config
 from vla_rl.errors import UserError
+from vla_rl.profile import Profile, save_profile
 from vla_rl.types import EnvSpec
 
 _PACKAGES = (
@@ -133,6 +136,16 @@ class RunFolder:
             self._tensorboard.flush()
         if self._wandb:
             self._wandb.log(dict(metrics), step=iteration)
+
+    def save_profile(self, profile: Profile) -> None:
+        """Written under another name first: a crash leaves the one before."""
+        partial = self.path / "profile.yaml.partial"
+        save_profile(profile, partial)
+        partial.replace(self.path / "profile.yaml")
+
+    def log_move(self, iteration: int, move: Mapping[str, Any]) -> None:
+        with (self.path / "moves.jsonl").open("a") as file:
+            file.write(json.dumps({"iteration": iteration, "time": time.time()} | dict(move)) + "\n")
 
     def save_evaluation(self, name: str, record: Mapping[str, Any], frames: Sequence[Sequence[np.ndarray]]) -> None:
         """evaluations/NAME.json and, where there are frames, NAME.mp4: the episodes one after the other."""

@@ -6,6 +6,8 @@ while there are iterations left:
     learners.publish(version)             servers swap between two inference batches
     store.advance(version)                the admission gate opens
     evaluate, checkpoint, log             when due
+
+What resumes a run also moves it to another plan: a checkpoint says what the next one is, and ``train`` goes on from it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,21 +25,23 @@ import psutil
 from vla_rl.checkpoint import load_trajectories, read_state
 from vla_rl.cluster import Cluster
 from vla_rl.config import RunConfig
-from vla_rl.evaluate import Evaluation
+from vla_rl.evaluation_run import STALL_S, run_evaluation
 from vla_rl.memory import resident_gib
-from vla_rl.planning import plan_run
+from vla_rl.placement import Plan, PlanError
+from vla_rl.planning import layout_record, plan_of_record, plan_run
+from vla_rl.replanning import Move, look
 from vla_rl.replay import StoreRules
 from vla_rl.run_folder import RunFolder, metadata
-from vla_rl.schedule import evaluation_episodes
+from vla_rl.run_profile import Costs, Measured
 from vla_rl.signals import StopRequest
 from vla_rl.superbatch import describe
 from vla_rl.throughput import Throughput
 from vla_rl.types import EnvSpec, SuperBatch
 from vla_rl.view import TrainingView
 
-_STALL_S = 900.0  # without a single finished episode for this long, something is wrong
 _UPDATE_TIMEOUT_S = 3600.0
 _CHECKPOINT_TIMEOUT_S = 600.0
+_DRAIN_POLL_S = 0.2
 
 
 def train(config: RunConfig, resume: Path | None = None, json_file: Path | None = None) -> int:
@@ -63,20 +68,37 @@ def train(config: RunConfig, resume: Path | None = None, json_file: Path | None 
         init_states=spec.init_states if config.train.start_states == "benchmark" else None,
     )
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {run.path}"
-    plan = plan_run(config, spec)
+    moving = True
     with (
+        closing(run),
         StopRequest() as stop,
         TrainingView(title, spec, config.train.iterations, state["iteration"]) as view,
-        Cluster(config, plan, spec, rules) as cluster,
     ):
-        trainer = Trainer(config, spec, run, cluster, view, stop, state["iteration"], state["seconds"])
-        try:
-            trainer.run(checkpoint)
-        finally:
-            run.close()
+        while moving:
+            with Cluster(config, _plan(config, spec, state), spec, rules) as cluster:
+                trainer = Trainer(config, spec, run, cluster, view, stop, **_progress(state))
+                moving = trainer.run(checkpoint)
+            checkpoint = run.checkpoints.newest()
+            state = read_state(checkpoint)
     if json_file is not None:
         json_file.write_text(json.dumps({"run": str(run.path), "metrics": run.metrics()[-1]}, indent=2) + "\n")
     return 0
+
+
+def _plan(config: RunConfig, spec: EnvSpec, state: dict[str, Any]) -> Plan:
+    """As configured; a run that plans anew goes on as its checkpoint says, where the machine still allows that."""
+    plan = plan_of_record(config, state["layout"]) if config.placement.replan_every and "layout" in state else None
+    return plan or plan_run(config, spec)
+
+
+def _progress(state: dict[str, Any]) -> dict[str, Any]:
+    """Of a checkpoint's state, what a trainer goes on with."""
+    return {
+        "iteration": state["iteration"],
+        "seconds": state["seconds"],
+        "moves": state.get("moves", 0),  # absent in a checkpoint of an earlier release, as is the next
+        "costs": Costs(state.get("costs", {})),
+    }
 
 
 @dataclass(slots=True)
@@ -91,12 +113,16 @@ class Trainer:
     stop: StopRequest
     iteration: int  # updates done; also the newest policy version
     seconds: float  # spent in earlier sessions of this run
+    moves: int  # to other plans
+    costs: Costs
     started: float = field(default_factory=time.monotonic)
     _throughput: Throughput = field(default_factory=Throughput)
+    _measured: Measured = field(init=False)
     _outcomes: tuple[int, int] = (0, 0)  # training episodes played and succeeded, at the last iteration
 
     # consumes: super-batches. waits for: the store, the learners. unblocked by: their answers, time limits, Ctrl-C.
-    def run(self, checkpoint: Path | None) -> None:
+    def run(self, checkpoint: Path | None) -> bool:
+        """Train until the end, or (True) until another plan is better: the checkpoint written then is to be resumed."""
         train = self.config.train
         self._start(checkpoint)
         if self.iteration == 0 and train.eval_episodes:
@@ -111,18 +137,26 @@ class Trainer:
                 self.iteration += 1
                 last = self._is_last()
                 self._publish()
-            metrics |= self._throughput.measure(self.cluster.stats())
+            metrics |= self._measure()
             if train.eval_episodes and (last or self._due(train.eval_every)):
                 metrics |= self._evaluate()
             self._log(metrics)
-            if last or self._due(train.checkpoint_every) or self.stop.requested:
-                self._checkpoint()
+            move = None if last or self.stop.requested else self._look_for_a_move()
+            if move is not None:
+                self._prepare(move)
+            if move or last or self._due(train.checkpoint_every) or self.stop.requested:
+                self._checkpoint(move.plan if move else self.cluster.plan)
+            if move is not None and not self.stop.requested:
+                return True
         self._finish()
+        return False
 
     def _start(self, checkpoint: Path | None) -> None:
         self.view.status("starting processes")
         self.cluster.start(checkpoint / "learner" if checkpoint else None, self.iteration)
         self.stop.listen()
+        name, memory = self.run_folder.path.name, self.cluster.policy_memory()
+        self._measured = Measured.of(name, self.config, self.spec, memory)
         if checkpoint:
             record = read_state(checkpoint)["store"]
             self.cluster.call_store("restore", record, load_trajectories(checkpoint / "trajectories.npz"))
@@ -141,7 +175,7 @@ class Trainer:
 
     def _next_batch(self) -> tuple[Any, SuperBatch | None]:
         """The next super-batch as (reference, value); (None, None) where the run is asked to stop meanwhile."""
-        patience = time.monotonic() + _STALL_S
+        patience = time.monotonic() + STALL_S
         ended = -1
         while not self.stop.requested:
             ref: Any = self.cluster.store.next_batch.remote(2.0)
@@ -154,9 +188,9 @@ class Trainer:
                 f"{counters['running']} running"
             )
             if counters["started"] + counters["buffered"] != ended:
-                ended, patience = counters["started"] + counters["buffered"], time.monotonic() + _STALL_S
+                ended, patience = counters["started"] + counters["buffered"], time.monotonic() + STALL_S
             if time.monotonic() > patience:
-                raise TimeoutError(f"no episode finished for {_STALL_S:.0f} s; the store's counters: {counters}")
+                raise TimeoutError(f"no episode finished for {STALL_S:.0f} s; the store's counters: {counters}")
         return None, None
 
     def _update(self, batch_ref: Any) -> dict[str, float]:
@@ -192,8 +226,38 @@ class Trainer:
                 f"eval/{kind}_low95": low,
                 f"eval/{kind}_high95": high,
             }
-        self._throughput.measure(self.cluster.stats())  # the next iteration's rates leave the evaluation out
+        self._measure()  # the next iteration's rates leave the evaluation out
         return metrics
+
+    def _measure(self) -> dict[str, float]:
+        """Rates since the last measurement; what it cost is added up."""
+        rates = self._throughput.measure(self.cluster.stats())
+        self.costs.add(self._throughput.growth)
+        return rates
+
+    def _look_for_a_move(self) -> Move | None:
+        """A better plan, by what was measured since the last look, where it is time for one."""
+        if not self._due(self.config.placement.replan_every):
+            return None
+        self.view.status("planning anew")
+        try:
+            return look(self.costs, self._measured, self.config, self.spec, self.cluster.plan)
+        except PlanError as error:
+            self.view.say(f"iteration {self.iteration}: the plan stays as it is; by the costs measured, {error}")
+            return None
+
+    def _prepare(self, move: Move) -> None:
+        """Let all episodes under way come to their end, so that the checkpoint that follows loses none."""
+        self.moves += 1
+        self.view.say(f"iteration {self.iteration}: {move.text()}")
+        self.run_folder.log_move(self.iteration, move.record())
+        self.cluster.call_store("close")
+        patience = time.monotonic() + STALL_S
+        while (running := self.cluster.call_store("counters")["running"]) and time.monotonic() < patience:
+            if self.stop.requested:
+                return
+            self.view.status(f"moving: {running} episodes come to their end")
+            time.sleep(_DRAIN_POLL_S)
 
     def _log(self, metrics: dict[str, float]) -> None:
         counters = self.cluster.call_store("counters")
@@ -204,6 +268,8 @@ class Trainer:
         metrics = metrics | {f"episodes/{name}": float(value) for name, value in counters.items()}
         elapsed = self._elapsed()
         metrics |= {"time/seconds": elapsed, "restarts": float(self.cluster.restarts), "memory/gib": resident_gib()}
+        if self.config.placement.replan_every:
+            metrics["placement/moves"] = float(self.moves)
         metrics["machine/cpu"] = psutil.cpu_percent() / 100  # of all cores, since the last iteration
         if self.iteration:
             metrics["time/left_s"] = self._time_left(elapsed)
@@ -215,7 +281,8 @@ class Trainer:
         left = elapsed / self.iteration * (train.iterations - self.iteration)
         return left if train.max_minutes is None else min(left, max(0.0, 60 * train.max_minutes - elapsed))
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, plan: Plan) -> None:
+        """``plan``: by which to go on from it."""
         self.view.status("writing a checkpoint")
         with self.run_folder.checkpoints.write(self.iteration) as folder:
             about = {"run": self.run_folder.path.name, "iteration": self.iteration} | metadata(self.spec, sys.argv)
@@ -226,12 +293,15 @@ class Trainer:
                 )
                 self.cluster.get(saves, "the learner's checkpoint", _CHECKPOINT_TIMEOUT_S)
             state = {"iteration": self.iteration, "seconds": self._elapsed(), "store": record}
+            state |= {"moves": self.moves, "costs": self.costs.run, "layout": layout_record(plan)}
             (folder / "state.json").write_text(json.dumps(state, indent=2))
+        if self.costs.complete:
+            self.run_folder.save_profile(self._measured.profile(self.costs.run))
 
     def _finish(self) -> None:
         complete = self.run_folder.checkpoints.complete()
         if not complete or complete[-1].name != f"{self.iteration:06d}":
-            self._checkpoint()
+            self._checkpoint(self.cluster.plan)
         from vla_rl.report import draw_curves
 
         draw_curves(self.run_folder.metrics(), self.run_folder.path / "curves.png", self.run_folder.path.name)
@@ -241,33 +311,3 @@ class Trainer:
                 f"continue with: vla-rl train --resume {self.run_folder.path}"
             )
         self.view.say(f"results: {self.run_folder.path} (curves.png, evaluations/, checkpoints/)")
-
-
-def run_evaluation(
-    cluster: Cluster,
-    spec: EnvSpec,
-    episodes: int,
-    seed: int,
-    *,
-    greedy: bool,
-    record: int,
-    status: Any,
-) -> Evaluation:
-    """Play evaluation episodes on a started cluster. ``status``: called with a line of progress."""
-    orders = evaluation_episodes(
-        0, episodes, len(spec.instructions), spec.init_states, seed, greedy=greedy, record=record
-    )
-    cluster.call_store("order_evaluation", orders)
-    kind = "greedy" if greedy else "sampled"
-    patience, done = time.monotonic() + _STALL_S, 0
-    while True:
-        ref: Any = cluster.store.evaluation_results.remote(episodes, 2.0)
-        results = cluster.get(ref, "evaluation episodes", 120.0)
-        if results is not None:
-            return Evaluation(spec, greedy, tuple(results))
-        now_done = cluster.call_store("evaluations_done")
-        status(f"evaluating ({kind}): {now_done} of {episodes} episodes")
-        if now_done != done:
-            done, patience = now_done, time.monotonic() + _STALL_S
-        if time.monotonic() > patience:
-            raise TimeoutError(f"no evaluation episode finished for {_STALL_S:.0f} s ({done} of {episodes} done)")

@@ -16,13 +16,14 @@ class Throughput:
 
     _since: float = field(default_factory=time.monotonic)
     _before: dict[str, list[Totals]] = field(default_factory=dict)
+    growth: dict[str, list[Totals]] = field(default_factory=dict)  # of each process, as of the last measurement
 
     def measure(self, stats: Mapping[str, Sequence[Totals]]) -> dict[str, float]:
         """``stats``: the meter totals of each process by group (worker, server, learner), and of shared devices
         (device)."""
         now = time.monotonic()
         wall, self._since = now - self._since, now
-        growth = {group: self._growth(group, list(totals)) for group, totals in stats.items()}
+        growth = self.growth = {group: self._growth(group, list(totals)) for group, totals in stats.items()}
         workers, servers, learners = (growth.get(g, []) for g in ("worker", "server", "learner"))
         batches, rows = _total(servers, "batches"), _total(servers, "rows")
         return {
@@ -45,13 +46,17 @@ class Throughput:
     def _growth(self, group: str, totals: list[Totals]) -> list[Totals]:
         before = self._before.get(group, [])
         self._before[group] = totals
-        if len(before) != len(totals):
-            before = [{} for _ in totals]
-        # a restarted process counts from zero again
-        return [
-            {name: value - b.get(name, 0.0) if value >= b.get(name, 0.0) else value for name, value in t.items()}
-            for t, b in zip(totals, before, strict=True)
-        ]
+        if before and len(before) != len(totals):  # one did not answer, and nobody knows which
+            return [{} for _ in totals]
+        before = before or [{} for _ in totals]
+        return [_difference(t, b) for t, b in zip(totals, before, strict=True)]
+
+
+def _difference(totals: Totals, before: Totals) -> Totals:
+    """All of it where a restarted process counts from zero again."""
+    if any(totals.get(name, 0.0) < value for name, value in before.items()):
+        return dict(totals)
+    return {name: value - before.get(name, 0.0) for name, value in totals.items()}
 
 
 def _total(processes: Sequence[Totals], name: str) -> float:

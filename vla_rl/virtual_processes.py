@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from vla_rl.cost_model import Job
 from vla_rl.device_lock import Turn
 from vla_rl.meter import Meter
 from vla_rl.processes import InferenceProcess, LearnerProcess, turns
-from vla_rl.profile import Profile, load_profile
+from vla_rl.profile import Memory, Profile, load_profile
 from vla_rl.sharedmem import Doorbell, SharedArrays
 from vla_rl.types import ActionBatch, EnvSpec, Observation, SuperBatch
 
@@ -35,6 +36,7 @@ class VirtualActor:
     """Takes the time of inference and answers with zeros."""
 
     def __init__(self, profile: Profile, spec: EnvSpec, chunk_size: int, weights: Path | None, turn: Turn) -> None:
+        self.meter = Meter()
         self._profile, self._turn = profile, turn
         self._shape = (chunk_size, spec.action_dim)
         self._newest = None if weights is None else SharedArrays.attach(weights)["version"]
@@ -43,12 +45,12 @@ class VirtualActor:
     def refresh(self) -> int:
         if self._newest is not None and self._newest[0] != self._version:
             self._version = int(self._newest[0])
-            _hold(self._turn, self._profile.transfer)
+            _hold(self._turn, self._profile.transfer, self.meter.time("refresh"))  # the learner counts all of it
         return self._version
 
     def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
         n = len(observation.task)
-        _hold(self._turn, self._profile.infer(n))
+        _hold(self._turn, self._profile.infer(n), self.meter.time("act", n))
         return ActionBatch(
             actions=np.zeros((n, *self._shape), np.float32),
             tokens=np.zeros((n, *self._shape), np.uint8),
@@ -67,6 +69,9 @@ class VirtualActor:
 class VirtualInferenceProcess(InferenceProcess):
     def build(self) -> None:
         """Nothing to import, nothing to make."""
+
+    def memory(self) -> Memory:
+        return virtual_profile(self._config).memory
 
     def _make_actor(self, weights: Path | None) -> VirtualActor:
         turn = turns(self._process, self._locks)
@@ -88,24 +93,22 @@ class VirtualLearner:
         mine = batch.num_chunks / job.minibatches / self._ranks
         passes = max(1, math.ceil(mine / job.micro_batch))
         if self._offload:
-            with self.meter.time("onload"):
-                _hold(self._turn, profile.onload)
+            _hold(self._turn, profile.onload, self.meter.time("onload", 1))
         with self.meter.time("train"):
             for _ in range(passes * job.minibatches * job.extra_passes):
-                _hold(self._turn, profile.train(mine / passes) / 3)
+                _hold(self._turn, profile.train(mine / passes) / 3, nullcontext())
             for _ in range(job.epochs * job.minibatches):
                 for _ in range(passes):
-                    _hold(self._turn, profile.train(mine / passes))
-                _hold(self._turn, profile.step)
+                    micro_batch = self.meter.time("micro_batch", mine / passes)
+                    _hold(self._turn, profile.train(mine / passes), micro_batch)
+                _hold(self._turn, profile.step, self.meter.time("step", 1))
                 self._meet.wait()
         return {"learner/passes": float(passes * job.minibatches * job.epochs)}
 
     def publish(self) -> None:
-        with self.meter.time("publish"):
-            _hold(self._turn, self._profile.transfer)
+        _hold(self._turn, self._profile.transfer, self.meter.time("publish", 1))
         if self._offload:
-            with self.meter.time("offload"):
-                _hold(self._turn, self._profile.offload)
+            _hold(self._turn, self._profile.offload, self.meter.time("offload", 1))
 
 
 class VirtualLearnerProcess(LearnerProcess):
@@ -157,7 +160,8 @@ class Rendezvous:
                 raise TimeoutError(f"rank {self._rank} waited {_RENDEZVOUS_TIMEOUT_S:.0f} s for {count} others")
 
 
-def _hold(turn: Turn, seconds: float) -> None:
+def _hold(turn: Turn, seconds: float, measured: AbstractContextManager[Any]) -> None:
+    """``measured``: entered while the turn lasts, so that no waiting counts."""
     if seconds:
-        with turn():
+        with turn(), measured:
             time.sleep(seconds)

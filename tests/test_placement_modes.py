@@ -18,9 +18,7 @@ _TURNS = {"collocated": True, "pipelined": False, "hybrid": True}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [*_TURNS, "auto"])
-@pytest.mark.parametrize(
-    "simulator", ["libero_ppo", pytest.param("maniskill_ppo", marks=pytest.mark.maniskill), "tabletop"]
-)
+@pytest.mark.parametrize("simulator", ["libero_ppo", pytest.param("maniskill_ppo", marks=pytest.mark.maniskill)])
 def test_the_mode_is_one_key(simulator: str, mode: str, tmp_path: Path) -> None:
     """Two updates on all episodes played; devices are shared, and held in turns, where the mode says so."""
     where = [f"placement.mode={mode}", f"log.dir={tmp_path}", "log.name=run"]

@@ -1,6 +1,6 @@
 """Every algorithm and objective learns: the whole asynchronous runtime, from the committed warm start.
 
-The runs are those of configs/studies/variants.yaml, its first seed, two at a time.
+The runs are those of configs/studies/variants.yaml with fewer updates, its first seed, two at a time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from vla_rl.study import Run, execute_all, plan_runs, read_study
 
 ROOT = Path(__file__).parent.parent
 STUDY = read_study(ROOT / "configs" / "studies" / "variants.yaml")
+SHORT = ["train.iterations=12", "train.eval_episodes=100", "learner.warmup_iterations=4", "log.tensorboard=false"]
 JOBS = 2  # a run is given a core for inference and one for the learner, and needs about one in all
 
 
@@ -24,7 +25,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("variants")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        planned = list(plan_runs(STUDY.model_copy(update={"seeds": STUDY.seeds[:1]}), folder))
+        shorter = {"seeds": STUDY.seeds[:1], "overrides": [*STUDY.overrides, *SHORT]}
+        planned = list(plan_runs(STUDY.model_copy(update=shorter), folder))
         execute_all(STUDY.config, planned, JOBS, Console())
     return {run.variant: run for run in planned}
 
@@ -33,10 +35,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 @pytest.mark.timeout(1800)  # for all runs, of which the first test waits
 @pytest.mark.parametrize("variant", STUDY.variants)
 def test_a_variant_learns_from_the_warm_start(runs: dict[str, Run], variant: str) -> None:
-    """Success on the held-out benchmark placements, 200 of them: the most likely actions, and sampled ones."""
+    """Success on the held-out benchmark placements rises, for the most likely actions and for sampled ones."""
     lines = (runs[variant].folder / "metrics.jsonl").read_text().splitlines()
     first, last = json.loads(lines[0]), json.loads(lines[-1])
     assert last["iteration"] == runs[variant].config.train.iterations
-    for kind in ("greedy", "sampled"):
-        before, after = (line[f"eval/{kind}_success"] for line in (first, last))
-        assert after > before + 0.1, f"{kind} success {before:.1%} before, {after:.1%} after the updates"
+    before, after = ([line[f"eval/{kind}_success"] for kind in ("greedy", "sampled")] for line in (first, last))
+    assert min(after[0] - before[0], after[1] - before[1]) > 0, f"{before} before, {after} after the updates"
+    assert sum(after) > sum(before) + 0.15, f"{before} before, {after} after the updates"

@@ -15,7 +15,7 @@ from vla_rl.study import Run, execute_all, plan_runs, read_study
 
 ROOT = Path(__file__).parent.parent
 STUDY = read_study(ROOT / "configs" / "studies" / "variants.yaml")
-SHORT = ["train.iterations=12", "train.eval_episodes=100", "learner.warmup_iterations=4", "log.tensorboard=false"]
+SHORT = ["train.iterations=10", "train.eval_episodes=100", "learner.warmup_iterations=3", "log.tensorboard=false"]
 JOBS = 2  # a run is given a core for inference and one for the learner, and needs about one in all
 
 

@@ -220,9 +220,11 @@ def as_reference(config: RunConfig, profile: Profile) -> tuple[RunConfig, Profil
     env, placement = config.env, config.placement
     assert isinstance(env, WorkloadConfig)
     train = profile.train.model_copy(update={"each": profile.train.each * (1 - env.length_spread / 2)})
-    workers = 1 if env.on_devices else placement.env_workers // (placement.devices or 1)
-    slots = workers * placement.slots_per_worker  # of one server: they all wait for each other
-    lockstep = placement.model_copy(update={"max_wait_ms": 600_000.0, "max_batch": slots})
+    devices = placement.devices or 1
+    workers = 1 if env.on_devices else placement.env_workers // devices
+    slots = workers * placement.slots_per_worker  # of one server: all that play wait for each other
+    playing = min(slots, config.train.batch_episodes // devices)
+    lockstep = placement.model_copy(update={"max_wait_ms": 600_000.0, "max_batch": playing})
     return (
         config.model_copy(
             update={

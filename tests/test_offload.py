@@ -251,7 +251,7 @@ def test_ranks_that_share_a_state(tmp_path: Path, zero_stage: int, precision: st
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.exhaustive)])
 def test_a_run_that_offloads_trains_evaluates_saves_and_resumes(tmp_path: Path, mode: str) -> None:
     from vla_rl.runner import train
 

@@ -1,4 +1,7 @@
-"""One key changes where a run's parts are, for every simulator: the same training, by each placement mode."""
+"""One key changes where a run's parts are, for every simulator: the same training, by each placement mode.
+
+"auto" chooses one of these; which one, and why, is tested in test_placement.py and test_planner.py.
+"""
 
 import json
 from pathlib import Path
@@ -17,7 +20,7 @@ _TURNS = {"collocated": True, "pipelined": False, "hybrid": True}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [*_TURNS, "auto"])
+@pytest.mark.parametrize("mode", _TURNS)
 @pytest.mark.parametrize("simulator", ["libero_ppo", pytest.param("maniskill_ppo", marks=pytest.mark.maniskill)])
 def test_the_mode_is_one_key(simulator: str, mode: str, tmp_path: Path) -> None:
     """An update on all episodes played; devices are shared, and held in turns, where the mode says so."""
@@ -28,6 +31,5 @@ def test_the_mode_is_one_key(simulator: str, mode: str, tmp_path: Path) -> None:
     assert [line["iteration"] for line in lines] == [1]
     assert all(line["rollout/episodes"] == 4 and line["learner/grad_norm"] > 0 for line in lines)
     shared = bool(choose_layout(config, Resources.of(Machine.detect(), config)).shared)
-    if mode != "auto":
-        assert shared == _TURNS[mode]
+    assert shared == _TURNS[mode]
     assert ("busy/shared_devices" in lines[-1]) == shared

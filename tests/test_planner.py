@@ -169,7 +169,7 @@ def test_profile_measures_a_run_and_plan_reads_it(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(ROOT)
     file = tmp_path / "profile.yaml"
     slow = ["env=workload", "env.step_ms=2", "env.render_ms=5", "env.reset_ms=3", "env.image_size=32"]
-    small = ["placement.max_batch=4", "placement.slots_per_worker=4", "learner.micro_batch=8"]
+    small = ["policy.chunk_size=4", "placement.max_batch=4", "placement.slots_per_worker=4", "learner.micro_batch=8"]
     shared = ["configs/tabletop.yaml", "policy.checkpoint=null", *slow, *small]
     assert main(["profile", *shared, "--output", str(file)]) == 0
     profile = load_profile(file)

@@ -17,15 +17,19 @@ ROOT = Path(__file__).parent.parent
 STUDY = read_study(ROOT / "configs" / "studies" / "variants.yaml")
 SHORT = ["train.iterations=10", "train.eval_episodes=100", "learner.warmup_iterations=3", "log.tensorboard=false"]
 JOBS = 2  # a run is given a core for inference and one for the learner, and needs about one in all
+IN_CI = ("ppo", "ppo, V-trace", "grpo", "rloo")  # the others with -m exhaustive: a run takes more than half a minute
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """By name of the variant, played to their end."""
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Of the selected variants, by name, played to their end."""
+    cases = [getattr(item, "callspec", None) for item in request.session.items]
+    selected = {case.params["variant"] for case in cases if case is not None and "variant" in case.params}
     folder = tmp_path_factory.mktemp("variants")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        shorter = {"seeds": STUDY.seeds[:1], "overrides": [*STUDY.overrides, *SHORT]}
+        variants = {name: changes for name, changes in STUDY.variants.items() if name in selected}
+        shorter = {"variants": variants, "seeds": STUDY.seeds[:1], "overrides": [*STUDY.overrides, *SHORT]}
         planned = list(plan_runs(STUDY.model_copy(update=shorter), folder))
         execute_all(STUDY.config, planned, JOBS, Console())
     return {run.variant: run for run in planned}
@@ -33,7 +37,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # for all runs, of which the first test waits
-@pytest.mark.parametrize("variant", STUDY.variants)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(v, marks=() if v in IN_CI else pytest.mark.exhaustive) for v in STUDY.variants]
+)
 def test_a_variant_learns_from_the_warm_start(runs: dict[str, Run], variant: str) -> None:
     """Success on the held-out benchmark placements rises, for the most likely actions and for sampled ones."""
     lines = (runs[variant].folder / "metrics.jsonl").read_text().splitlines()

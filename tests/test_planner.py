@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.benchmark.scaling import for_devices
+from vla_rl.benchmark.scaling import as_reference, for_devices
 from vla_rl.cli import main
 from vla_rl.config import RunConfig
 from vla_rl.config_loading import load_config
@@ -127,6 +127,16 @@ def test_a_workload_grows_with_the_devices() -> None:
     assert four.train.batch_episodes == 4 * config.train.batch_episodes
     assert four.placement.env_workers == 4 * config.placement.env_workers
     assert four.env.step_ms == pytest.approx(28.1 / 8 * config.placement.time_scale)  # type: ignore[union-attr]
+    eight = for_devices(config, profile, 8)
+    assert eight.placement.time_scale == 2 * config.placement.time_scale, "one machine does the runtime's work for all"
+    assert eight.env.step_ms == pytest.approx(2 * four.env.step_ms)  # type: ignore[union-attr]
+
+
+def test_the_reference_waits_for_no_row_that_nobody_plays() -> None:
+    config = load_config(ROOT / "configs/scaling/libero.yaml", ["train.batch_episodes=16"])
+    profile = load_profile(ROOT / str(config.placement.virtual))
+    lockstep, _ = as_reference(for_devices(config, profile, 2), profile)
+    assert lockstep.placement.max_batch == 16 < config.placement.env_workers * config.placement.slots_per_worker
 
 
 def test_plan_shows_what_it_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

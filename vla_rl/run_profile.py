@@ -37,7 +37,7 @@ _TIMES = {
     "offload": ("learner/offload", "server/onload"),
 }
 _HOST_LINK = 10.0  # GiB/s between a device and the host, assumed where no change of a device was ever seen
-_ALIKE = 1e-6  # sizes whose variance is below this share of their mean square are one size
+_ALIKE = 0.01  # sizes whose variance is below this share of their mean square are one size: noise would be the slope
 
 
 @dataclass(slots=True)

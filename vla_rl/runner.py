@@ -68,16 +68,16 @@ def train(config: RunConfig, resume: Path | None = None, json_file: Path | None 
         init_states=spec.init_states if config.train.start_states == "benchmark" else None,
     )
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {run.path}"
-    moving = True
     with (
         closing(run),
         StopRequest() as stop,
         TrainingView(title, spec, config.train.iterations, state["iteration"]) as view,
     ):
-        while moving:
+        while True:
             with Cluster(config, _plan(config, spec, state), spec, rules) as cluster:
                 trainer = Trainer(config, spec, run, cluster, view, stop, **_progress(state))
-                moving = trainer.run(checkpoint)
+                if not trainer.run(checkpoint):
+                    break
             checkpoint = run.checkpoints.newest()
             state = read_state(checkpoint)
     if json_file is not None:

@@ -200,6 +200,10 @@ def test_a_check_that_would_judge_a_default_in_place_of_a_refused_value_is_silen
         (["env=tabletop", "env.tasks=[push,reach,push]"], "names push more than once"),
         (["env.max_episode_steps=4"], "policy.chunk_size=8: an episode of env.max_episode_steps=4"),
         (["learner.betas=[0.9,1]"], "AdamW needs both below 1"),
+        (
+            ["train.publish_every=4"],
+            "train.publish_every=4 (command line): update 4 would wait for younger data than train.max_age=2",
+        ),
     ],
 )
 def test_impossible_combinations_are_refused(overrides: list[str], expected: str):

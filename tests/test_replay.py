@@ -49,6 +49,17 @@ def test_gate_admits_what_will_be_young_enough(make_store, max_age):
     assert len(store.take(0, 1000, 0.0)) == 4
 
 
+def test_gate_stays_closed_after_an_update_that_was_not_published(make_store):
+    store = make_store(max_age=1)
+    for episode in store.take(0, 8, 0.0):
+        store.add(0, trajectory(episode))
+    for update, published in [(1, 0), (2, 2)]:
+        assert store.next_batch(5.0).ages.max() == update - 1
+        store.advance(published)
+        assert store.counters()["trained"] == 4 * update
+        assert store.capacity() == (8 if published else 0)
+
+
 def test_gate_blocks_and_opens(make_store):
     store = make_store(max_age=0)
     for episode in store.take(0, 4, 0.0):

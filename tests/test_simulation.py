@@ -79,6 +79,16 @@ def test_devices_are_shared_or_not() -> None:
     assert 1 / apart.batches_per_s == pytest.approx(64 * 0.1, rel=0.03)
 
 
+def test_a_hand_over_is_paid_as_often_as_it_happens() -> None:
+    """In a collocated plan both sides' shares add up."""
+    plan, job = plan_of(1, next(layouts(1, False)))
+    seldom = replace(job, max_age=3, publish_every=2)
+    costs = profile(train=Curve(each=0.05), transfer=1.0)
+    for each, expected in [(job, 64 * 0.05 + 2.0), (seldom, 64 * 0.05 + 1.0)]:
+        assert 1 / SimulatedRun(plan, costs, each, cores=4).run(4, 4).batches_per_s == pytest.approx(expected, rel=0.03)
+        assert bound(plan, costs, each, cores=4).seconds == pytest.approx(expected)
+
+
 def test_with_room_for_one_at_a_time_inference_waits_for_the_update() -> None:
     costs = profile(infer=Curve(each=0.1), train=Curve(each=0.1), onload=0.5, offload=0.25)
     plan, job = plan_of(1, next(layouts(1, False)))
@@ -97,7 +107,7 @@ def test_with_room_for_one_at_a_time_inference_waits_for_the_update() -> None:
 
 def test_in_turns_the_phases_add_up() -> None:
     plan, job = plan_of(2, next(layouts(2, False, "pipelined")))
-    synchronous = Job(**{name: getattr(job, name) for name in job.__slots__} | {"max_age": 0, "sync": True})
+    synchronous = replace(job, max_age=0, sync=True)
     costs = profile(simulate=Curve(each=0.1), train=Curve(each=0.05))
     expected = bound(plan, costs, synchronous, cores=4).in_turns
     outcome = SimulatedRun(plan, costs, synchronous, cores=4).run(2, 3)

@@ -82,13 +82,14 @@ def test_a_time_limit_ends_the_run_with_an_evaluation_and_a_checkpoint(tmp_path)
 
 
 def test_resume_continues_counters_versions_and_metrics(tmp_path):
-    assert train(_config(tmp_path)) == 0
+    assert train(_config(tmp_path, train={"publish_every": 2, "eval_every": 0})) == 0
     run = tmp_path / "run"
-    config = _config(tmp_path, train={"iterations": 5})
+    config = _config(tmp_path, train={"iterations": 5, "publish_every": 3})
     assert train(config, resume=run) == 0
     metrics = _metrics(run)
     assert [m["iteration"] for m in metrics] == [0, 1, 2, 3, 4, 5]
-    assert metrics[-1]["episodes/version"] == 5
+    published = [m["episodes/version"] for m in metrics]
+    assert published == [0, 0, 2, 3, 4, 5], "when due, before evaluations, at the end, and where a run is resumed"
     assert metrics[-1]["episodes/trained"] == 30
     assert all(_balanced(m) for m in metrics)
     assert metrics[-1]["time/seconds"] > metrics[3]["time/seconds"]

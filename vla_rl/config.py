@@ -214,6 +214,9 @@ class TrainConfig(Group):
         "which evaluations start from too.",
     )
     max_age: NonNegative = Field(2, description="Updates that a chunk's weights may lie behind the weights it trains.")
+    publish_every: Positive = Field(
+        1, description="Updates between hand-overs of weights; also before evaluations. With mode=sync every one."
+    )
     eval_every: NonNegative = Field(10, description="Iterations between evaluations; 0: only at the end.")
     eval_episodes: NonNegative = Field(50, description="Per evaluation, over the benchmark's initial states; 0: never.")
     eval_sampled: bool = Field(False, description="Also evaluate with sampled actions.")

@@ -29,6 +29,7 @@ def config_checks() -> tuple[Check, ...]:
         Check((("env",), ("policy", "chunk_size")), _chunk_fits_episode),
         Check((("learner", "betas"),), _betas_below_one),
         Check((("algo",), ("train", "batch_episodes")), _batch_holds_whole_groups),
+        Check((("train", "publish_every"), ("train", "max_age"), ("mode",)), _published_before_too_old),
         Check((("placement", "virtual"), ("env",)), _virtual_devices_compute_nothing),
         Check((("placement", "replan_every"), ("placement", "mode")), _replanning_is_free_to_choose),
     )
@@ -74,6 +75,13 @@ def _batch_holds_whole_groups(config: RunConfig) -> Iterator[Problem]:
     if episodes % size:
         remedy = f"a super-batch holds whole groups of algo.group_size={size}; use a multiple of it"
         yield Problem(("train", "batch_episodes"), remedy, episodes)
+
+
+def _published_before_too_old(config: RunConfig) -> Iterator[Problem]:
+    every, age = config.train.publish_every, config.train.max_age
+    if config.mode != "sync" and every > age + 1:
+        remedy = f"update {age + 2} would wait for younger data than train.max_age={age} allows; use at most {age + 1}"
+        yield Problem(("train", "publish_every"), remedy, every)
 
 
 def _virtual_devices_compute_nothing(config: RunConfig) -> Iterator[Problem]:

@@ -30,6 +30,7 @@ class Job:
     epochs: int
     extra_passes: int  # forward passes over the super-batch before the update
     max_age: int
+    publish_every: int  # updates
     max_wait: float  # seconds that an inference request may wait for others
     sync: bool
 
@@ -45,6 +46,7 @@ class Job:
             epochs=config.algo.epochs,
             extra_passes=(config.algo.proximal == "recomputed") + (config.algo.kl_coef > 0),
             max_age=0 if config.mode == "sync" else config.train.max_age,
+            publish_every=1 if config.mode == "sync" else config.train.publish_every,
             max_wait=config.placement.max_wait_ms * 1e-3,
             sync=config.mode == "sync",
         )
@@ -97,10 +99,11 @@ def bound(plan: Plan, profile: Profile, job: Job, cores: int) -> Bound:
     else:
         total = profile.simulate(1) * steps + profile.render(1) * job.chunks + profile.reset * job.episodes
         simulate = use["cores"] = total / min(cores, len(plan.workers))
-    infer = profile.infer(plan.max_batch) / plan.max_batch * job.chunks / len(layout.inference) + profile.transfer
+    transfer = profile.transfer / job.publish_every
+    infer = profile.infer(plan.max_batch) / plan.max_batch * job.chunks / len(layout.inference) + transfer
     for device in layout.inference:
         use[f"device {device}"] += infer
-    learn = learner_seconds(profile, job, len(layout.learner)) + profile.transfer
+    learn = learner_seconds(profile, job, len(layout.learner)) + transfer
     learn += plan.offload * (profile.onload + profile.offload)
     for device in layout.learner:
         use[f"device {device}"] += learn

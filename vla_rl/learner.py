@@ -66,13 +66,13 @@ class Learner:
         offload: bool = False,
     ) -> None:
         """``join_ranks`` comes first. Moves ``policy`` to ``device`` and the configured precision. ``turn``: on a
-        device that others use as well; a micro-batch takes one. ``offload``: after each ``publish`` the state leaves
-        the device, until something here needs it."""
+        device that others use as well; a micro-batch takes one. ``offload``: with ``release`` the state leaves the
+        device, until something here needs it."""
         self.config = config
         self.algorithm = algorithm
         self.meter = Meter()
         self._grad_norm = 0.0
-        self._turn, self._offload_after_publish = turn, offload
+        self._turn, self._offload_on_release = turn, offload
         self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
         self._timer = DeviceTimer(self._device, self.meter)
         policy.to(device=self._device, dtype=DTYPES[config.learner.precision])
@@ -102,7 +102,7 @@ class Learner:
             self.meter.count("updates")
             metrics = self.algorithm.finish_metrics(dict(sums), targets)
             metrics |= {"grad_norm": float(np.mean(grad_norms)), "lr": self._optimizer.param_groups[0]["lr"]}
-            if self._offload_after_publish:
+            if self._offload_on_release:
                 metrics["offloaded_gib"] = self._memory.gib
             return {f"learner/{name}": value for name, value in metrics.items()}
 
@@ -278,7 +278,11 @@ class Learner:
             parameters = self.parameters()
             if publisher is not None:
                 publisher.publish(version, parameters)
-        if self._offload_after_publish:
+        self.release()
+
+    def release(self) -> None:
+        """After an update, its hand-over included where there is one: the device is left to inference."""
+        if self._offload_on_release:
             self.offload()
 
     def save(self, folder: Path) -> None:

@@ -196,6 +196,10 @@ class LearnerProcess:
     def publish(self, version: int) -> None:
         self._learner.publish(version, self._publisher)
 
+    def release(self) -> None:
+        """After an update whose weights are not handed over."""
+        self._learner.release()
+
     def save(self, folder: Path, metadata: dict[str, Any]) -> None:
         """Learner state on all ranks, and the policy as a checkpoint that stands alone from rank 0."""
         from vla_rl.policies import save_policy

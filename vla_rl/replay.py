@@ -173,7 +173,7 @@ class ReplayStore:
             return batch
 
     def advance(self, version: int) -> None:
-        """The update on the batch handed out last is done and ``version`` is published: the gate opens further."""
+        """The update on the batch handed out last is done; ``version`` is the newest published, and opens the gate."""
         with self._changed:
             self.version = version
             self.ledger.trained += self._in_training
@@ -249,7 +249,6 @@ class ReplayStore:
             running = [asdict(e) for _, e in self._running.values() if not e.evaluation]
             record = {
                 "ledger": asdict(self.ledger),
-                "version": self.version,
                 "batches": self._batches,
                 "next_id": self._next_id,
                 "next_group": self._next_group,
@@ -264,8 +263,7 @@ class ReplayStore:
         with self._changed:
             self.ledger = Ledger(**record["ledger"])
             self.ledger.lost += record["lost"]
-            self.version = record["version"]
-            self._batches = record["batches"]
+            self.version = self._batches = record["batches"]  # a resumed run begins with its newest weights published
             self._next_id = record["next_id"]
             self._next_group = record["next_group"]
             self._tasks.restore(record["task_failure"])

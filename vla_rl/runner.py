@@ -3,7 +3,7 @@
 while there are iterations left:
     batch   = store.next_batch()          filled and collated while the batch before was trained
     metrics = learners.update(batch)      meanwhile workers and servers fill the next
-    learners.publish(version)             servers swap between two inference batches
+    learners.publish(version)             servers swap between two inference batches; when due
     store.advance(version)                the admission gate opens
     evaluate, checkpoint, log             when due
 
@@ -111,13 +111,14 @@ class Trainer:
     cluster: Cluster
     view: TrainingView
     stop: StopRequest
-    iteration: int  # updates done; also the newest policy version
+    iteration: int  # updates done; also the learner's policy version
     seconds: float  # spent in earlier sessions of this run
     moves: int  # to other plans
     costs: Costs
     started: float = field(default_factory=time.monotonic)
     _throughput: Throughput = field(default_factory=Throughput)
     _measured: Measured = field(init=False)
+    _published: int = 0  # newest version that inference acts with
     _outcomes: tuple[int, int] = (0, 0)  # training episodes played and succeeded, at the last iteration
 
     # consumes: super-batches. waits for: the store, the learners. unblocked by: their answers, time limits, Ctrl-C.
@@ -136,7 +137,7 @@ class Trainer:
                 metrics = self._update(batch_ref) | describe(batch)
                 self.iteration += 1
                 last = self._is_last()
-                self._publish()
+                self._publish(last)
             metrics |= self._measure()
             if train.eval_episodes and (last or self._due(train.eval_every)):
                 metrics |= self._evaluate()
@@ -154,6 +155,7 @@ class Trainer:
     def _start(self, checkpoint: Path | None) -> None:
         self.view.status("starting processes")
         self.cluster.start(checkpoint / "learner" if checkpoint else None, self.iteration)
+        self._published = self.iteration
         self.stop.listen()
         name, memory = self.run_folder.path.name, self.cluster.policy_memory()
         self._measured = Measured.of(name, self.config, self.spec, memory)
@@ -198,10 +200,17 @@ class Trainer:
         updates = [learner.update.remote(batch_ref, self.iteration) for learner in self.cluster.learners]
         return self.cluster.get(updates, "the learner's update", _UPDATE_TIMEOUT_S)[0]
 
-    def _publish(self) -> None:
-        publications = [learner.publish.remote(self.iteration) for learner in self.cluster.learners]
-        self.cluster.get(publications, "the hand-over of weights", _UPDATE_TIMEOUT_S)
-        self.cluster.call_store("advance", self.iteration)
+    def _publish(self, last: bool) -> None:
+        """Hand the weights over where it is time to, or where an evaluation follows."""
+        every = 1 if self.config.mode == "sync" else self.config.train.publish_every
+        learners = self.cluster.learners
+        if last or self._due(every) or self._due(self.config.train.eval_every):
+            self._published = self.iteration
+            answers = [learner.publish.remote(self.iteration) for learner in learners]
+        else:
+            answers = [learner.release.remote() for learner in learners]
+        self.cluster.get(answers, "the hand-over of weights", _UPDATE_TIMEOUT_S)
+        self.cluster.call_store("advance", self._published)
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate the newest version. No update happens meanwhile, so that one version plays all episodes."""

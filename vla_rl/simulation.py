@@ -230,8 +230,12 @@ class SimulatedRun:
                 if self.plan.offload:
                     yield self.clock.all_of([rooms.enter_context(s.room.request()) for s in self._servers])
                 yield from self._update(chunks)
-            self._version += 1
+            if self._is_published():
+                self._version = self._taken
             self._admit()
+
+    def _is_published(self) -> bool:
+        return self._taken % self.job.publish_every == 0
 
     def _update(self, chunks: int) -> Steps:
         job, profile, ranks = self.job, self.profile, self.plan.learners
@@ -243,7 +247,8 @@ class SimulatedRun:
         minibatch = [profile.train(mine / passes)] * passes + [profile.step]
         for _ in range(job.epochs * job.minibatches):
             yield self._all(self._rank(rank, minibatch) for rank in ranks)
-        yield self._all(self._rank(rank, [profile.transfer, go]) for rank in ranks)
+        transfer = profile.transfer if self._is_published() else 0.0
+        yield self._all(self._rank(rank, [transfer, go]) for rank in ranks)
 
     def _rank(self, process: Process, turns: Iterable[float]) -> Steps:
         for seconds in turns:

@@ -107,6 +107,9 @@ class VirtualLearner:
 
     def publish(self) -> None:
         _hold(self._turn, self._profile.transfer, self.meter.time("publish", 1))
+        self.release()
+
+    def release(self) -> None:
         if self._offload:
             _hold(self._turn, self._profile.offload, self.meter.time("offload", 1))
 

@@ -3,7 +3,8 @@ import threading
 import pytest
 import torch
 
-from vla_rl.weights import WeightPublisher, WeightReader, create_weights
+from vla_rl import weights
+from vla_rl.weights import WeightPublisher, WeightReader, WeightRelay, create_buffers, create_weights
 
 
 def _parameters(value: float, dtype=torch.float32) -> dict[str, torch.Tensor]:
@@ -30,8 +31,12 @@ def test_other_model_is_refused(tmp_path):
         WeightPublisher(tmp_path / "w").publish(0, {"a": torch.zeros(2)})
 
 
-def test_readers_never_see_a_mixture(tmp_path):
-    """A writer publishes as fast as it can; what a reader takes over is always one version, and never an older one."""
+@pytest.mark.parametrize("step", [1, 2])
+def test_readers_never_see_a_mixture(tmp_path, step):
+    """A writer publishes as fast as it can; what a reader takes over is always one version, and never an older one.
+
+    ``step``: every or every other version is handed over (``train.publish_every``).
+    """
     parameters = {"a": torch.zeros(50_000), "b": torch.zeros(50_000)}
     create_weights(tmp_path / "w", parameters)
     publisher, reader = WeightPublisher(tmp_path / "w"), WeightReader(tmp_path / "w")
@@ -39,10 +44,10 @@ def test_readers_never_see_a_mixture(tmp_path):
     stop = threading.Event()
 
     def write():
-        version = 1
+        version = step
         while not stop.is_set():
             publisher.publish(version, {name: torch.full((50_000,), float(version)) for name in parameters})
-            version += 1
+            version += step
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -56,3 +61,41 @@ def test_readers_never_see_a_mixture(tmp_path):
     writer.join()
     assert seen == sorted(seen)
     assert seen[-1] > 1
+
+
+def test_while_a_version_is_written_the_one_before_can_be_read(tmp_path):
+    source = _parameters(0.0)
+    create_weights(tmp_path / "w", source)
+    publisher, reader = WeightPublisher(tmp_path / "w"), WeightReader(tmp_path / "w")
+    for version in (3, 5, 9):
+        publisher.publish(version, _parameters(float(version)))
+        with pytest.raises(ValueError, match="bytes"):  # a writer that dies half-way
+            publisher.publish(version + 1, {"a": torch.full((3, 5), -1.0)})
+        assert reader.newest == version
+        assert reader.refresh(source)
+        assert all(torch.equal(source[name], p) for name, p in _parameters(float(version)).items())
+
+
+def test_a_relay_copies_a_version_bucket_by_bucket(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "_BUCKET_BYTES", 32)
+    create_weights(tmp_path / "here", _parameters(0.0))
+    publisher, origin = WeightPublisher(tmp_path / "here"), WeightReader(tmp_path / "here")
+    create_buffers(tmp_path / "there", origin.nbytes)
+    relay, reader, target = WeightRelay(tmp_path / "there"), WeightReader(tmp_path / "there"), _parameters(0.0)
+    publisher.publish(4, _parameters(4.0))
+    assert relay.relay(4, origin.bucket)
+    assert reader.refresh(target)
+    assert reader.version == 4
+    assert all(torch.equal(target[name], p) for name, p in _parameters(4.0).items())
+
+    def overtaken(version: int, index: int):
+        if index == 1:
+            publisher.publish(6, _parameters(6.0))
+        return origin.bucket(version, index)
+
+    publisher.publish(5, _parameters(5.0))
+    assert not relay.relay(5, overtaken)
+    assert not reader.refresh(target), "what was copied half stays unread"
+    assert relay.relay(6, origin.bucket)
+    assert reader.refresh(target)
+    assert all(torch.equal(target[name], p) for name, p in _parameters(6.0).items())

@@ -12,7 +12,7 @@ PACKAGES = ("vla_rl", "envs", "algos")
 BASE = {"vla_rl", "vla_rl.types", "vla_rl.schema", "vla_rl.errors"}
 CONFIG = {"vla_rl.config"}
 APPLICATIONS = {"vla_rl.runner", "vla_rl.evaluation_run", "vla_rl.sft"}
-CLUSTER = {"vla_rl.cluster", "vla_rl.processes", "vla_rl.virtual_processes"}
+CLUSTER = {"vla_rl.cluster", "vla_rl.nodes", "vla_rl.processes", "vla_rl.virtual_processes"}
 SIMULATORS = {"gymnasium", "libero", "mani_skill", "mujoco", "robosuite", "sapien"}
 
 
@@ -123,7 +123,7 @@ def test_imports_are_absolute_and_of_modules_that_exist(module: str):
 
 def test_only_the_cluster_knows_ray():
     knowing = [module for module in modules() if "ray" in roots(imports(module))]
-    assert knowing == ["vla_rl.cluster", "vla_rl.processes"]
+    assert knowing == ["vla_rl.cluster", "vla_rl.nodes", "vla_rl.processes"]
 
 
 def test_only_simulator_rooms_know_simulators():

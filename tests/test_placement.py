@@ -83,7 +83,10 @@ def test_on_cores_a_role_has_one_process_with_a_thread_for_each() -> None:
     plan = make_plan(config(mode="pipelined", env_workers=2), cores(8))
     assert [(p.threads, p.turns) for p in (*plan.servers, *plan.learners)] == [(3, None), (3, None)]
     plan = make_plan(config(mode="collocated", env_workers=2), cores(8))
-    assert [(p.threads, p.turns) for p in (*plan.servers, *plan.learners)] == [(6, "cores"), (6, "cores")]
+    assert [(p.threads, p.turns) for p in (*plan.servers, *plan.learners)] == [
+        (6, "cores of node 0"),
+        (6, "cores of node 0"),
+    ]
     small = make_plan(config(), cores(2))
     assert small.layout.describe() == "pipelined 1+1"
     assert [p.threads for p in (*small.servers, *small.learners)] == [1, 1]

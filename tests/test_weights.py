@@ -82,20 +82,25 @@ def test_a_relay_copies_a_version_bucket_by_bucket(tmp_path, monkeypatch):
     publisher, origin = WeightPublisher(tmp_path / "here"), WeightReader(tmp_path / "here")
     create_buffers(tmp_path / "there", origin.nbytes)
     relay, reader, target = WeightRelay(tmp_path / "there"), WeightReader(tmp_path / "there"), _parameters(0.0)
+
+    def buckets(version: int):
+        return [origin.bucket(version, index) for index in range(relay.num_buckets)]
+
     publisher.publish(4, _parameters(4.0))
-    assert relay.relay(4, origin.bucket)
+    assert relay.num_buckets == 3
+    assert relay.relay(4, buckets(4))
     assert reader.refresh(target)
     assert reader.version == 4
     assert all(torch.equal(target[name], p) for name, p in _parameters(4.0).items())
 
-    def overtaken(version: int, index: int):
-        if index == 1:
-            publisher.publish(6, _parameters(6.0))
-        return origin.bucket(version, index)
+    def overtaken():
+        yield origin.bucket(5, 0)
+        publisher.publish(6, _parameters(6.0))
+        yield origin.bucket(5, 1)
 
     publisher.publish(5, _parameters(5.0))
-    assert not relay.relay(5, overtaken)
+    assert not relay.relay(5, overtaken())
     assert not reader.refresh(target), "what was copied half stays unread"
-    assert relay.relay(6, origin.bucket)
+    assert relay.relay(6, buckets(6))
     assert reader.refresh(target)
     assert all(torch.equal(target[name], p) for name, p in _parameters(6.0).items())

@@ -1,4 +1,4 @@
-"""From a plan to supervised processes. With ``processes``, the only file that knows Ray.
+"""From a plan to supervised processes. With ``nodes`` and ``processes``, the only file that knows Ray.
 
 Ray places, starts and watches the processes, and carries whole trajectories and super-batches through its object store;
 observations, actions and weights go through shared memory (``mailbox``, ``weights``). Every component is a plain class
@@ -8,10 +8,6 @@ that knows nothing of this; ``processes`` holds what builds one inside its proce
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,25 +19,25 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from vla_rl.config import RunConfig
-from vla_rl.device_lock import DeviceLockServer
 from vla_rl.errors import UserError
-from vla_rl.mailbox import PoolAddress, create_pool
+from vla_rl.mailbox import PoolAddress
+from vla_rl.node import lock_path
+from vla_rl.nodes import Nodes
 from vla_rl.placement import Plan, Process
 from vla_rl.processes import (
     CALL_TIMEOUT_S,
     EnvWorkerProcess,
     InferenceProcess,
     LearnerProcess,
+    RelayProcess,
     StoreProcess,
 )
 from vla_rl.profile import Memory
-from vla_rl.reaper import start_reaper
 from vla_rl.replay import StoreRules
-from vla_rl.sharedmem import shared_root
 from vla_rl.types import EnvSpec
 
-_PREFIX = "vla_rl-"
 _SETUP_TIMEOUT_S = 600.0  # building simulators and models
+_PUBLISH_TIMEOUT_S = 3600.0
 
 # glibc gives large blocks back at every free, and the kernel fills them with zeros anew: on CPU cores a fifth of a
 # training step of the tiny policy. A learner needs as much again in the next step.
@@ -67,32 +63,11 @@ class Cluster:
         self._workers: list[ActorHandle] = []
         self._servers: list[ActorHandle] = []
         self.learners: list[ActorHandle] = []
+        self._relays: list[ActorHandle] = []
 
     def __enter__(self) -> Cluster:
-        sweep_leftovers()
-        self._shared = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=shared_root()))
-        # sockets live there: a path of more than 107 characters would be refused by the kernel
-        self._session = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=tempfile.gettempdir()))
-        self._reaper = start_reaper([self._shared, self._session])
-        try:
-            self.locks = DeviceLockServer(self._shared / "locks")
-            self._start_ray()
-        except BaseException:
-            self._clean_up()
-            raise
+        self._nodes = Nodes(self.config, object_store_bytes(self.config, self.spec))
         return self
-
-    def _start_ray(self) -> None:
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 lets anything else on the machine go first
-        ray.init(
-            num_cpus=0,  # actors reserve none; with more, Ray starts idle processes in advance
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=object_store_bytes(self.config, self.spec),
-            _temp_dir=str(self._session),
-        )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.shutdown()
@@ -104,15 +79,7 @@ class Cluster:
             if hasattr(self, "store"):
                 stops.append(self.store.stop.remote())
             ray.wait([*stops, *self._loops], num_returns=len(stops) + len(self._loops), timeout=5.0)
-            ray.shutdown()
-        self.locks.stop()
-        self._clean_up()
-
-    def _clean_up(self) -> None:
-        """What is left of the processes and their files; the reaper does the same if this process is killed."""
-        assert self._reaper.stdin is not None
-        self._reaper.stdin.close()
-        self._reaper.wait(timeout=CALL_TIMEOUT_S)
+        self._nodes.close()
 
     # --- starting ---------------------------------------------------------------------------------------------------
 
@@ -124,31 +91,42 @@ class Cluster:
         user's input.
         """
         spec, plan = self.spec, self.plan
-        for index in range(len(plan.servers)):
-            create_pool(self._address(index), spec, self.config.policy.chunk_size)
+        for node in {p.node for p in plan.servers}:
+            addresses = [self._address(p.index) for p in plan.servers if p.node == node]
+            self._nodes.call(node, "create_pools", addresses, spec, self.config.policy.chunk_size)
         self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
         self.learners = [
             self._actor(self._roles[1], p).remote(
-                *(self.config, spec, p, len(plan.learners), self.locks.path, plan.offload)
+                *(self.config, spec, p, len(plan.learners), self._locks(p), plan.offload)
             )
             for p in plan.learners
         ]
         self._servers = [self._new_server(p) for p in plan.servers]
         self._workers = [self._new_worker(p) for p in plan.workers]
         builds = [s.build.remote() for s in self._servers]
-        self._weights = self._shared / "weights" if self.learners else None
-        if self._weights:
-            address = self.get(self.learners[0].address.remote(), "the learner's address", _SETUP_TIMEOUT_S)
-            setups = [learner.setup.remote(address, self._weights, state, version) for learner in self.learners]
-            self.get(setups, "the learner to be built", _SETUP_TIMEOUT_S)
+        if self.learners:
+            self._set_up_learners(state, version)
         self.get(builds, "the policy of the inference servers", _SETUP_TIMEOUT_S)
         for i in range(len(self._servers)):
             self._connect(i)
 
+    def _set_up_learners(self, state: Path | None, version: int) -> None:
+        address = self.get(self.learners[0].address.remote(), "the learner's address", _SETUP_TIMEOUT_S)
+        source = self.plan.learners[0].node
+        weights = _weights_path(self._nodes.folder(source))
+        setups = [learner.setup.remote(address, weights, state, version) for learner in self.learners]
+        self.get(setups, "the learner to be built", _SETUP_TIMEOUT_S)
+        for node in sorted({p.node for p in self.plan.servers} - {source}):
+            relay = self._actor(RelayProcess, node=node).remote(_weights_path(self._nodes.folder(node)))
+            self.get(relay.connect.remote(self.learners[0]), "a relay of weights", _SETUP_TIMEOUT_S)
+            self._relays.append(relay)
+        self._relay(version)
+
     def _connect(self, index: int) -> None:
         """Start the loop of an inference server that has been built."""
-        server = self._servers[index]
-        connection: ray.ObjectRef = server.connect.remote(self._address(index), self._weights, self.plan.max_batch)
+        server, folder = self._servers[index], self._nodes.folder(self.plan.servers[index].node)
+        weights = _weights_path(folder) if self.learners else None
+        connection: ray.ObjectRef = server.connect.remote(self._address(index), weights, self.plan.max_batch)
         self.get(connection, "an inference server to be connected", _SETUP_TIMEOUT_S)
         self._loops[server.run.remote()] = ("inference server", index)
 
@@ -156,24 +134,23 @@ class Cluster:
         """From now on episodes are played."""
         self.call_store("open")
 
-    def _actor(self, cls: type, process: Process | None = None, concurrency: int = 4) -> Any:
-        """The plan, not Ray, says which device a process sees."""
+    def _actor(self, cls: type, process: Process | None = None, concurrency: int = 4, node: int = 0) -> Any:
+        """The plan, not Ray, says where a process runs and which device it sees."""
         threads = str(process.threads if process else 1)
         variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LP_NUM_THREADS": "1"}
         if process and process.role == "learner":
             variables |= _KEEP_MEMORY
         if process and process.kind == "cuda":
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, process.devices))
-        return ray.remote(cls).options(
-            num_cpus=0, num_gpus=0, max_concurrency=concurrency, runtime_env={"env_vars": variables}
-        )
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.plan.local_devices(process)))
+        placed = self._nodes.placed(process.node if process else node)
+        return ray.remote(cls).options(max_concurrency=concurrency, runtime_env={"env_vars": variables}, **placed)
 
     def _new_server(self, process: Process) -> ActorHandle:
-        return self._actor(self._roles[0], process).remote(self.config, self.spec, process, self.locks.path)
+        return self._actor(self._roles[0], process).remote(self.config, self.spec, process, self._locks(process))
 
     def _new_worker(self, process: Process) -> ActorHandle:
         worker, index = (
-            self._actor(EnvWorkerProcess, process).remote(self.config, process, self.locks.path),
+            self._actor(EnvWorkerProcess, process).remote(self.config, process, self._locks(process)),
             process.index,
         )
         server = self.plan.server_of(index)
@@ -182,7 +159,28 @@ class Cluster:
         return worker
 
     def _address(self, server: int) -> PoolAddress:
-        return PoolAddress(str(self._shared), f"server{server}", len(self.plan.workers_of(server)), self.plan.slots)
+        folder = self._nodes.folder(self.plan.servers[server].node)
+        return PoolAddress(str(folder), f"server{server}", len(self.plan.workers_of(server)), self.plan.slots)
+
+    def _locks(self, process: Process) -> Path:
+        return lock_path(self._nodes.folder(process.node))
+
+    # --- weights ----------------------------------------------------------------------------------------------------
+
+    def publish(self, version: int) -> None:
+        """After an update: its weights are handed over to the inference servers of all nodes."""
+        publications = [learner.publish.remote(version) for learner in self.learners]
+        self.get(publications, "the hand-over of weights", _PUBLISH_TIMEOUT_S)
+        self._relay(version)
+
+    def _relay(self, version: int) -> None:
+        pulls = [relay.pull.remote(version) for relay in self._relays]
+        self.get(pulls, "the relay of weights to other nodes", _PUBLISH_TIMEOUT_S)
+
+    def release(self) -> None:
+        """After an update whose weights are not handed over."""
+        releases = [learner.release.remote() for learner in self.learners]
+        self.get(releases, "the learner to leave its devices", _PUBLISH_TIMEOUT_S)
 
     # --- calls and supervision --------------------------------------------------------------------------------------
 
@@ -272,9 +270,13 @@ class Cluster:
         """Meter totals of every process; a process that does not answer now is left out."""
         groups = {"worker": self._workers, "server": self._servers, "learner": self.learners, "store": []}
         totals = {name: _answers([a.stats.remote() for a in actors]) for name, actors in groups.items()}
-        use = self.locks.use()
+        use = self._nodes.lock_use()
         shared = [use[name] for name in self.plan.locks if name in use]
         return totals | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
+
+
+def _weights_path(folder: Path) -> Path:
+    return folder / "weights"
 
 
 def _roles(config: RunConfig) -> tuple[type[InferenceProcess], type[LearnerProcess]]:
@@ -299,12 +301,3 @@ def object_store_bytes(config: RunConfig, spec: EnvSpec) -> int:
     image_bytes = len(spec.views) * spec.image_size**2 * 3
     episodes = config.train.batch_episodes * (config.train.max_age + 4)
     return max(200 << 20, int(1.5 * episodes * chunks * (image_bytes + 4096)))
-
-
-def sweep_leftovers() -> None:
-    """Remove shared memory and session folders of runs whose driver is dead."""
-    for root in {shared_root(), Path(tempfile.gettempdir())}:
-        for folder in root.glob(f"{_PREFIX}*-*"):
-            pid = folder.name.removeprefix(_PREFIX).split("-")[0]
-            if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-                shutil.rmtree(folder, ignore_errors=True)

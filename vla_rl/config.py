@@ -252,7 +252,13 @@ class PlacementConfig(Group):
         description="collocated: inference and learner take turns on every device (a GPU, or a core where there is no "
         "GPU). pipelined: every device has one role. hybrid: the learner takes turns on all, the others divide them.",
     )
-    devices: Positive | None = Field(None, description="How many devices to use; null: all.")
+    nodes: Positive = Field(
+        1, description="Machines of the Ray cluster at ray_address to use, all like this one, which is the first."
+    )
+    ray_address: str | None = Field(
+        None, description="Of a running Ray cluster: auto, or HOST:PORT; null: one of the run's own, on this machine."
+    )
+    devices: Positive | None = Field(None, description="How many devices to use, of all nodes; null: all.")
     simulator_devices: Positive | None = Field(None, description="Of a split, for simulators that run on devices.")
     inference_devices: Positive | None = Field(None, description="Of a split, for inference; null: an even share.")
     profile: str | None = Field(
@@ -275,7 +281,7 @@ class PlacementConfig(Group):
         description="Whether inference and learner leave the devices that they share to each other. auto: where they "
         "do not fit together, by the profile; without a profile no.",
     )
-    env_workers: Positive = Field(2, description="Simulator processes, where simulators run on cores.")
+    env_workers: Positive = Field(2, description="Simulator processes of all nodes, where simulators run on cores.")
     slots_per_worker: Positive = Field(4, description="Episodes that one simulator process holds at once.")
     max_batch: Positive = Field(16, description="Most rows of one inference batch.")
     max_wait_ms: float = Field(5.0, ge=0.0, description="An inference batch fires when its oldest request is this old.")

@@ -32,6 +32,7 @@ def config_checks() -> tuple[Check, ...]:
         Check((("train", "publish_every"), ("train", "max_age"), ("mode",)), _published_before_too_old),
         Check((("placement", "virtual"), ("env",)), _virtual_devices_compute_nothing),
         Check((("placement", "replan_every"), ("placement", "mode")), _replanning_is_free_to_choose),
+        Check((("placement",),), _nodes_are_of_a_cluster),
     )
 
 
@@ -97,6 +98,16 @@ def _replanning_is_free_to_choose(config: RunConfig) -> Iterator[Problem]:
     if every and mode != "auto":
         remedy = f"planning anew chooses among all modes, and placement.mode={mode} fixes one; use 0, or mode=auto"
         yield Problem(("placement", "replan_every"), remedy, every)
+
+
+def _nodes_are_of_a_cluster(config: RunConfig) -> Iterator[Problem]:
+    p, key = config.placement, ("placement", "nodes")
+    if p.nodes > 1 and p.ray_address is None:
+        yield Problem(
+            key, "more than this machine needs a running Ray cluster; name its placement.ray_address", p.nodes
+        )
+    if p.nodes > 1 and p.virtual is not None:
+        yield Problem(key, "virtual devices are all on this machine; use 1", p.nodes)
 
 
 def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:

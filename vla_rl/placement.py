@@ -7,15 +7,18 @@
 *hybrid*      simulator and inference split the devices, the learner takes turns on all of them.
 
 A device is a GPU, with a process for each role that uses it. On a machine without one, a device is a processor core: a
-role has one process with a thread for each of its cores, and roles that overlap take turns as a whole. Simulators that
-run on cores (LIBERO) stand beside all that: they have processes of their own and no turns.
+role has one process a node with a thread for each of its cores, and roles that overlap take turns as a whole.
+Simulators that run on cores (LIBERO) stand beside all that: they have processes of their own and no turns.
+
+Of several nodes, all alike, device d belongs to node d mod nodes: however the devices are divided, every node gets its
+part of each role. An env worker and its inference server are on one node, for they share memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Literal
 
@@ -37,20 +40,24 @@ class PlanError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Of the machine or cluster."""
+    """Of the machine, or of all nodes of a cluster together."""
 
     cores: int
     devices: int
     kind: Kind = "cpu"
+    nodes: int = 1
 
     @classmethod
     def of(cls, machine: Machine, config: RunConfig) -> Resources:
-        """Without a GPU, the cores are the devices; virtual devices are as many as the config says."""
+        """Without a GPU, the cores are the devices; virtual devices are as many as the config says. ``machine``: one
+        of the nodes."""
         if config.placement.virtual is not None:
             return cls(config.placement.env_workers, config.placement.devices or 1, "virtual")
+        nodes = config.placement.nodes
+        cores = machine.cpus * nodes
         if machine.gpus:
-            return cls(machine.cpus, len(machine.gpus), "cuda")
-        return cls(machine.cpus, machine.cpus, "cpu")
+            return cls(cores, len(machine.gpus) * nodes, "cuda", nodes)
+        return cls(cores, cores, "cpu", nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,7 @@ class Process:
     devices: tuple[int, ...]  # empty: on cores, without a turn
     threads: int
     turns: str | None  # name of the lock under which it computes
+    node: int = 0
 
     @property
     def torch_device(self) -> str:
@@ -102,10 +110,18 @@ class Plan:
     stages: int  # groups of slots that advance independently
     max_batch: int  # rows of one inference batch
     offload: bool = False  # devices hold the learner's state during its updates, and inference between them
+    nodes: int = 1
 
     def server_of(self, worker: int) -> int:
-        """The inference server that an env worker asks."""
-        return worker % len(self.servers)
+        """The inference server that an env worker asks, on its node."""
+        node = self.workers[worker].node
+        near = [server.index for server in self.servers if server.node == node]
+        before = sum(other.node == node for other in self.workers[:worker])
+        return near[before % len(near)]
+
+    def local_devices(self, process: Process) -> tuple[int, ...]:
+        """Of a process, numbered as on its node."""
+        return tuple(device // self.nodes for device in process.devices)
 
     def workers_of(self, server: int) -> list[int]:
         return [w.index for w in self.workers if self.server_of(w.index) == server]
@@ -154,7 +170,8 @@ def usable_devices(config: RunConfig, resources: Resources) -> int:
     """
     there = resources.devices
     if resources.kind == "cpu":
-        there = max(min(2, resources.cores), resources.cores - config.placement.env_workers)
+        least = min(2 * resources.nodes, resources.cores)
+        there = max(least, resources.cores - config.placement.env_workers)
     wanted = config.placement.devices
     if wanted is not None and wanted > there:
         raise PlanError("placement.devices", f"there are {there} ({resources.kind}) to divide; use at most that many")
@@ -203,20 +220,22 @@ def make_plan(config: RunConfig, resources: Resources, layout: Layout | None = N
     """
     layout = layout or choose_layout(config, resources)
     p = config.placement
-    workers = p.env_workers if not layout.simulators else len(layout.simulators)
-    servers = _processes("inference server", layout, layout.inference, resources.kind, 1, p.inference_threads)
+    count = p.env_workers if not layout.simulators else len(layout.simulators)
+    servers = _processes("inference server", layout, layout.inference, resources, None, p.inference_threads)
     ranks, threads = config.learner.ranks, config.learner.threads
-    learners = _processes("learner", layout, layout.learner, resources.kind, ranks, threads)
+    learners = _processes("learner", layout, layout.learner, resources, ranks, threads)
     slots = p.slots_per_worker
+    workers = _workers(count, layout, resources, servers)
     return Plan(
         layout=layout,
-        workers=tuple(_worker(i, layout, resources.kind) for i in range(workers)),
-        servers=servers[:workers],
+        workers=workers,
+        servers=_with_work(servers, workers),
         learners=learners if training else (),
         slots=slots,
         stages=_stages(config, layout, slots),
         max_batch=p.max_batch,
         offload=training and _always_offloads(config, layout),
+        nodes=resources.nodes,
     )
 
 
@@ -241,35 +260,60 @@ def _stages(config: RunConfig, layout: Layout, slots: int) -> int:
     return min(slots, 2) if layout.simulators else slots
 
 
-def _worker(index: int, layout: Layout, kind: Kind) -> Process:
+def _workers(count: int, layout: Layout, resources: Resources, servers: tuple[Process, ...]) -> tuple[Process, ...]:
+    """On the devices of simulators, or on cores of the nodes that have an inference server. Raises PlanError where a
+    simulator's device is on a node without one."""
     if not layout.simulators:
-        return Process("env worker", index, "cpu", (), 1, None)
-    device = layout.simulators[index]
-    return Process("env worker", index, kind, (device,), 1, _lock_of(device) if device in layout.shared else None)
+        return tuple(Process("env worker", i, "cpu", (), 1, None, servers[i % len(servers)].node) for i in range(count))
+    workers = _processes("env worker", layout, layout.simulators, resources, None, None)
+    alone = {worker.node for worker in workers} - {server.node for server in servers}
+    if alone:
+        text = f"{layout.describe()} leaves node {min(alone)} simulators without an inference server to ask; use more"
+        raise PlanError("placement.inference_devices", text)
+    return workers
+
+
+def _with_work(servers: tuple[Process, ...], workers: tuple[Process, ...]) -> tuple[Process, ...]:
+    """Of every node's inference servers no more than it has env workers, which ask one each."""
+    used: list[Process] = []
+    for server in servers:
+        asking = sum(worker.node == server.node for worker in workers)
+        if sum(other.node == server.node for other in used) < asking:
+            used.append(replace(server, index=len(used)))
+    return tuple(used)
 
 
 def _processes(
-    role: str, layout: Layout, devices: tuple[int, ...], kind: Kind, wanted: int | None, threads: int | None
+    role: str, layout: Layout, devices: tuple[int, ...], resources: Resources, wanted: int | None, threads: int | None
 ) -> tuple[Process, ...]:
-    """One on each device; on cores as many as wanted, by default one, with a thread for each core."""
+    """One on each device; on cores as many as wanted, by default one a node, with a thread for each core."""
+    kind, nodes = resources.kind, resources.nodes
     if kind == "cpu":
-        count = wanted or 1
-        turns = "cores" if layout.shared & set(devices) else None
-        if count > len(devices):
-            raise PlanError("learner.ranks", f"{count} processes for {len(devices)} CPU cores; use at most that many")
-        if turns and count > 1:
-            text = f"{count} processes would wait for each other while they wait for turns on the same cores"
-            raise PlanError("learner.ranks", f"{text}; use 1, or placement.mode=pipelined")
-        each = threads or max(1, len(devices) // count)
-        return tuple(Process(role, i, kind, devices, each, turns) for i in range(count))
+        return _on_cores(role, layout, devices, nodes, wanted, threads)
     if role == "learner" and wanted not in (None, len(devices)):
         text = f"a plan ({layout.describe()}) has one on each of the learner's {len(devices)} GPUs; use null"
         raise PlanError("learner.ranks", text)
     return tuple(
-        Process(role, i, kind, (d,), threads or 1, _lock_of(d) if d in layout.shared else None)
+        Process(role, i, kind, (d,), threads or 1, f"device {d}" if d in layout.shared else None, d % nodes)
         for i, d in enumerate(devices)
     )
 
 
-def _lock_of(device: int) -> str:
-    return f"device {device}"
+def _on_cores(
+    role: str, layout: Layout, devices: tuple[int, ...], nodes: int, wanted: int | None, threads: int | None
+) -> tuple[Process, ...]:
+    parts = [part for node in range(nodes) if (part := tuple(d for d in devices if d % nodes == node))]
+    count = wanted or len(parts)
+    if count > len(devices):
+        raise PlanError("learner.ranks", f"{count} processes for {len(devices)} CPU cores; use at most that many")
+    processes = []
+    for index in range(count):
+        part = parts[index % len(parts)]
+        node, neighbours = part[0] % nodes, len(range(index % len(parts), count, len(parts)))
+        turns = f"cores of node {node}" if layout.shared & set(part) else None
+        if turns and neighbours > 1:
+            text = f"{neighbours} processes would wait for each other while they wait for turns on the same cores"
+            raise PlanError("learner.ranks", f"{text}; use {len(parts)}, or placement.mode=pipelined")
+        each = threads or max(1, len(part) // neighbours)
+        processes.append(Process(role, index, "cpu", part, each, turns, node))
+    return tuple(processes)

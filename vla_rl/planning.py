@@ -124,6 +124,8 @@ def plan_table(plan: Plan) -> Table:
         first = processes[0]
         devices = sorted({d for p in processes for d in p.devices})
         where = f"{first.kind} {', '.join(map(str, devices))}" if devices else "cores"
+        nodes = len({p.node for p in processes})
+        where += f" of {nodes} nodes" if plan.nodes > 1 else ""
         turns = "shared" if any(p.turns for p in processes) else "own"
         slots = f"{plan.slots} in {plan.stages}" if first.role == "env worker" else ""
         table.add_row(str(len(processes)), first.role, where, turns, str(first.threads), slots)

@@ -6,11 +6,14 @@ Imports of torch, simulators and algorithms wait until a process needs them.
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 from ray.actor import ActorHandle
 
@@ -26,6 +29,7 @@ from vla_rl.replay import ReplayStore, StoreRules
 from vla_rl.types import EnvSpec, Episode, EpisodeResult, SuperBatch, Trajectory
 
 _TURN_TIMEOUT_S = 600.0  # for whoever has it: longer than any micro-batch
+_BUCKETS_AHEAD = 2
 CALL_TIMEOUT_S = 60.0  # anything that only reads or writes state
 
 
@@ -156,6 +160,7 @@ class LearnerProcess:
         self._world_size, self._locks, self._offload = world_size, locks, offload
         self._learner: Any = None
         self._publisher: Any = None
+        self._reader: Any = None
 
     def address(self) -> tuple[str, int]:
         """A free port on this process's node, for the process group."""
@@ -167,7 +172,7 @@ class LearnerProcess:
 
         from vla_rl.learner import Learner, join_ranks
         from vla_rl.policies import build_policy
-        from vla_rl.weights import WeightPublisher, create_weights
+        from vla_rl.weights import WeightPublisher, WeightReader, create_weights
 
         torch.set_num_threads(self._process.threads)
         rank, device = self._process.index, self._process.torch_device
@@ -187,7 +192,7 @@ class LearnerProcess:
             self._learner.load(state)
         if rank == 0:
             create_weights(weights, self._learner.parameters())
-            self._publisher = WeightPublisher(weights)
+            self._publisher, self._reader = WeightPublisher(weights), WeightReader(weights)
         self.publish(version)
 
     def update(self, batch: SuperBatch, iteration: int) -> dict[str, float]:
@@ -195,6 +200,14 @@ class LearnerProcess:
 
     def publish(self, version: int) -> None:
         self._learner.publish(version, self._publisher)
+
+    def weights_nbytes(self) -> int:
+        """Of one version; rank 0."""
+        return self._reader.nbytes
+
+    def bucket(self, version: int, index: int) -> np.ndarray | None:
+        """A part of a published version, for another node; rank 0. See ``WeightReader.bucket``."""
+        return self._reader.bucket(version, index)
 
     def release(self) -> None:
         """After an update whose weights are not handed over."""
@@ -212,6 +225,36 @@ class LearnerProcess:
 
     def stats(self) -> dict[str, float]:
         return self._learner.meter.snapshot()
+
+
+class RelayProcess:
+    """Brings weights to a node without the learner's first rank."""
+
+    def __init__(self, weights: Path) -> None:
+        self._path = weights
+        self._learner: Any = None
+        self._relay: Any = None
+
+    def connect(self, learner: ActorHandle) -> None:
+        """After the learner has published its first weights."""
+        from vla_rl.weights import WeightRelay, create_buffers
+
+        create_buffers(self._path, ray.get(learner.weights_nbytes.remote(), timeout=CALL_TIMEOUT_S))
+        self._learner, self._relay = learner, WeightRelay(self._path)
+
+    def pull(self, version: int) -> None:
+        """Publish ``version`` on this node, unless a newer one has taken its place meanwhile."""
+        self._relay.relay(version, self._buckets(version))
+
+    def _buckets(self, version: int) -> Iterator[np.ndarray | None]:
+        """In order, with some under way ahead."""
+        asked: deque[ray.ObjectRef] = deque()
+        for index in range(self._relay.num_buckets):
+            asked.append(self._learner.bucket.remote(version, index))
+            if len(asked) > _BUCKETS_AHEAD:
+                yield ray.get(asked.popleft(), timeout=CALL_TIMEOUT_S)
+        for ref in asked:
+            yield ray.get(ref, timeout=CALL_TIMEOUT_S)
 
 
 class StoreProcess(ReplayStore):

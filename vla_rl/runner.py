@@ -203,13 +203,11 @@ class Trainer:
     def _publish(self, last: bool) -> None:
         """Hand the weights over where it is time to, or where an evaluation follows."""
         every = 1 if self.config.mode == "sync" else self.config.train.publish_every
-        learners = self.cluster.learners
         if last or self._due(every) or self._due(self.config.train.eval_every):
+            self.cluster.publish(self.iteration)
             self._published = self.iteration
-            answers = [learner.publish.remote(self.iteration) for learner in learners]
         else:
-            answers = [learner.release.remote() for learner in learners]
-        self.cluster.get(answers, "the hand-over of weights", _UPDATE_TIMEOUT_S)
+            self.cluster.release()
         self.cluster.call_store("advance", self._published)
 
     def _evaluate(self) -> dict[str, float]:

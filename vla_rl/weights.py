@@ -4,12 +4,12 @@ The learner writes a new version into the buffer that nobody is told to read, th
 newest. Readers copy the newest buffer between two inference batches. Neither waits for the other: a reader that was
 overtaken twice during its copy notices (the buffer's own version changed) and copies again.
 
-On a node without the learner's first rank a relay is the writer: it fetches a new version, a bucket at a time.
+On a node without the learner's first rank a relay is the writer: it gets a new version a bucket at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -118,21 +118,26 @@ class WeightReader(_Buffers):
 class WeightRelay(_Buffers):
     """What writes on a node that the learner does not write on."""
 
-    def relay(self, version: int, fetch: Callable[[int, int], np.ndarray | None]) -> bool:
-        """Publish ``version`` here; ``fetch(version, index)`` gets its buckets. False where it is no longer there."""
+    @property
+    def num_buckets(self) -> int:
+        """Of one version."""
+        return -(-self.nbytes // _BUCKET_BYTES)
+
+    def relay(self, version: int, buckets: Iterable[np.ndarray | None]) -> bool:
+        """Publish ``version`` here: all of its ``WeightReader.bucket``, in order. False, with nothing published, where
+        one is None."""
         try:
-            self._write(version, self._fetched(version, fetch))
+            self._write(version, map(_still_there, buckets))
         except _Overtaken:
             return False
         return True
 
-    def _fetched(self, version: int, fetch: Callable[[int, int], np.ndarray | None]) -> Iterator[np.ndarray]:
-        for index in range(-(-self.nbytes // _BUCKET_BYTES)):
-            data = fetch(version, index)
-            if data is None:
-                raise _Overtaken
-            yield data
-
 
 class _Overtaken(Exception):
     """The version has been replaced by a newer one at its source."""
+
+
+def _still_there(bucket: np.ndarray | None) -> np.ndarray:
+    if bucket is None:
+        raise _Overtaken
+    return bucket

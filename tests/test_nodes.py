@@ -1,0 +1,118 @@
+"""Runs over several nodes of a Ray cluster. Here all of them are on one machine, each with its own Ray node, shared
+folder, locks and weights, as they would be apart."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray.cluster_utils import Cluster as RayNodes
+
+from vla_rl.checkpoint import Checkpoints
+from vla_rl.config import RunConfig
+from vla_rl.errors import UserError
+from vla_rl.machine import Machine
+from vla_rl.placement import PlanError, Resources, layouts, make_plan
+from vla_rl.runner import train
+from vla_rl.sharedmem import shared_root
+
+
+def _config(**placement) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5},
+            "train": {"iterations": 3, "batch_episodes": 8, "eval_episodes": 4, "eval_every": 0, "max_age": 1},
+            "placement": {"env_workers": 2, "slots_per_worker": 2, "nodes": 2, "ray_address": "auto"} | placement,
+        }
+    )
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["collocated", "pipelined", "hybrid"])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_every_node_has_its_part_of_every_role(mode: str, kind: str) -> None:
+    plan = make_plan(_config(mode=mode, env_workers=8), Resources(16, 8 if kind == "cuda" else 16, kind, nodes=2))
+    for processes in (plan.workers, plan.servers, plan.learners):
+        nodes = [p.node for p in processes]
+        assert nodes.count(0) == nodes.count(1) > 0
+    for process in (*plan.servers, *plan.learners):
+        assert {d % 2 for d in process.devices} == {process.node}
+        assert plan.local_devices(process) == tuple(d // 2 for d in process.devices)
+    for server in plan.servers:
+        asking = plan.workers_of(server.index)
+        assert len(asking) == len(plan.workers) / len(plan.servers)
+        assert {plan.workers[w].node for w in asking} == {server.node}, "they share memory"
+    for lock in plan.locks:
+        users = [p for p in (*plan.servers, *plan.learners) if p.turns == lock]
+        assert len({p.node for p in users}) == 1, "a lock is known on one node"
+
+
+def test_simulators_on_devices_ask_servers_of_their_node() -> None:
+    config = _config()
+    config = config.model_copy(update={"env": config.env.model_copy(update={"on_devices": True})})
+    resources = Resources(16, 8, "cuda", nodes=2)
+    refused = []
+    for layout in layouts(8, True):
+        try:
+            plan = make_plan(config, resources, layout)
+        except PlanError as error:
+            refused.append((layout, error.text))
+            continue
+        for worker in plan.workers:
+            assert plan.servers[plan.server_of(worker.index)].node == worker.node == worker.devices[0] % 2
+    assert refused
+    for layout, text in refused:
+        assert "without an inference server" in text
+        assert len(layout.inference) == 1
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[str]:
+    """The address of a Ray cluster of two."""
+    nodes = RayNodes(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 200 << 20})
+    try:
+        nodes.add_node(num_cpus=0, object_store_memory=200 << 20)
+        yield nodes.address
+    finally:
+        nodes.shutdown()
+
+
+@pytest.mark.slow
+def test_a_run_over_two_nodes(two_nodes: str, tmp_path: Path) -> None:
+    before = set(shared_root().iterdir())
+    config = _config(ray_address=two_nodes)
+    config = config.model_copy(update={"log": config.log.model_copy(update={"dir": str(tmp_path), "name": "run"})})
+    assert len(make_plan(config, Resources.of(Machine.detect(), config)).learners) == 2
+    assert train(config) == 0
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [m["iteration"] for m in metrics] == [0, 1, 2, 3]
+    assert metrics[-1]["episodes/trained"] == 24
+    assert metrics[-1]["restarts"] == 0
+    evaluation = json.loads((tmp_path / "run/evaluations/000003-greedy.json").read_text())
+    assert evaluation["policy_versions"] == [3], "on both nodes"
+    assert Checkpoints(tmp_path / "run/checkpoints", 9).newest().name == "000003"
+    _nothing_is_left(before)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_as_configured_is_refused(two_nodes: str, tmp_path: Path) -> None:
+    before = set(shared_root().iterdir())
+    config = _config(ray_address=two_nodes, nodes=3, env_workers=3)
+    config = config.model_copy(update={"log": config.log.model_copy(update={"dir": str(tmp_path), "name": "run"})})
+    with pytest.raises(UserError, match=r"placement\.nodes=3: the Ray cluster has 2 alive; use at most that many"):
+        train(config)
+    _nothing_is_left(before)
+
+
+def _nothing_is_left(before: set[Path]) -> None:
+    """In shared memory; the other node's processes end a moment after the driver has left."""
+    deadline = time.monotonic() + 20
+    while left := set(shared_root().glob("vla_rl-*")) - before:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)

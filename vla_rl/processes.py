@@ -239,7 +239,8 @@ class RelayProcess:
         """After the learner has published its first weights."""
         from vla_rl.weights import WeightRelay, create_buffers
 
-        create_buffers(self._path, ray.get(learner.weights_nbytes.remote(), timeout=CALL_TIMEOUT_S))
+        nbytes: Any = ray.get(learner.weights_nbytes.remote(), timeout=CALL_TIMEOUT_S)
+        create_buffers(self._path, nbytes)
         self._learner, self._relay = learner, WeightRelay(self._path)
 
     def pull(self, version: int) -> None:

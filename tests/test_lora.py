@@ -13,8 +13,9 @@ from tests.policy_helpers import CODEC
 from vla_rl.config import LoraConfig, PolicyConfig, RunConfig
 from vla_rl.config_loading import ConfigError, dump_config, load_config
 from vla_rl.errors import UserError
+from vla_rl.lending import borrow, lend
 from vla_rl.mailbox import PoolAddress, create_pool
-from vla_rl.placement import Process
+from vla_rl.placement import Process, Resources, lender_of, make_plan
 from vla_rl.policies import OpenVLAOFT, PolicyOutput, build_policy, load_policy, save_policy
 from vla_rl.policies.adapters import add_adapters
 from vla_rl.policies.architecture import openvla_7b
@@ -152,6 +153,46 @@ def test_the_hand_over_holds_what_trains_and_nothing_else(base, tmp_path):
     assert actor.refresh() == 1
     assert torch.equal(_outputs(actor.policy).logits, _outputs(learner.policy).logits)
     assert torch.equal(_outputs(actor.policy).values, _outputs(learner.policy).values)
+
+
+def test_frozen_weights_are_lent_and_not_copied(base):
+    cfg = _config(base)
+    learner = make_learner(cfg)
+    server = build_policy(cfg.policy, SPEC, 0)
+    own = {name: p.data_ptr() for name, p in server.named_parameters()}
+    borrow(server, lend(learner.policy))
+    assert torch.equal(_outputs(server).logits, _outputs(learner.policy).logits)
+    frozen = {name for name, p in server.named_parameters() if not p.requires_grad}
+    assert {name for name, p in server.named_parameters() if p.data_ptr() != own[name]} == frozen
+    trained = parameters(learner)
+    learner.update(random_batch(), 0)
+    assert any(not np.array_equal(trained[name], p) for name, p in parameters(learner).items())
+    lent = dict(learner.policy.named_parameters())
+    with torch.no_grad():
+        lent[min(frozen)].add_(1.0)
+    borrowed = dict(server.named_parameters())
+    assert all(torch.equal(borrowed[name], lent[name]) for name in frozen), "both see one memory"
+    other = build_policy(cfg.policy, SPEC, 0)
+    other.language_model.double()
+    with pytest.raises(ValueError, match="not as the lender's, such as language_model"):
+        borrow(other, lend(learner.policy))
+
+
+@pytest.mark.parametrize(
+    ("placement", "learner", "lends"),
+    [
+        ({"mode": "collocated"}, {}, True),
+        ({"mode": "pipelined"}, {}, False),
+        ({"mode": "collocated", "offload": "always"}, {}, False),
+        ({"mode": "collocated"}, {"zero_stage": 3}, False),
+    ],
+)
+def test_who_borrows_is_on_the_learners_device(base, placement, learner, lends):
+    cfg = config(policy={"checkpoint": str(base), "chunk_size": 4, "lora": LORA}, learner=learner, placement=placement)
+    plan = make_plan(cfg, Resources(cores=8, devices=2, kind="cuda"))
+    assert [lender_of(cfg, plan, s) for s in plan.servers] == [s.index if lends else None for s in plan.servers]
+    plain = config(placement=placement)
+    assert lender_of(plain, plan, plan.servers[0]) is None, "all weights train"
 
 
 def test_a_7b_hand_over_is_small():

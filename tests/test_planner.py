@@ -11,11 +11,11 @@ import pytest
 
 from vla_rl.benchmark.scaling import as_reference, for_devices
 from vla_rl.cli import main
-from vla_rl.config import RunConfig
+from vla_rl.config import LoraConfig, RunConfig
 from vla_rl.config_loading import load_config
 from vla_rl.cost_model import Job
 from vla_rl.placement import PlanError, Resources, make_plan
-from vla_rl.planner import candidates, fit_memory, search, simulate
+from vla_rl.planner import candidates, fit_memory, memory_of, search, simulate
 from vla_rl.profile import Curve, Memory, Profile, load_profile
 
 ROOT = Path(__file__).parent.parent
@@ -94,6 +94,24 @@ def test_where_both_do_not_fit_at_once_the_learner_makes_room() -> None:
     shared = make_plan(workload(False, mode="collocated"), Resources(8, 2, "virtual"))
     assert fit_memory(shared, tight, config).offload
     assert not fit_memory(shared, profile, config).offload
+
+
+def test_adapters_share_the_frozen_weights_of_a_device() -> None:
+    """A learner of 1 GiB of gradients and moments in float32 trains weights of a third of that."""
+    profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
+    small = {"device": 18.0, "weights": 15.0, "trained": 1.0, "train_each": 0.0, "infer_each": 0.0}
+    profile = profile.model_copy(update={"memory": profile.memory.model_copy(update=small)})
+    config = workload(False, mode="collocated")
+    adapted = config.model_copy(
+        update={"policy": config.policy.model_copy(update={"lora": LoraConfig(), "checkpoint": "base"})}
+    )
+    plan = make_plan(config, Resources(8, 1, "virtual"))
+    assert memory_of(plan, profile, config, 0) == {"inference": 15.0, "learner": 16.0}
+    assert memory_of(plan, profile, adapted, 0) == {"inference": pytest.approx(1 / 3), "learner": 16.0}
+    assert fit_memory(plan, profile, config).offload
+    assert not fit_memory(plan, profile, adapted).offload
+    tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 16.2})})
+    assert fit_memory(plan, tight, adapted).offload, "which lends nothing, and has one of them at a time"
 
 
 def test_what_offloading_cannot_help_is_refused() -> None:

@@ -23,7 +23,7 @@ from vla_rl.errors import UserError
 from vla_rl.mailbox import PoolAddress
 from vla_rl.node import lock_path
 from vla_rl.nodes import Nodes
-from vla_rl.placement import Plan, Process
+from vla_rl.placement import Plan, Process, lender_of
 from vla_rl.processes import (
     CALL_TIMEOUT_S,
     EnvWorkerProcess,
@@ -126,7 +126,9 @@ class Cluster:
         """Start the loop of an inference server that has been built."""
         server, folder = self._servers[index], self._nodes.folder(self.plan.servers[index].node)
         weights = _weights_path(folder) if self.learners else None
-        connection: ray.ObjectRef = server.connect.remote(self._address(index), weights, self.plan.max_batch)
+        lender = lender_of(self.config, self.plan, self.plan.servers[index])
+        lent = None if lender is None else self.learners[lender].lend.remote()
+        connection: ray.ObjectRef = server.connect.remote(self._address(index), weights, self.plan.max_batch, lent)
         self.get(connection, "an inference server to be connected", _SETUP_TIMEOUT_S)
         self._loops[server.run.remote()] = ("inference server", index)
 

@@ -140,6 +140,17 @@ def simulator_on_devices(config: RunConfig, kind: Kind) -> bool:
     return isinstance(config.env, WorkloadConfig) and config.env.on_devices
 
 
+def lender_of(config: RunConfig, plan: Plan, server: Process) -> int | None:
+    """The learner that lends an inference server its frozen weights: on its device, or on cores of its node.
+
+    Adapters leave weights frozen; ZeRO-3 divides them, and what leaves the device with the learner cannot be lent.
+    """
+    if config.policy.lora is None or config.learner.zero_stage == 3 or plan.offload:
+        return None
+    near = [p for p in plan.learners if p.node == server.node and (p.kind == "cpu" or p.devices == server.devices)]
+    return near[0].index if near else None
+
+
 def layouts(devices: int, on_devices: bool, mode: Mode | None = None) -> Iterator[Layout]:
     """Every way to divide the devices among the roles, of all modes or of one.
 

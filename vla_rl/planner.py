@@ -17,6 +17,7 @@ from vla_rl.placement import (
     PlanError,
     Resources,
     layouts,
+    lender_of,
     make_plan,
     simulator_on_devices,
     usable_devices,
@@ -28,6 +29,7 @@ _WITHIN = 1.25  # a layout whose bound is this much worse than the best one's is
 _AT_LEAST = 4  # ... unless there are fewer than this many
 _DEVICES_AT_MOST = 1024  # in all simulations of a search together: they take time in proportion
 _WARMUP, _BATCHES = 2, 4
+_WEIGHT_SHARE = {"fp32": 4 / 12, "bf16": 2 / 14}  # of ``Memory.trained``: a weight beside its gradient and moments
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +109,22 @@ def fit_memory(plan: Plan, profile: Profile, config: RunConfig) -> Plan:
         total = sum(parts.values())
         if total <= room:
             continue
+        offloading = replace(plan, offload=True)
+        in_turns = _at_once(memory_of(offloading, profile, config, device))
         sizes = " + ".join(f"{name} {size:.1f}" for name, size in parts.items())
         text = f"{plan.layout.describe()}: device {device} has {room:.0f} GiB and would hold {sizes} = {total:.1f} GiB"
         host = "cpu" in {p.kind for p in plan.learners}  # whose memory is where things would go
-        if host or total - _smaller_part(parts) > room:
+        if host or in_turns > room:
             raise PlanError("placement.mode", text + _memory_remedy(parts, room))
         if config.placement.offload == "never":
             raise PlanError("placement.offload", f"{text}; never leaves it at that, auto lets them in one at a time")
-        plan = replace(plan, offload=True)
+        plan = offloading
     return plan
 
 
-def _smaller_part(parts: dict[str, float]) -> float:
-    """GiB that need no room where inference and learner are never there at once; simulators always are."""
-    return min(parts.get("inference", 0.0), parts.get("learner", 0.0))
+def _at_once(parts: dict[str, float]) -> float:
+    """GiB where inference and learner are never there at the same time; simulators always are."""
+    return sum(parts.values()) - min(parts.get("inference", 0.0), parts.get("learner", 0.0))
 
 
 def memory_of(plan: Plan, profile: Profile, config: RunConfig, device: int) -> dict[str, float]:
@@ -133,9 +137,12 @@ def memory_of(plan: Plan, profile: Profile, config: RunConfig, device: int) -> d
     }
     sharded = memory.trained / ranks if config.learner.zero_stage else memory.trained
     weights = memory.weights / ranks if config.learner.zero_stage == 3 else memory.weights
+    acting = memory.weights
+    if any(device in s.devices and lender_of(config, plan, s) is not None for s in plan.servers):
+        acting = memory.trained * _WEIGHT_SHARE[config.learner.precision]  # the frozen ones are the learner's
     sizes = {
         "simulator": memory.simulate_fixed + memory.simulate_each * plan.slots,
-        "inference": memory.weights + memory.infer_each * plan.max_batch,
+        "inference": acting + memory.infer_each * plan.max_batch,
         "learner": weights + sharded + memory.train_each * config.learner.micro_batch,
     }
     return {name: sizes[name] for name, devices in roles.items() if device in devices}

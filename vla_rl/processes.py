@@ -101,8 +101,13 @@ class InferenceProcess:
         self._policy = build_policy(self._config.policy, self._spec, self._config.seed)
         self._policy.to(DTYPES[self._config.learner.precision])
 
-    def connect(self, address: PoolAddress, weights: Path | None, max_batch: int) -> None:
-        """After ``build``, and after the learner has published its first weights."""
+    def connect(self, address: PoolAddress, weights: Path | None, max_batch: int, lent: bytes | None = None) -> None:
+        """After ``build``, and after the learner has published its first weights. ``lent``: frozen weights to act with
+        in place of the own ones."""
+        if lent is not None:
+            from vla_rl.lending import borrow
+
+            borrow(self._policy, lent)
         from vla_rl.inference import BatchRule, InferenceServer
         from vla_rl.mailbox import ServerMailbox
 
@@ -200,6 +205,12 @@ class LearnerProcess:
 
     def publish(self, version: int) -> None:
         self._learner.publish(version, self._publisher)
+
+    def lend(self) -> bytes | None:
+        """Frozen weights, to one process on this device or these cores; see ``lending``."""
+        from vla_rl.lending import lend
+
+        return lend(self._learner.policy)
 
     def weights_nbytes(self) -> int:
         """Of one version; rank 0."""

@@ -132,6 +132,9 @@ class VirtualLearnerProcess(LearnerProcess):
         if self._process.index == 0:
             self._newest[0] = version
 
+    def lend(self) -> None:
+        """There are no weights."""
+
     def save(self, folder: Path, metadata: dict[str, Any]) -> None:
         """There is nothing to save."""
         (folder / "learner").mkdir(parents=True, exist_ok=True)

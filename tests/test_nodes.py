@@ -22,7 +22,8 @@ def _config(**placement) -> RunConfig:
     return RunConfig.model_validate(
         {
             "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5},
-            "train": {"iterations": 3, "batch_episodes": 8, "eval_episodes": 4, "eval_every": 0, "max_age": 1},
+            "train": {"iterations": 3, "batch_episodes": 8, "eval_episodes": 4, "eval_every": 0, "max_age": 0},
+            "algo": {"name": "ppo", "minibatches": 1},
             "placement": {"env_workers": 2, "slots_per_worker": 2, "nodes": 2, "ray_address": "auto"} | placement,
         }
     )
@@ -94,6 +95,8 @@ def test_a_run_over_two_nodes(two_nodes: str, tmp_path: Path) -> None:
     assert [m["iteration"] for m in metrics] == [0, 1, 2, 3]
     assert metrics[-1]["episodes/trained"] == 24
     assert metrics[-1]["restarts"] == 0
+    for m in metrics[1:]:
+        assert 1 < m["learner/ratio_max"] + 1e-3 < 1.002, "both nodes acted with the weights of the learner"
     evaluation = json.loads((tmp_path / "run/evaluations/000003-greedy.json").read_text())
     assert evaluation["policy_versions"] == [3], "on both nodes"
     assert Checkpoints(tmp_path / "run/checkpoints", 9).newest().name == "000003"

@@ -68,9 +68,7 @@ class Node:
         self._clean_up()
 
     def _clean_up(self) -> None:
-        assert self._reaper.stdin is not None
-        self._reaper.stdin.close()
-        self._reaper.wait(timeout=_REAPER_TIMEOUT_S)
+        self._reaper.communicate(timeout=_REAPER_TIMEOUT_S)
 
 
 def lock_path(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import tempfile
@@ -65,9 +66,11 @@ class Nodes:
         return use
 
     def close(self) -> None:
-        """Safe at any point of the way up. With this driver Ray ends its processes on the other nodes, where reapers
-        clean up."""
+        """Safe at any point of the way up. A node that does not answer cleans up by itself, once Ray has ended the
+        run's processes there."""
         if ray.is_initialized():
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get([other.close.remote() for other in self._others], timeout=CALL_TIMEOUT_S)
             ray.shutdown()
         self._here.close()
 

@@ -17,18 +17,21 @@ from pathlib import Path
 
 
 def start_reaper(folders: Sequence[Path]) -> subprocess.Popen[bytes]:
-    """Watch over the calling process. Closing the returned process's stdin makes it look for leftovers and end."""
-    command = [sys.executable, "-S", "-E", "-P", __file__, *map(str, folders)]
+    """Watch over the calling process. Closing the returned process's stdin makes it look for leftovers and end, which
+    closes its stdout (``communicate`` does both)."""
+    command = [sys.executable, "-S", "-E", "-P", __file__, str(os.getpid()), *map(str, folders)]
     # -P: this folder's types.py must not be taken for the standard library's
     # a session of its own: Ctrl-C in the terminal is for the driver
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    reaper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    reaper.wait()  # it goes on in a child of its own: Ray kills the children of an actor that ends
+    return reaper
 
 
-def users_of(folder: str) -> list[int]:
-    """Processes that have a file below ``folder`` open, or name it in their command line."""
-    users, spared = [], {os.getpid(), os.getppid()}  # the driver itself, where it is still there
+def users_of(folder: str, spared: int) -> list[int]:
+    """Processes, except ``spared``, that have a file below ``folder`` open, or name it in their command line."""
+    users = []
     for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) in spared:
+        if not entry.isdigit() or int(entry) in (os.getpid(), spared):
             continue
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{entry}/cmdline").read_bytes().decode(errors="replace")
@@ -38,10 +41,12 @@ def users_of(folder: str) -> list[int]:
     return users
 
 
-def main(folders: Sequence[str]) -> None:
-    sys.stdin.buffer.read()  # returns when the driver has ended, however it ended
+def main(watched: int, folders: Sequence[str]) -> None:
+    if os.fork():
+        return
+    sys.stdin.buffer.read()  # returns when the watched process has ended, however it ended
     for folder in folders:
-        for pid in users_of(folder):
+        for pid in users_of(folder, spared=watched):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     for folder in folders:
@@ -49,4 +54,4 @@ def main(folders: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets itself up, then runs ruff, mypy and pytest, all of them whatever the others say.
-#   bash scripts/test.sh [pytest arguments ...]
+#   bash scripts/test.sh                     # everything
+#   bash scripts/test.sh PYTEST-ARGUMENTS    # what they select, for example -m "not slow"
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh
@@ -14,5 +15,10 @@ check() {
 check ruff check .
 check ruff format --check .
 check mypy
-check pytest "$@"
+if [ $# -gt 0 ]; then
+    check pytest "$@"
+else  # a file at a time on each core, then one by one what needs the machine for itself
+    check pytest -n logical --maxprocesses 4 --dist loadfile -m "not alone"
+    check pytest -m alone
+fi
 exit $status

@@ -52,6 +52,7 @@ def test_help_answers_at_once(arguments: tuple[str, ...]):
     assert not modules & {"numpy", "pydantic", "omegaconf", "rich", "torch", "ray", "transformers"}
 
 
+@pytest.mark.alone
 def test_help_takes_less_than_a_second():
     assert min(timed_help() for _ in range(3)) < 1.0  # the quickest of three: other processes may keep the cores busy
 

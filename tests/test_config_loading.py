@@ -52,6 +52,29 @@ def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones(file):
     assert (config.train.iterations, config.train.max_age, config.train.keep_checkpoints) == (4, 1, 5)
 
 
+def test_a_file_changes_its_base_and_that_ones_base(file, tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("algo: {name: ppo, minibatches: 2}\ntrain: {iterations: 7, max_age: 1}\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/b.yaml").write_text("base: ../a.yaml\ntrain: {iterations: 8}\n")
+    config = load_config(file("base: sub/b.yaml\nalgo: {clip_low: 0.1}\n"))
+    assert (config.train.iterations, config.train.max_age) == (8, 1)
+    assert (config.algo.minibatches, config.algo.clip_low) == (2, 0.1)
+    other = load_config(file("base: sub/b.yaml\nalgo: {name: grpo}\n"))
+    assert other.algo == load_config(None, ["algo=grpo"]).algo, "a new kind starts from its own defaults"
+
+
+def test_a_base_that_cannot_be_is_one_problem(file, tmp_path: Path):
+    (only,) = problems(file("base: b.yaml\n"))
+    assert f"{tmp_path / 'b.yaml'}: does not exist" in only
+    (tmp_path / "b.yaml").write_text("base: run.yaml\n")
+    (only,) = problems(file("base: b.yaml\n"))
+    assert f"{tmp_path / 'b.yaml'}:1" in only
+    assert "is this file itself" in only
+    (tmp_path / "b.yaml").write_text("train:\n  iteration: 3\n")
+    (only,) = problems(file("base: b.yaml\n"))
+    assert f"{tmp_path / 'b.yaml'}:2" in only
+
+
 @pytest.mark.parametrize(
     ("override", "value"),
     [

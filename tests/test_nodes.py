@@ -85,6 +85,7 @@ def two_nodes() -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_run_over_two_nodes(two_nodes: str, tmp_path: Path) -> None:
     before = set(shared_root().iterdir())
     config = _config(ray_address=two_nodes)
@@ -104,6 +105,7 @@ def test_a_run_over_two_nodes(two_nodes: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_cluster_that_is_not_as_configured_is_refused(two_nodes: str, tmp_path: Path) -> None:
     before = set(shared_root().iterdir())
     config = _config(ray_address=two_nodes, nodes=3, env_workers=3)

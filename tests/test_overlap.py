@@ -4,7 +4,7 @@ import pytest
 
 from vla_rl.benchmark.overlap import Costs, measure
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def test_an_asynchronous_iteration_takes_little_more_than_its_slowest_stage():

@@ -138,6 +138,7 @@ def test_a_closed_store_starts_nothing_and_loses_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_run_with_a_wrong_profile_moves_and_goes_on_with_all_it_had(tmp_path: Path) -> None:
     """On virtual devices training is dear. The configured profile takes inference for that, and memory for too small to
     share a device."""

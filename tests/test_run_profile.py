@@ -156,6 +156,7 @@ ALL = (("worker", ("simulate", "render")), ("server", ("act",)), ("learner", ("m
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_run_measures_what_its_parts_were_made_to_cost(tmp_path: Path) -> None:
     """Simulator and inference sleep for known times; the files lead to a plan."""
     from vla_rl.runner import train

@@ -18,6 +18,7 @@ YOUNG = ["train.max_age=1", "learner.micro_batch=8"]
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_points_are_near_their_simulation_and_above_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +53,7 @@ def test_points_are_near_their_simulation_and_above_the_reference(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_one_at_a_time_is_measured_as_it_is_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On devices too small for inference and learner together."""
     monkeypatch.chdir(ROOT)

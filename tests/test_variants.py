@@ -36,6 +36,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(1800)  # for all runs, of which the first test waits
 @pytest.mark.parametrize(
     "variant", [pytest.param(v, marks=() if v in IN_CI else pytest.mark.exhaustive) for v in STUDY.variants]

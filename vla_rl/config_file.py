@@ -1,4 +1,4 @@
-"""A YAML config file as plain values, each with the line that gave it."""
+"""A YAML config file, and the one that it changes, as plain values, each with the line that gave it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from vla_rl.config_errors import KeyPath, Problem
 
 SHIPPED_CONFIGS = Path(__file__).parents[1] / "configs"
+BASE = "base"  # the key of a file that names the config which it changes, relative to its own folder
 
 
 @dataclass(slots=True)
@@ -33,8 +34,22 @@ def parse_value(text: str) -> Any:
     return _plain(OmegaConf.from_dotlist([f"value={text}"]))["value"]
 
 
+def read_config_files(path: Path) -> list[ConfigFile]:
+    """``path``, and before it its base, and that one's. Nothing that the files hold raises: see ``problems``."""
+    files, seen = [read_config_file(path)], [path.resolve()]
+    while (base := files[0].values.pop(BASE, None)) is not None:
+        place = files[0].places.pop((BASE,), "")
+        path = path.parent / str(base)
+        if path.resolve() in seen:
+            files[0].problems.append(Problem((BASE,), "is this file itself, or changes it; name another", base, place))
+            break
+        seen.append(path.resolve())
+        files.insert(0, read_config_file(path))
+    return files
+
+
 def read_config_file(path: Path) -> ConfigFile:
-    """Read ``path``. Nothing that the file holds raises: see ``problems``."""
+    """Read ``path`` alone. Nothing that the file holds raises: see ``problems``."""
     file = ConfigFile()
     place, wrong = str(path), ""
     try:

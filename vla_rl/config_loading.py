@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from vla_rl.config import RunConfig
 from vla_rl.config_checks import config_checks, machine_checks
 from vla_rl.config_errors import ConfigError, KeyPath, Problem, default_kind, explain, kinds
-from vla_rl.config_file import ConfigFile, parse_value, read_config_file
+from vla_rl.config_file import parse_value, read_config_files
 from vla_rl.machine import Machine
 
 __all__ = ["ConfigError", "dump_config", "load_config"]
@@ -33,7 +33,8 @@ _OVERRIDE_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = (), machine: Machine | None = None) -> RunConfig:
-    """Read ``path`` over the defaults, then apply ``overrides`` in their order.
+    """Read ``path`` over the defaults, or over the config that its key ``base`` names, then apply ``overrides`` in their
+    order.
 
     An override is ``key.of.group=VALUE`` with VALUE in YAML: ``train.iterations=2``, ``env.tasks=[0,1]``,
     ``log.name=null``. ``env=NAME`` and ``algo=NAME`` select a simulator or an algorithm: a new name starts from that
@@ -45,10 +46,11 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), machine: Machi
     Raises ConfigError, which holds every problem found.
     """
     draft = _Draft()
-    file = ConfigFile() if path is None else read_config_file(path)
-    draft.problems += file.problems
-    draft.assign((), file.values, "")
-    draft.places = file.places
+    files = [] if path is None else read_config_files(path)
+    for file in files:
+        draft.problems += file.problems
+        draft.assign((), file.values, "")
+        draft.places |= file.places
     for text in overrides:
         _apply_override(text, draft)
     for key, value in list(_leaves(draft.data)):
@@ -57,7 +59,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), machine: Machi
         elif isinstance(value, float) and not math.isfinite(value):
             draft.refuse(Problem(key, "must be a finite number", value))
     config = _validated(draft)
-    if file.readable and config is not None:
+    if all(file.readable for file in files) and config is not None:
         for check in (*config_checks(), *(machine_checks(machine) if machine is not None else ())):
             # A check that reads a refused key would judge the default that stands in its place.
             if not any(map(draft.was_refused, check.reads)):

@@ -33,8 +33,7 @@ _OVERRIDE_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = (), machine: Machine | None = None) -> RunConfig:
-    """Read ``path`` over the defaults, or over the config that its key ``base`` names, then apply ``overrides`` in their
-    order.
+    """Read ``path`` over the defaults, or over the file that its key ``base`` names, then apply ``overrides`` in order.
 
     An override is ``key.of.group=VALUE`` with VALUE in YAML: ``train.iterations=2``, ``env.tasks=[0,1]``,
     ``log.name=null``. ``env=NAME`` and ``algo=NAME`` select a simulator or an algorithm: a new name starts from that

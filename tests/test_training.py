@@ -73,9 +73,11 @@ def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, mode, placeme
 
 
 def test_a_time_limit_ends_the_run_with_an_evaluation_and_a_checkpoint(tmp_path):
-    assert train(_config(tmp_path, train={"iterations": 10_000, "max_minutes": 0.6, "eval_every": 0})) == 0
-    last = _metrics(tmp_path / "run")[-1]
-    assert 1 <= last["iteration"] < 10_000
+    limits = {"iterations": 10_000, "max_minutes": 0.6, "eval_every": 0, "eval_start": False}
+    assert train(_config(tmp_path, train=limits)) == 0
+    first, *_, last = _metrics(tmp_path / "run")
+    assert first["iteration"] == 1, "not evaluated before"
+    assert 1 < last["iteration"] < 10_000
     assert last["time/left_s"] <= 60
     assert last["eval/greedy_success"] >= 0
     assert [p.name for p in Checkpoints(tmp_path / "run/checkpoints", 9).complete()][-1] == f"{last['iteration']:06d}"

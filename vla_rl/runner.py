@@ -126,7 +126,7 @@ class Trainer:
         """Train until the end, or (True) until another plan is better: the checkpoint written then is to be resumed."""
         train = self.config.train
         self._start(checkpoint)
-        if self.iteration == 0 and train.eval_episodes:
+        if self.iteration == 0 and train.eval_episodes and train.eval_start:
             self._log(self._evaluate())
         last = self._is_last()
         while not last and not self.stop.requested:

@@ -59,6 +59,7 @@ class _Stage:
 class _Worker:
     process: Process
     inbox: simpy.Store
+    server: _Server  # that it asks
     stages: list[_Stage] = field(default_factory=list)
 
 
@@ -77,7 +78,10 @@ class SimulatedRun:
         self.plan, self.profile, self.job = plan, profile, job
         self.clock = simpy.Environment()
         self._rng = np.random.default_rng(seed)
-        self._cores = simpy.Resource(self.clock, capacity=max(1, cores))
+        self._num_cores = max(1, cores)
+        on_cores = sum(not p.devices for p in (*plan.workers, *plan.servers, *plan.learners))
+        # one for each process that wants one: then nobody waits, and asking would only cost the simulation time
+        self._cores = simpy.Resource(self.clock, self._num_cores) if on_cores > self._num_cores else None
         self._locks = {name: simpy.Resource(self.clock) for name in plan.locks}
         self._use: dict[str, float] = {}
         self._measured_from = 0.0
@@ -91,7 +95,7 @@ class SimulatedRun:
         self._filled = self.clock.event()
 
     def _make_worker(self, process: Process) -> _Worker:
-        worker = _Worker(process, simpy.Store(self.clock))
+        worker = _Worker(process, simpy.Store(self.clock), self._servers[self.plan.server_of(process.index)])
         worker.stages = [_Stage(worker) for _ in range(self.plan.stages)]
         return worker
 
@@ -111,7 +115,7 @@ class SimulatedRun:
         self.clock.run(self.clock.process(self._learn(batches)))
         seconds = self.clock.now - start
         busy = {name: (total - used.get(name, 0.0)) / seconds for name, total in sorted(self._use.items())}
-        busy["cores"] = busy.get("cores", 0.0) / self._cores.capacity
+        busy["cores"] = busy.get("cores", 0.0) / self._num_cores
         return Outcome(batches / seconds, busy, (self._rows - rows) / max(1, self._batches - fired))
 
     # --- resources --------------------------------------------------------------------------------------------------
@@ -160,9 +164,8 @@ class SimulatedRun:
 
     def _request(self, stage: _Stage, rows: int) -> None:
         stage.waiting += rows
-        server = self._servers[self.plan.server_of(stage.worker.process.index)]
         for _ in range(rows):
-            server.requests.put((self.clock.now, stage))
+            stage.worker.server.requests.put((self.clock.now, stage))
 
     # --- inference --------------------------------------------------------------------------------------------------
 

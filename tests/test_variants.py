@@ -29,7 +29,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         variants = {name: changes for name, changes in STUDY.variants.items() if name in selected}
-        first, *others = variants
+        others = list(variants)[1:]
         variants |= {name: [*variants[name], "train.eval_start=false"] for name in others}  # of the same warm start
         shorter = {"variants": variants, "seeds": STUDY.seeds[:1], "overrides": [*STUDY.overrides, *SHORT]}
         planned = list(plan_runs(STUDY.model_copy(update=shorter), folder))

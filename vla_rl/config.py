@@ -217,7 +217,7 @@ class TrainConfig(Group):
     publish_every: Positive = Field(
         1, description="Updates between hand-overs of weights; also before evaluations. With mode=sync every one."
     )
-    eval_every: NonNegative = Field(10, description="Iterations between evaluations; 0: only where a run starts and ends.")
+    eval_every: NonNegative = Field(10, description="Iterations between evaluations; 0: at start and end only.")
     eval_start: bool = Field(True, description="Evaluate before the first update, too.")
     eval_episodes: NonNegative = Field(50, description="Per evaluation, over the benchmark's initial states; 0: never.")
     eval_sampled: bool = Field(False, description="Also evaluate with sampled actions.")

@@ -1,3 +1,4 @@
+import math
 import threading
 from pathlib import Path
 
@@ -18,6 +19,14 @@ from vla_rl.weights import WeightPublisher, WeightReader, create_weights
 def _largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
     assert a.keys() == b.keys()
     return max(float(np.abs(a[name] - b[name]).max()) for name in a)
+
+
+def _apart(a: dict[str, np.ndarray], b: dict[str, np.ndarray], start: dict[str, np.ndarray]) -> float:
+    """Distance of two ends as a share of the way from their start. (Where a weight's gradient is all rounding, Adam
+    makes a whole step of it, so single weights may differ by that.)"""
+    assert a.keys() == b.keys() == start.keys()
+    apart, way = (math.sqrt(sum(float(np.square(a[name] - c[name]).sum()) for name in a)) for c in (b, start))
+    return apart / way
 
 
 def test_sampled_and_recomputed_logprobs_agree(tmp_path):
@@ -78,7 +87,7 @@ def test_micro_batch_size_does_not_change_the_update():
         results.append((parameters(learner), metrics))
         assert _largest_difference(before, results[-1][0]) > 1e-4
     (a, metrics_a), (b, metrics_b) = results
-    assert _largest_difference(a, b) < 1e-4  # a step is 1e-3: Adam magnifies rounding
+    assert _apart(a, b, before) < 1e-3
     for name in ("learner/policy_loss", "learner/value_loss", "learner/entropy", "learner/approx_kl"):
         assert metrics_a[name] == pytest.approx(metrics_b[name], rel=1e-4, abs=1e-6)
 
@@ -140,10 +149,11 @@ def test_without_zero_another_number_of_ranks_goes_on(tmp_path, precision):
     straight = make_learner(config(learner={"precision": precision, "lr": 1e-3}))
     straight.update(random_batch(0), 0)
     straight.save(tmp_path / "state")
+    before = parameters(straight)
     straight.update(random_batch(1), 1)
     ranks = run_ranks(_goes_on_from, 2, tmp_path, tmp_path / "state", precision)
     assert _largest_difference(*ranks) == 0.0
-    assert _largest_difference(parameters(straight), ranks[0]) < (1e-4 if precision == "fp32" else 2e-2)
+    assert _apart(parameters(straight), ranks[0], before) < (1e-3 if precision == "fp32" else 0.05)
 
 
 def test_recompute_makes_the_first_ratio_one():
@@ -190,9 +200,10 @@ def test_ranks_and_zero_stages_do_not_change_the_update(tmp_path, zero_stage, pr
     assert _largest_difference(ranks[0]["parameters"], ranks[1]["parameters"]) == 0.0
     assert _largest_difference(ranks[0]["parameters"], ranks[0]["saved"]) == 0.0
     learner = make_learner(config(learner={"micro_batch": 64, "lr": 1e-3}))
+    before = parameters(learner)
     metrics = [learner.update(random_batch(seed), seed) for seed in range(2)]
-    limit = 1e-4 if precision == "fp32" else 2e-2
-    assert _largest_difference(parameters(learner), ranks[0]["parameters"]) < limit
+    limit = 1e-3 if precision == "fp32" else 0.3
+    assert _apart(parameters(learner), ranks[0]["parameters"], before) < limit
     for ours, theirs in zip(metrics, ranks[0]["metrics"], strict=True):
         for name in ("learner/policy_loss", "learner/value_loss"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-3 if precision == "fp32" else 0.3, abs=1e-4)

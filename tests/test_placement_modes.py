@@ -15,7 +15,7 @@ from vla_rl.runner import train
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
 _SHORT = ["train.iterations=1", "train.batch_episodes=4", "train.eval_episodes=0", "env.max_episode_steps=8"]
-_QUIET = ["log.video=false", "log.tensorboard=false", "algo.value_warmup=0", "placement.slots_per_worker=2"]
+_QUIET = ["log.video=false", "log.tensorboard=false", "algo.value_warmup=0", "placement.env_workers=1"]
 _TURNS = {"collocated": True, "pipelined": False, "hybrid": True}
 
 

@@ -162,18 +162,18 @@ def _kill_one(driver: subprocess.Popen, role: str) -> None:
 @pytest.mark.parametrize(("offload", "update_ms"), [("auto", 0.0), ("always", 300.0)], ids=["", "during an update"])
 def test_dead_workers_and_servers_are_replaced(tmp_path, offload, update_ms):
     costs = {"env": {"step_ms": 10.0}, "learner": {"latency_ms": update_ms}, "placement": {"offload": offload}}
-    process = _start(tmp_path, train=LONG | {"iterations": 40}, **costs)
+    process = _start(tmp_path, train=LONG | {"iterations": 24}, **costs)
     run = tmp_path / "run"
     _wait_for_iteration(run, 2, process)
     for role in ("EnvWorkerProcess", "InferenceProcess"):
         _kill_one(process, role)
-        _wait_for_iteration(run, _metrics(run)[-1]["iteration"] + 6, process)
+        _wait_for_iteration(run, _metrics(run)[-1]["iteration"] + 4, process)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     last = _metrics(run)[-1]
     assert last["restarts"] == 2
     assert last["episodes/lost"] > 0
-    assert last["episodes/trained"] == 240
+    assert last["episodes/trained"] == 144
     assert _balanced(last)
 
 

@@ -17,7 +17,6 @@ ROOT = Path(__file__).parent.parent
 STUDY = read_study(ROOT / "configs" / "studies" / "variants.yaml")
 SHORT = ["train.iterations=10", "train.eval_episodes=100", "learner.warmup_iterations=3", "log.tensorboard=false"]
 JOBS = 2  # a run is given a core for inference and one for the learner, and needs about one in all
-IN_CI = ("ppo", "ppo, V-trace", "grpo", "rloo")  # the others with -m exhaustive: a run takes more than half a minute
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +39,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.timeout(1800)  # for all runs, of which the first test waits
-@pytest.mark.parametrize(
-    "variant", [pytest.param(v, marks=() if v in IN_CI else pytest.mark.exhaustive) for v in STUDY.variants]
-)
+@pytest.mark.parametrize("variant", STUDY.variants)
 def test_a_variant_learns_from_the_warm_start(runs: dict[str, Run], variant: str) -> None:
     """Success on the held-out benchmark placements rises, for the most likely actions and for sampled ones."""
     first, last = _metrics(next(iter(runs.values())))[0], _metrics(runs[variant])[-1]

@@ -224,7 +224,7 @@ class TrainConfig(Group):
     checkpoint_every: Positive = Field(10, description="Iterations between checkpoints.")
     keep_checkpoints: Positive = 2
     max_minutes: PositiveFloat | None = Field(
-        None, description="Evaluate, write a checkpoint and stop after this time."
+        None, description="Evaluate, write a checkpoint and stop after this time, but not before the first update."
     )
 
 

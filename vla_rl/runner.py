@@ -165,7 +165,7 @@ class Trainer:
         self.cluster.open_for_work()
 
     def _is_last(self) -> bool:
-        """Whether no iteration follows: all are done, or the time is up (after one update at least, however slow the start)."""
+        """Whether no iteration follows: all are done, or the time is up, but not before the first."""
         train = self.config.train
         in_time = train.max_minutes is None or self._elapsed() <= 60 * train.max_minutes
         return self.iteration >= train.iterations or (self.iteration > 0 and not in_time)

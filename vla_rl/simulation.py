@@ -58,16 +58,19 @@ class _Stage:
 @dataclass(slots=True)
 class _Worker:
     process: Process
-    inbox: simpy.Store
     server: _Server  # that it asks
+    called: simpy.Event  # there is something to do
+    inbox: deque[tuple[_Stage, int | None]] = field(default_factory=deque)  # answered, or a slot that starts an episode
     stages: list[_Stage] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Server:
     process: Process
-    requests: simpy.Store
     room: simpy.Resource  # on the device; in a plan that offloads, the learner has it during an update
+    enough: simpy.Event  # as many requests as it waits for are there
+    needed: int = 0
+    pending: deque[tuple[float, _Stage]] = field(default_factory=deque)  # when it was asked, and by whom; a row each
     version: int = 0
 
 
@@ -87,7 +90,7 @@ class SimulatedRun:
         self._measured_from = 0.0
         self.activities: list[Activity] = []
         self._rows = self._batches = 0
-        self._servers = [_Server(p, simpy.Store(self.clock), simpy.Resource(self.clock)) for p in plan.servers]
+        self._servers = [_Server(p, simpy.Resource(self.clock), self.clock.event()) for p in plan.servers]
         self._workers = [self._make_worker(p) for p in plan.workers]
         self._idle: deque[tuple[_Stage, int]] = deque()
         self._running = self._buffered = self._taken = self._version = 0
@@ -95,7 +98,7 @@ class SimulatedRun:
         self._filled = self.clock.event()
 
     def _make_worker(self, process: Process) -> _Worker:
-        worker = _Worker(process, simpy.Store(self.clock), self._servers[self.plan.server_of(process.index)])
+        worker = _Worker(process, self._servers[self.plan.server_of(process.index)], self.clock.event())
         worker.stages = [_Stage(worker) for _ in range(self.plan.stages)]
         return worker
 
@@ -140,7 +143,10 @@ class SimulatedRun:
     def _simulate(self, worker: _Worker) -> Steps:
         size = self.job.chunk_size
         while True:
-            stage, starting = yield worker.inbox.get()
+            if not worker.inbox:
+                worker.called = self.clock.event()
+                yield worker.called
+            stage, starting = worker.inbox.popleft()
             if starting is not None:
                 yield from self._compute(worker.process, self.profile.reset + self.profile.render(1))
                 stage.left[starting] = steps = self._episode_steps()
@@ -159,20 +165,29 @@ class SimulatedRun:
                 yield from self._compute(worker.process, self.profile.render(len(stage.left)))
                 self._request(stage, len(stage.left))
 
+    def _call(self, stage: _Stage, starting: int | None = None) -> None:
+        """To the stage's worker: its answers are there, or a slot has an episode to start."""
+        worker = stage.worker
+        worker.inbox.append((stage, starting))
+        if not worker.called.triggered:
+            worker.called.succeed()
+
     def _episode_steps(self) -> float:
         return max(1.0, self.job.horizon * (1 - self._rng.random() * self.job.spread))
 
     def _request(self, stage: _Stage, rows: int) -> None:
         stage.waiting += rows
-        for _ in range(rows):
-            stage.worker.server.requests.put((self.clock.now, stage))
+        server = stage.worker.server
+        server.pending.extend([(self.clock.now, stage)] * rows)
+        if len(server.pending) >= server.needed and not server.enough.triggered:
+            server.enough.succeed()
 
     # --- inference --------------------------------------------------------------------------------------------------
 
     def _infer(self, server: _Server) -> Steps:
-        pending: deque[tuple[float, _Stage]] = deque()
+        pending = server.pending
         while True:
-            yield from self._collect(server, pending)
+            yield from self._collect(server)
             with server.room.request() if self.plan.offload else nullcontext() as there:
                 if there is not None:
                     yield there
@@ -185,21 +200,20 @@ class SimulatedRun:
             for _, stage in rows:
                 stage.waiting -= 1
                 if not stage.waiting:
-                    stage.worker.inbox.put((stage, None))
+                    self._call(stage)
 
-    def _collect(self, server: _Server, pending: deque[tuple[float, _Stage]]) -> Steps:
+    def _collect(self, server: _Server) -> Steps:
         """Until the batch is full, or its oldest request has waited long enough."""
-        while len(pending) < self.plan.max_batch:
-            left = pending[0][0] + self.job.max_wait - self.clock.now if pending else math.inf
-            if left <= 0 and not server.requests.items:
-                return
-            arrival: Any = server.requests.get()
-            waited = [arrival] if math.isinf(left) else [arrival, self.clock.timeout(max(left, 0.0))]
-            yield self.clock.any_of(waited)
-            if not arrival.triggered:
-                arrival.cancel()
-                return
-            pending.append(arrival.value)
+        if not server.pending:
+            yield self._arrival(server, 1)
+        left = server.pending[0][0] + self.job.max_wait - self.clock.now
+        if len(server.pending) < self.plan.max_batch and left > 0:
+            yield self._arrival(server, self.plan.max_batch) | self.clock.timeout(left)
+
+    def _arrival(self, server: _Server, needed: int) -> simpy.Event:
+        """Happens when so many requests are there. One event for all: one for each row would be most of the events."""
+        server.needed, server.enough = needed, self.clock.event()
+        return server.enough
 
     # --- store and learner ------------------------------------------------------------------------------------------
 
@@ -218,7 +232,7 @@ class SimulatedRun:
         while self._idle and self._running + self._buffered < allowed:
             stage, slot = self._idle.popleft()
             self._running += 1
-            stage.worker.inbox.put((stage, slot))
+            self._call(stage, slot)
 
     def _learn(self, updates: int) -> Steps:
         for _ in range(updates):

@@ -28,7 +28,7 @@ from vla_rl.simulation import SimulatedRun
 _WITHIN = 1.25  # a layout whose bound is this much worse than the best one's is not worth a simulation ...
 _AT_LEAST = 4  # ... unless there are fewer than this many
 _DEVICES_AT_MOST = 1024  # in all simulations of a search together: they take time in proportion
-_WARMUP, _BATCHES = 2, 4
+_BATCHES = 4  # measured in a simulation
 _WEIGHT_SHARE = {"fp32": 4 / 12, "bf16": 2 / 14}  # of ``Memory.trained``: a weight beside its gradient and moments
 
 
@@ -78,7 +78,8 @@ def _expected(candidate: Candidate) -> float:
 
 def simulate(candidate: Candidate, profile: Profile, job: Job, cores: int) -> Candidate:
     """The candidate with its simulated time."""
-    outcome = SimulatedRun(candidate.plan, profile, job, cores).run(_WARMUP, _BATCHES)
+    warmup = job.max_age + 3  # until what was played before the first update has been trained
+    outcome = SimulatedRun(candidate.plan, profile, job, cores).run(warmup, _BATCHES)
     return replace(candidate, simulated=1.0 / outcome.batches_per_s)
 
 

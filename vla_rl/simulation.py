@@ -30,7 +30,7 @@ Steps = Generator[simpy.Event, Any, None]
 class Outcome:
     """Of the measured part of a simulated run."""
 
-    batches_per_s: float
+    batches_per_s: float  # super-batches of the mean size; those measured may have had more or fewer chunks
     busy: dict[str, float]  # share of the time that each resource was in use
     inference_batch: float  # mean rows
 
@@ -95,6 +95,7 @@ class SimulatedRun:
         self._idle: deque[tuple[_Stage, int]] = deque()
         self._running = self._buffered = self._taken = self._version = 0
         self._chunks: deque[int] = deque()  # of finished episodes, in order
+        self._trained = 0  # chunks
         self._filled = self.clock.event()
 
     def _make_worker(self, process: Process) -> _Worker:
@@ -114,12 +115,13 @@ class SimulatedRun:
         self.activities.clear()
         start, used = self.clock.now, dict(self._use)
         self._measured_from = start
-        rows, fired = self._rows, self._batches
+        rows, fired, trained = self._rows, self._batches, self._trained
         self.clock.run(self.clock.process(self._learn(batches)))
         seconds = self.clock.now - start
+        trained_batches = (self._trained - trained) / self.job.chunks
         busy = {name: (total - used.get(name, 0.0)) / seconds for name, total in sorted(self._use.items())}
         busy["cores"] = busy.get("cores", 0.0) / self._num_cores
-        return Outcome(batches / seconds, busy, (self._rows - rows) / max(1, self._batches - fired))
+        return Outcome(trained_batches / seconds, busy, (self._rows - rows) / max(1, self._batches - fired))
 
     # --- resources --------------------------------------------------------------------------------------------------
 
@@ -242,6 +244,7 @@ class SimulatedRun:
             self._buffered -= self.job.episodes
             self._taken += 1
             chunks = sum(self._chunks.popleft() for _ in range(self.job.episodes))
+            self._trained += chunks
             self._admit()
             with ExitStack() as rooms:
                 if self.plan.offload:

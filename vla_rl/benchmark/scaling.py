@@ -48,7 +48,7 @@ class Point:
     mode: str  # or REFERENCE
     layout: str
     backend: Backend
-    batches_per_s: float
+    batches_per_s: float  # of super-batches of the mean size, where there is a profile
     env_steps_per_s: float
     chunks_per_s: float
     efficiency: float | None  # of the bound
@@ -163,15 +163,17 @@ def measure(case: Case, backend: Backend, iterations: int) -> Point:
         found = run_virtual(case.config, case.profile, case.plan, iterations)
     else:
         found = run_real(case.config, iterations)
+    size = found.steps / case.job.steps if case.job else 1.0  # a few super-batches are not of the mean size
+    batches_per_s = size / found.seconds
     return Point(
         devices=case.devices,
         mode=case.mode,
         layout=case.plan.layout.describe(),
         backend=backend,
-        batches_per_s=1 / found.seconds,
+        batches_per_s=batches_per_s,
         env_steps_per_s=found.steps / found.seconds,
         chunks_per_s=found.chunks / found.seconds,
-        efficiency=case.least_seconds and case.least_seconds / found.seconds,
+        efficiency=case.least_seconds and case.least_seconds * batches_per_s,
         simulated=1 / expected.simulated if expected and expected.simulated else None,
         limit=expected.bound.limit if expected else None,
         machine=found.machine,

@@ -65,7 +65,7 @@ def test_a_file_changes_its_base_and_that_ones_base(file, tmp_path: Path):
 
 def test_a_base_that_cannot_be_is_one_problem(file, tmp_path: Path):
     (only,) = problems(file("base: b.yaml\n"))
-    assert f"{tmp_path / 'b.yaml'}: does not exist" in only
+    assert f"base=b.yaml ({tmp_path / 'run.yaml'}:1): there is no file {tmp_path / 'b.yaml'}" in only
     (tmp_path / "b.yaml").write_text("base: run.yaml\n")
     (only,) = problems(file("base: b.yaml\n"))
     assert f"{tmp_path / 'b.yaml'}:1" in only

@@ -40,8 +40,12 @@ def read_config_files(path: Path) -> list[ConfigFile]:
     while (base := files[0].values.pop(BASE, None)) is not None:
         place = files[0].places.pop((BASE,), "")
         path = path.parent / str(base)
-        if path.resolve() in seen:
-            files[0].problems.append(Problem((BASE,), "is this file itself, or changes it; name another", base, place))
+        wrong = "is this file itself, or changes it; name another" if path.resolve() in seen else ""
+        if not path.is_file():
+            wrong = f"there is no file {path}; a base is looked for beside the file that names it"
+            files[0].readable = False
+        if wrong:
+            files[0].problems.append(Problem((BASE,), wrong, base, place))
             break
         seen.append(path.resolve())
         files.insert(0, read_config_file(path))

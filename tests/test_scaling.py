@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from vla_rl.benchmark.points import REFERENCE, Point, gain_of
 from vla_rl.cli import main
 from vla_rl.profile import load_profile, save_profile
 
@@ -70,3 +71,71 @@ def test_one_at_a_time_is_measured_as_it_is_simulated(tmp_path: Path, monkeypatc
         assert point["simulated"] == pytest.approx(point["batches_per_s"], rel=0.35)
         times[offload] = 1 / point["batches_per_s"]
     assert times["auto"] > times["never"] + 1.5, "two changes of the devices, 2.3 s"
+
+
+def _point(devices: int, mode: str, batches_per_s: float, efficiency: float | None) -> Point:
+    return Point(devices, mode, "", "simulated", batches_per_s, 1.0, 1.0, efficiency, None, None, None)
+
+
+def test_gains_are_over_the_reference_beside_and_allowed_by_the_best_bound() -> None:
+    slow, fast, reference = (
+        _point(2, "pipelined", 1.5, 1.0),
+        _point(2, "hybrid", 2.0, 0.8),
+        _point(2, REFERENCE, 1, 0.5),
+    )
+    alone = _point(1, "collocated", 3.0, 1.0)
+    points = [alone, slow, fast, reference]
+    assert gain_of(slow, points) == (1.5, 2.5)
+    assert gain_of(fast, points) == (2.0, 2.5)
+    assert gain_of(reference, points) == (1.0, 2.5)
+    assert gain_of(alone, points) == (None, None)
+    assert gain_of(_point(2, "real", 4.0, None), [reference]) == (4.0, None)
+
+
+def test_a_benchmark_goes_on_where_it_stood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    result = tmp_path / "points.json"
+    command = [
+        "benchmark",
+        "scaling",
+        "configs/scaling/libero.yaml",
+        *SHORT,
+        "--backend",
+        "simulated",
+        "--json",
+        str(result),
+    ]
+    assert main([*command, "--devices", "2", "--mode", "collocated"]) == 0
+    record = json.loads(result.read_text())
+    record["points"][0]["batches_per_s"] = 123.0
+    result.write_text(json.dumps(record))
+    assert main([*command, "--devices", "1,2", "--mode", "collocated,synchronous reference"]) == 0
+    points = json.loads(result.read_text())["points"]
+    modes = ["collocated", REFERENCE]
+    assert sorted((p["devices"], p["mode"]) for p in points) == [(d, mode) for d in (1, 2) for mode in modes]
+    assert [p["devices"] for p in points] == [1, 1, 2, 2]
+    assert [p["batches_per_s"] == 123.0 for p in points] == [False, False, True, False], "what is there is not repeated"
+
+
+@pytest.mark.parametrize("text", ["{}", "points", "[1]"])
+def test_a_file_of_something_else_is_not_written_over(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    result = tmp_path / "points.json"
+    result.write_text(text)
+    command = ["benchmark", "scaling", "configs/scaling/libero.yaml", "--backend", "simulated", "--json", str(result)]
+    assert main([*command, "--devices", "1", "--mode", "collocated"]) == 2
+    assert "holds no points" in capsys.readouterr().err
+    assert result.read_text() == text
+
+
+def test_points_of_another_config_are_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    command = ["benchmark", "scaling", "configs/scaling/libero.yaml", *SHORT, "--json", str(tmp_path / "points.json")]
+    simulated = [*command, "--backend", "simulated", "--devices", "1", "--mode", "collocated"]
+    assert main(simulated) == 0
+    assert main([*simulated, "learner.micro_batch=4"]) == 2
+    assert "its points are of another config; name another file" in capsys.readouterr().err

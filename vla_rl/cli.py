@@ -179,8 +179,9 @@ def _add_benchmark(commands: Any) -> None:
     scaling.add_argument("--iterations", metavar="N", type=_positive, default=4, help="measured per point")
     scaling.add_argument("--csv", metavar="FILE", type=_new_file, help="also write the points to this file")
     scaling.add_argument("--output", metavar="FILE", type=_new_file, help="draw a picture, a png file")
-    for kind in (overlap, simulator, training, scaling):
+    for kind in (overlap, simulator, training):
         _add_json(kind)
+    _add_json(scaling, "also write the points to this file; those that it holds already are not measured again")
 
 
 def _add_doctor(commands: Any) -> None:
@@ -210,8 +211,8 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", metavar="FILE", type=_new_file, help="also write the figures to this file")
+def _add_json(parser: argparse.ArgumentParser, use: str = "also write the figures to this file") -> None:
+    parser.add_argument("--json", metavar="FILE", type=_new_file, help=use)
 
 
 def _new_file(text: str) -> Path:

@@ -13,17 +13,25 @@ reference.
 
 from __future__ import annotations
 
-import csv
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from rich.console import Console
-from rich.table import Table
 
+from vla_rl.benchmark.points import (
+    REFERENCE,
+    Backend,
+    Point,
+    line_of,
+    make_table,
+    read_points,
+    write_csv,
+    write_points,
+)
 from vla_rl.config import RunConfig, WorkloadConfig
 from vla_rl.config_loading import load_config
 from vla_rl.cost_model import Job
@@ -34,27 +42,8 @@ from vla_rl.planner import Candidate, search
 from vla_rl.profile import Profile, load_profile, save_profile
 from vla_rl.run_folder import machine
 
-Backend = Literal["real", "virtual", "simulated"]
 COOLDOWN = 2  # last iterations, for which everything has been played before
-REFERENCE = "synchronous reference"
 _LIGHT = 4  # virtual devices whose runtime leaves a machine time; for more, time is stretched in proportion
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One measurement; in the time of the profile where there is one (seconds are divided by the time scale)."""
-
-    devices: int
-    mode: str  # or REFERENCE
-    layout: str
-    backend: Backend
-    batches_per_s: float  # of super-batches of the mean size, where there is a profile
-    env_steps_per_s: float
-    chunks_per_s: float
-    efficiency: float | None  # of the bound
-    simulated: float | None  # batches a second that the discrete-event simulation predicts
-    limit: str | None  # the resource that bounds it
-    machine: float | None  # share of this machine's cores in use; on virtual devices by the runtime alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +77,32 @@ class Measured:
 
 
 def scaling_command(args: Any) -> int:
-    """Measure all points, print and draw them."""
+    """Measure all points that ``--json`` does not hold yet, print and draw them."""
     config = load_config(args.config, args.overrides, Machine.detect())
     backend = choose_backend(config, args.backend)
     name = config.placement.virtual or config.placement.profile
     profile = None if name is None else load_profile(Path(name))
     modes: Sequence[str] = (*get_args(Mode), REFERENCE) if args.mode == "all" else args.mode.split(",")
-    console, points = Console(), []
+    about = {"machine": machine(), "backend": backend, "config": config.model_dump(mode="json")}
+    console, points = Console(), read_points(args.json, about)
     for devices in args.devices:
         for mode in modes:
+            if any((p.devices, p.mode) == (devices, mode) for p in points):
+                continue
             try:
                 case = prepare(config, profile, devices, mode)
             except PlanError as error:
                 console.print(f"{devices} device(s), {mode}: {error}")
                 continue
             points.append(measure(case, backend, args.iterations))
-            console.print(_line(points[-1]))
+            console.print(line_of(points[-1]))
+            write_points(points, args.json, about)  # of a long benchmark nothing is lost
+    points.sort(key=lambda p: p.devices)
     title = f"{args.config.stem if profile is None else profile.name}, {backend} devices"
     console.print(make_table(points, title))
-    if args.json:
-        record = {"machine": machine(), "config": config.model_dump(mode="json"), "points": [asdict(p) for p in points]}
-        args.json.write_text(json.dumps(record, indent=2) + "\n")
+    write_points(points, args.json, about)
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(Point.__dataclass_fields__))
-            writer.writeheader()
-            writer.writerows(asdict(p) for p in points)
+        write_csv(points, args.csv)
     if args.output:
         from vla_rl.report import draw_scaling
 
@@ -293,29 +282,3 @@ def _lengths(config: RunConfig) -> tuple[int, float]:
     env = config.env
     assert isinstance(env, WorkloadConfig)
     return env.max_episode_steps, env.length_spread
-
-
-def _line(p: Point) -> str:
-    parts = [f"{p.devices} device(s), {p.mode} ({p.layout}): {p.batches_per_s:.4g} batches/s"]
-    if p.efficiency is not None:
-        parts.append(f"{p.efficiency:.0%} of the bound ({p.limit})")
-    if p.simulated is not None and p.backend != "simulated":
-        parts.append(f"simulated {p.simulated:.4g}")
-    if p.machine is not None:
-        parts.append(f"{p.machine:.0%} of this machine's cores in use")
-    return ", ".join(parts)
-
-
-def make_table(points: Sequence[Point], title: str) -> Table:
-    """Per device count and mode; the gain is over the reference on as many devices."""
-    table = Table(title=title)
-    for name in ("devices", "mode", "layout", "batches/s", "steps/s", "of bound", "limit", "simulated", "gain"):
-        table.add_column(name, justify="left" if name in ("mode", "layout", "limit") else "right")
-    reference = {p.devices: p.batches_per_s for p in points if p.mode == REFERENCE}
-    for p in points:
-        gain = f"{p.batches_per_s / reference[p.devices]:.2f}x" if p.devices in reference else "-"
-        rates = [f"{x:.4g}" for x in (p.batches_per_s, p.env_steps_per_s)]
-        simulated = "-" if p.simulated is None else f"{p.simulated / p.batches_per_s - 1:+.0%}"
-        bound = "-" if p.efficiency is None else f"{p.efficiency:.0%}"
-        table.add_row(str(p.devices), p.mode, p.layout, *rates, bound, p.limit or "-", simulated, gain)
-    return table

@@ -1,0 +1,114 @@
+"""What `vla-rl benchmark scaling` found, and how it is shown."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.table import Table
+
+from vla_rl.errors import UserError
+
+Backend = Literal["real", "virtual", "simulated"]
+REFERENCE = "synchronous reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement; in the time of the profile where there is one (seconds are divided by the time scale)."""
+
+    devices: int
+    mode: str  # or REFERENCE
+    layout: str
+    backend: Backend
+    batches_per_s: float  # of super-batches of the mean size, where there is a profile
+    env_steps_per_s: float
+    chunks_per_s: float
+    efficiency: float | None  # of the bound
+    simulated: float | None  # batches a second that the discrete-event simulation predicts
+    limit: str | None  # the resource that bounds it
+    machine: float | None  # share of this machine's cores in use; on virtual devices by the runtime alone
+
+
+def read_points(file: Path | None, about: Mapping[str, Any]) -> list[Point]:
+    """Those of an earlier start of the same benchmark.
+
+    Raises UserError where ``file`` holds anything else than points with the same ``about``.
+    """
+    if file is None or not file.exists():
+        return []
+    try:
+        record = json.loads(file.read_text())
+        points = [Point(**p) for p in record.pop("points")]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"--json {file}: exists and holds no points of this benchmark; name another file") from None
+    others = [name for name in about if record.get(name) != about[name]]
+    if others:
+        raise UserError(
+            f"--json {file}: its points are of another {' and '.join(others)}; name another file to begin anew"
+        )
+    return points
+
+
+def write_points(points: Sequence[Point], file: Path | None, about: Mapping[str, Any]) -> None:
+    """With what they are of, for ``read_points``."""
+    if file is not None:
+        file.write_text(json.dumps({**about, "points": [asdict(p) for p in points]}, indent=2) + "\n")
+
+
+def write_csv(points: Sequence[Point], file: Path) -> None:
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, list(Point.__dataclass_fields__))
+        writer.writeheader()
+        writer.writerows(asdict(p) for p in points)
+
+
+def line_of(p: Point) -> str:
+    """One point, as soon as it is measured."""
+    parts = [f"{p.devices} device(s), {p.mode} ({p.layout}): {p.batches_per_s:.4g} batches/s"]
+    if p.efficiency is not None:
+        parts.append(f"{p.efficiency:.0%} of the bound ({p.limit})")
+    if p.simulated is not None and p.backend != "simulated":
+        parts.append(f"simulated {p.simulated:.4g}")
+    if p.machine is not None:
+        parts.append(f"{p.machine:.0%} of this machine's cores in use")
+    return ", ".join(parts)
+
+
+def make_table(points: Sequence[Point], title: str) -> Table:
+    """Per device count and mode; for the last two columns see ``gain_of``."""
+    table = Table(title=title)
+    for name in (
+        "devices",
+        "mode",
+        "layout",
+        "batches/s",
+        "steps/s",
+        "of bound",
+        "limit",
+        "simulated",
+        "gain",
+        "allowed",
+    ):
+        table.add_column(name, justify="left" if name in ("mode", "layout", "limit") else "right")
+    for p in points:
+        rates = [f"{x:.4g}" for x in (p.batches_per_s, p.env_steps_per_s)]
+        simulated = "-" if p.simulated is None else f"{p.simulated / p.batches_per_s - 1:+.0%}"
+        bound = "-" if p.efficiency is None else f"{p.efficiency:.0%}"
+        gains = ["-" if x is None else f"{x:.2f}x" for x in gain_of(p, points)]
+        table.add_row(str(p.devices), p.mode, p.layout, *rates, bound, p.limit or "-", simulated, *gains)
+    return table
+
+
+def gain_of(point: Point, points: Sequence[Point]) -> tuple[float | None, float | None]:
+    """Over the reference on as many devices, and what the best bound of all modes there allows; None: not known."""
+    beside = [p for p in points if p.devices == point.devices]
+    reference = next((p.batches_per_s for p in beside if p.mode == REFERENCE), None)
+    if reference is None:
+        return None, None
+    bounds = [p.batches_per_s / p.efficiency for p in beside if p.mode != REFERENCE and p.efficiency]
+    return point.batches_per_s / reference, max(bounds) / reference if bounds else None

@@ -64,6 +64,9 @@ class Profile(_Part):
     memory: Memory
     sources: dict[str, str] = Field({}, description="Where each number comes from.")
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.simulate, self.infer, self.train))  # equality looks at all fields
+
     def dilated(self, factor: float) -> Profile:
         """All times ``factor`` as long."""
 

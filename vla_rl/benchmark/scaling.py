@@ -82,7 +82,7 @@ def scaling_command(args: Any) -> int:
     backend = choose_backend(config, args.backend)
     name = config.placement.virtual or config.placement.profile
     profile = None if name is None else load_profile(Path(name))
-    modes: Sequence[str] = (*get_args(Mode), REFERENCE) if args.mode == "all" else args.mode.split(",")
+    modes: Sequence[str] = (*get_args(Mode), "auto", REFERENCE) if args.mode == "all" else args.mode.split(",")
     about = {"machine": machine(), "backend": backend, "config": config.model_dump(mode="json")}
     console, points = Console(), read_points(args.json, about)
     for devices in args.devices:
@@ -94,7 +94,7 @@ def scaling_command(args: Any) -> int:
             except PlanError as error:
                 console.print(f"{devices} device(s), {mode}: {error}")
                 continue
-            points.append(measure(case, backend, args.iterations))
+            points.append(_known(case, points) or measure(case, backend, args.iterations))
             console.print(line_of(points[-1]))
             write_points(points, args.json, about)  # of a long benchmark nothing is lost
     points.sort(key=lambda p: p.devices)
@@ -137,6 +137,16 @@ def prepare(config: RunConfig, profile: Profile | None, devices: int, mode: str)
     job = Job.of(scaled, *_lengths(scaled))
     best = search(scaled, Resources.of(Machine.detect(), scaled), profile, job, layout_mode)[0]
     return Case(scaled, mode, devices, best.plan, profile, job, best)
+
+
+def _known(case: Case, points: Sequence[Point]) -> Point | None:
+    """Auto's point where its layout is one that has been measured: that run would be the same."""
+    found, layout = (
+        [p for p in points if p.devices == case.devices and p.mode != REFERENCE],
+        case.plan.layout.describe(),
+    )
+    same = next((p for p in found if p.layout == layout), None) if case.mode == "auto" else None
+    return same and replace(same, mode="auto")
 
 
 def measure(case: Case, backend: Backend, iterations: int) -> Point:

@@ -62,6 +62,10 @@ def test_saving_replaces_the_folder_and_leaves_nothing_else(folder: Path) -> Non
     assert load_metadata(folder) == {"run": 2}, "a failed save must not touch the previous checkpoint"
 
 
+def test_whoever_may_read_one_file_may_read_all(folder: Path) -> None:
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
 def test_a_failed_save_keeps_the_previous_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(*_: object) -> None:
         raise OSError("No space left on device")

@@ -70,6 +70,7 @@ def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, A
         save_file({name: tensor.contiguous() for name, tensor in merged_state(policy).items()}, staging / WEIGHTS)
         for name, text in texts.items():
             (staging / name).write_text(text + "\n", encoding="utf-8")
+        shutil.copymode(staging / METADATA, staging / WEIGHTS)  # safetensors lets nobody but the owner read it
         _swap_in(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -175,7 +175,9 @@ def _add_benchmark(commands: Any) -> None:
         "--backend", choices=["real", "virtual", "simulated"], help="by default as the config says (placement.virtual)"
     )
     scaling.add_argument("--devices", metavar="N,N,...", type=_numbers, default=[1, 2, 4, 8], help="device counts")
-    scaling.add_argument("--mode", metavar="NAME,...", default="all", help="placement modes; all: with auto, and the reference")
+    scaling.add_argument(
+        "--mode", metavar="NAME,...", default="all", help="placement modes; all: with auto, and the reference"
+    )
     scaling.add_argument("--iterations", metavar="N", type=_positive, default=4, help="measured per point")
     scaling.add_argument("--csv", metavar="FILE", type=_new_file, help="also write the points to this file")
     scaling.add_argument("--output", metavar="FILE", type=_new_file, help="draw a picture, a png file")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl.benchmark.points import REFERENCE, Point, gain_of
+from vla_rl.benchmark.scaling import Measured
 from vla_rl.cli import main
 from vla_rl.profile import load_profile, save_profile
 
@@ -43,7 +44,7 @@ def test_points_are_near_their_simulation_and_above_the_reference(
     found = {p["mode"]: p for p in points}
     assert list(found) == ["collocated", "synchronous reference"]
     for p in points:
-        assert p["backend"] == "virtual"
+        assert (p["backend"], p["time_scale"]) == ("virtual", 0.15)
         assert p["simulated"] == pytest.approx(p["batches_per_s"], rel=0.35)  # this machine may be busy
         assert 0.5 < p["efficiency"] < 1.3
     gain = found["collocated"]["batches_per_s"] / found["synchronous reference"]["batches_per_s"]
@@ -140,3 +141,14 @@ def test_points_of_another_config_are_not_mixed(
     assert main(simulated) == 0
     assert main([*simulated, "learner.micro_batch=4"]) == 2
     assert "its points are of another config; name another file" in capsys.readouterr().err
+
+
+def test_a_point_that_this_machine_limits_is_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("vla_rl.benchmark.scaling.run_virtual", lambda *_: Measured(10.0, 1000.0, 100.0, machine=0.9))
+    command = ["benchmark", "scaling", "configs/scaling/libero.yaml", *SHORT, "--json", str(tmp_path / "points.json")]
+    assert main([*command, "--devices", "1", "--mode", "collocated"]) == 0
+    assert "discarded: this machine was the limit" in capsys.readouterr().out
+    assert json.loads((tmp_path / "points.json").read_text())["points"] == []

@@ -32,6 +32,7 @@ class Point:
     simulated: float | None  # batches a second that the discrete-event simulation predicts
     limit: str | None  # the resource that bounds it
     machine: float | None  # share of this machine's cores in use; on virtual devices by the runtime alone
+    time_scale: float | None = None  # seconds on virtual devices for one of the profile
 
 
 def read_points(file: Path | None, about: Mapping[str, Any]) -> list[Point]:
@@ -76,32 +77,42 @@ def line_of(p: Point) -> str:
         parts.append(f"simulated {p.simulated:.4g}")
     if p.machine is not None:
         parts.append(f"{p.machine:.0%} of this machine's cores in use")
+    if p.time_scale is not None:
+        parts.append(f"time x {p.time_scale:g}")
     return ", ".join(parts)
 
 
 def make_table(points: Sequence[Point], title: str) -> Table:
-    """Per device count and mode; for the last two columns see ``gain_of``."""
+    """Per device count and mode. ``simulated``: how far off that was; ``gain`` and ``allowed``: see ``gain_of``;
+    ``cores``: the share of this machine's that were in use; ``time``: how virtual devices stretch it."""
+    rows = [_cells(p, points) for p in points]
     table = Table(title=title)
-    for name in (
-        "devices",
-        "mode",
-        "layout",
-        "batches/s",
-        "steps/s",
-        "of bound",
-        "limit",
-        "simulated",
-        "gain",
-        "allowed",
-    ):
+    for name in rows[0] if rows else ():
         table.add_column(name, justify="left" if name in ("mode", "layout", "limit") else "right")
-    for p in points:
-        rates = [f"{x:.4g}" for x in (p.batches_per_s, p.env_steps_per_s)]
-        simulated = "-" if p.simulated is None else f"{p.simulated / p.batches_per_s - 1:+.0%}"
-        bound = "-" if p.efficiency is None else f"{p.efficiency:.0%}"
-        gains = ["-" if x is None else f"{x:.2f}x" for x in gain_of(p, points)]
-        table.add_row(str(p.devices), p.mode, p.layout, *rates, bound, p.limit or "-", simulated, *gains)
+    for row in rows:
+        table.add_row(*row.values())
     return table
+
+
+def _cells(p: Point, points: Sequence[Point]) -> dict[str, str]:
+    def shown(text: str, value: float | None) -> str:
+        return "-" if value is None else text.format(value)
+
+    gain, allowed = gain_of(p, points)
+    return {
+        "devices": str(p.devices),
+        "mode": p.mode,
+        "layout": p.layout,
+        "batches/s": f"{p.batches_per_s:.4g}",
+        "steps/s": f"{p.env_steps_per_s:.4g}",
+        "of bound": shown("{:.0%}", p.efficiency),
+        "limit": p.limit or "-",
+        "simulated": shown("{:+.0%}", None if p.simulated is None else p.simulated / p.batches_per_s - 1),
+        "gain": shown("{:.2f}x", gain),
+        "allowed": shown("{:.2f}x", allowed),
+        "cores": shown("{:.0%}", p.machine),
+        "time": shown("x {:g}", p.time_scale),
+    }
 
 
 def gain_of(point: Point, points: Sequence[Point]) -> tuple[float | None, float | None]:

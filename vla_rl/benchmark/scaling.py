@@ -43,6 +43,7 @@ from vla_rl.profile import Profile, load_profile, save_profile
 from vla_rl.run_folder import machine
 
 COOLDOWN = 2  # last iterations, for which everything has been played before
+_OWN_LIMIT = 0.8  # share of this machine's cores beyond which virtual devices wait for the runtime
 _LIGHT = 4  # virtual devices whose runtime leaves a machine time; for more, time is stretched in proportion
 
 
@@ -94,8 +95,12 @@ def scaling_command(args: Any) -> int:
             except PlanError as error:
                 console.print(f"{devices} device(s), {mode}: {error}")
                 continue
-            points.append(_known(case, points) or measure(case, backend, args.iterations))
-            console.print(line_of(points[-1]))
+            point = _known(case, points) or measure(case, backend, args.iterations)
+            console.print(line_of(point))
+            if point.time_scale is not None and (point.machine or 0.0) > _OWN_LIMIT:
+                console.print("discarded: this machine was the limit; raise placement.time_scale")
+                continue
+            points.append(point)
             write_points(points, args.json, about)  # of a long benchmark nothing is lost
     points.sort(key=lambda p: p.devices)
     title = f"{args.config.stem if profile is None else profile.name}, {backend} devices"
@@ -176,6 +181,7 @@ def measure(case: Case, backend: Backend, iterations: int) -> Point:
         simulated=1 / expected.simulated if expected and expected.simulated else None,
         limit=expected.bound.limit if expected else None,
         machine=found.machine,
+        time_scale=case.config.placement.time_scale if backend == "virtual" else None,
     )
 
 

@@ -152,3 +152,9 @@ def test_a_point_that_this_machine_limits_is_discarded(
     assert main([*command, "--devices", "1", "--mode", "collocated"]) == 0
     assert "discarded: this machine was the limit" in capsys.readouterr().out
     assert json.loads((tmp_path / "points.json").read_text())["points"] == []
+
+
+def test_an_unknown_mode_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["benchmark", "scaling", "configs/scaling/libero.yaml", "--mode", "hybird,auto"]) == 2
+    assert "--mode hybird: known are all, collocated, pipelined, hybrid, auto, sync" in capsys.readouterr().err

@@ -42,6 +42,7 @@ from vla_rl.planner import Candidate, search
 from vla_rl.profile import Profile, load_profile, save_profile
 from vla_rl.run_folder import machine
 
+_MODES: Sequence[str] = (*get_args(Mode), "auto", REFERENCE)
 COOLDOWN = 2  # last iterations, for which everything has been played before
 _OWN_LIMIT = 0.8  # share of this machine's cores beyond which virtual devices wait for the runtime
 _LIGHT = 4  # virtual devices whose runtime leaves a machine time; for more, time is stretched in proportion
@@ -83,8 +84,11 @@ def scaling_command(args: Any) -> int:
     backend = choose_backend(config, args.backend)
     name = config.placement.virtual or config.placement.profile
     profile = None if name is None else load_profile(Path(name))
-    modes: Sequence[str] = (*get_args(Mode), "auto", REFERENCE) if args.mode == "all" else args.mode.split(",")
-    about = {"machine": machine(), "backend": backend, "config": config.model_dump(mode="json")}
+    modes = _MODES if args.mode == "all" else args.mode.split(",")
+    if unknown := [mode for mode in modes if mode not in _MODES]:
+        raise UserError(f"--mode {','.join(unknown)}: known are all, {', '.join(_MODES)}")
+    costs = profile and profile.model_dump(mode="json")
+    about = {"machine": machine(), "backend": backend, "config": config.model_dump(mode="json"), "profile": costs}
     console, points = Console(), read_points(args.json, about)
     for devices in args.devices:
         for mode in modes:
@@ -146,11 +150,10 @@ def prepare(config: RunConfig, profile: Profile | None, devices: int, mode: str)
 
 def _known(case: Case, points: Sequence[Point]) -> Point | None:
     """Auto's point where its layout is one that has been measured: that run would be the same."""
-    found, layout = (
-        [p for p in points if p.devices == case.devices and p.mode != REFERENCE],
-        case.plan.layout.describe(),
-    )
-    same = next((p for p in found if p.layout == layout), None) if case.mode == "auto" else None
+    if case.mode != "auto":
+        return None
+    beside = [p for p in points if p.devices == case.devices and p.mode != REFERENCE]
+    same = next((p for p in beside if p.layout == case.plan.layout.describe()), None)
     return same and replace(same, mode="auto")
 
 

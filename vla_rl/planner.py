@@ -28,7 +28,7 @@ from vla_rl.simulation import SimulatedRun
 
 _WITHIN = 1.25  # a layout whose bound is this much worse than the best one's is not worth a simulation ...
 _AT_LEAST = 4  # ... unless there are fewer than this many
-_DEVICES_AT_MOST = 1024  # in all simulations of a search together: they take time in proportion
+_DEVICES_AT_MOST = 256  # in all simulations of a search together: they take time in proportion
 _BATCHES = 4  # measured in a simulation
 _WEIGHT_SHARE = {"fp32": 4 / 12, "bf16": 2 / 14}  # of ``Memory.trained``: a weight beside its gradient and moments
 

@@ -30,7 +30,7 @@ Steps = Generator[simpy.Event, Any, None]
 class Outcome:
     """Of the measured part of a simulated run."""
 
-    batches_per_s: float  # super-batches of the mean size; those measured may have had more or fewer chunks
+    batches_per_s: float  # by the control steps played: trained are few super-batches, and not of the mean size
     busy: dict[str, float]  # share of the time that each resource was in use
     inference_batch: float  # mean rows
 
@@ -95,7 +95,7 @@ class SimulatedRun:
         self._idle: deque[tuple[_Stage, int]] = deque()
         self._running = self._buffered = self._taken = self._version = 0
         self._chunks: deque[int] = deque()  # of finished episodes, in order
-        self._trained = 0  # chunks
+        self._played = 0.0  # control steps
         self._filled = self.clock.event()
 
     def _make_worker(self, process: Process) -> _Worker:
@@ -115,13 +115,13 @@ class SimulatedRun:
         self.activities.clear()
         start, used = self.clock.now, dict(self._use)
         self._measured_from = start
-        rows, fired, trained = self._rows, self._batches, self._trained
+        rows, fired, played = self._rows, self._batches, self._played
         self.clock.run(self.clock.process(self._learn(batches)))
         seconds = self.clock.now - start
-        trained_batches = (self._trained - trained) / self.job.chunks
+        played_batches = (self._played - played) / self.job.steps
         busy = {name: (total - used.get(name, 0.0)) / seconds for name, total in sorted(self._use.items())}
         busy["cores"] = busy.get("cores", 0.0) / self._num_cores
-        return Outcome(trained_batches / seconds, busy, (self._rows - rows) / max(1, self._batches - fired))
+        return Outcome(played_batches / seconds, busy, (self._rows - rows) / max(1, self._batches - fired))
 
     # --- resources --------------------------------------------------------------------------------------------------
 
@@ -157,6 +157,7 @@ class SimulatedRun:
                 continue
             executed = sum(min(left, size) for left in stage.left.values()) / size
             yield from self._compute(worker.process, self.profile.simulate(executed))
+            self._played += executed * size
             ended = [slot for slot, left in stage.left.items() if left <= size]
             for slot in ended:
                 del stage.left[slot]
@@ -244,7 +245,6 @@ class SimulatedRun:
             self._buffered -= self.job.episodes
             self._taken += 1
             chunks = sum(self._chunks.popleft() for _ in range(self.job.episodes))
-            self._trained += chunks
             self._admit()
             with ExitStack() as rooms:
                 if self.plan.offload:

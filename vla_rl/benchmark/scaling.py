@@ -70,10 +70,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one super-batch, in the profile's time."""
+    """Of one iteration, in the profile's time."""
 
     seconds: float
-    steps: float
+    steps: float  # played
     chunks: float
     machine: float | None = None
 
@@ -170,7 +170,7 @@ def measure(case: Case, backend: Backend, iterations: int) -> Point:
         found = run_virtual(case.config, case.profile, case.plan, iterations)
     else:
         found = run_real(case.config, iterations)
-    size = found.steps / case.job.steps if case.job else 1.0  # a few super-batches are not of the mean size
+    size = found.steps / case.job.steps if case.job else 1.0  # of a mean super-batch
     batches_per_s = size / found.seconds
     return Point(
         devices=case.devices,
@@ -291,10 +291,14 @@ def run_real(config: RunConfig, iterations: int) -> Measured:
     if len(measured) < iterations:
         raise KeyboardInterrupt  # the run ended early, and in order
 
-    def mean(name: str) -> float:
-        return sum(m[name] for m in measured) / len(measured)
+    seconds = [m["time/iteration_s"] for m in measured]
 
-    return Measured(mean("time/iteration_s"), mean("rollout/env_steps"), mean("rollout/chunks"), mean("machine/cpu"))
+    def played(name: str) -> float:
+        """In an iteration. What is trained in a few is not of the mean size, and may have been played before."""
+        return sum(m[f"throughput/{name}_per_s"] * s for m, s in zip(measured, seconds, strict=True)) / iterations
+
+    cpu = sum(m["machine/cpu"] for m in measured) / iterations
+    return Measured(sum(seconds) / iterations, played("env_steps"), played("chunks"), cpu)
 
 
 def _lengths(config: RunConfig) -> tuple[int, float]:

@@ -18,7 +18,7 @@ check mypy
 if [ $# -gt 0 ]; then
     check pytest "$@"
 else  # a file at a time on each core, then one by one what needs the machine for itself
-    check pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not alone"
+    check pytest -n logical --dist loadfile -m "not alone"
     check pytest -m alone
 fi
 exit $status

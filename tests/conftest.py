@@ -12,6 +12,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Exhaustive tests run where ``-m`` names them, and only there; ManiSkill's where ManiSkill can.
 
     Files with many slow tests come first: at the end of a parallel run one of them would leave the other cores idle.
+    (--no-loadscope-reorder in pyproject.toml lets that order stand.)
     """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])

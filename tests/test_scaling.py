@@ -60,7 +60,7 @@ def test_one_at_a_time_is_measured_as_it_is_simulated(tmp_path: Path, monkeypatc
     """On devices too small for inference and learner together."""
     monkeypatch.chdir(ROOT)
     profile = load_profile(ROOT / "configs/profiles" / LIBERO)
-    tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 32.0}), "onload": 2.0})
+    tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 32.0}), "onload": 8.0})
     save_profile(tight, tmp_path / "tight.yaml")
     command = ["benchmark", "scaling", "configs/scaling/libero.yaml", *SHORT, *YOUNG, "--mode", "collocated"]
     times = {}
@@ -71,7 +71,7 @@ def test_one_at_a_time_is_measured_as_it_is_simulated(tmp_path: Path, monkeypatc
         (point,) = json.loads(result.read_text())["points"]
         assert point["simulated"] == pytest.approx(point["batches_per_s"], rel=0.35)
         times[offload] = 1 / point["batches_per_s"]
-    assert times["auto"] > times["never"] + 1.5, "two changes of the devices, 2.3 s"
+    assert times["auto"] > times["never"] + 4, "changes take 8.3 s; a mean of two updates is off by a second"
 
 
 def _point(devices: int, mode: str, batches_per_s: float, efficiency: float | None) -> Point:

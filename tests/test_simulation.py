@@ -68,6 +68,21 @@ def test_full_batches_of_inference() -> None:
     assert outcome.inference_batch == pytest.approx(4.0, abs=0.1)
 
 
+def test_servers_with_unequal_numbers_of_workers() -> None:
+    """Of four workers two ask the first server, which is busy all the time; the others have one, for which they wait.
+
+    In T seconds: T / 0.3 + 2 * T / 0.4 = 64 chunks.
+    """
+    plan, job = plan_of(4, list(layouts(4, False, "pipelined"))[2], env_workers=4, slots_per_worker=8)
+    assert [len(plan.workers_of(server)) for server in range(3)] == [2, 1, 1]
+    costs = profile(simulate=Curve(each=0.4), infer=Curve(each=0.3))
+    least = bound(plan, costs, job, cores=4)
+    assert least.seconds == pytest.approx(64 / (1 / 0.3 + 2 / 0.4))
+    assert least.use["device 1"] == pytest.approx(0.3 / 0.4 * least.seconds)
+    assert 1 / SimulatedRun(plan, costs, job, cores=4).run(3, 8).batches_per_s == pytest.approx(least.seconds, rel=0.1)
+    # where each worker played as much, the first server would need 32 * 0.3 = 9.6 s
+
+
 def test_devices_are_shared_or_not() -> None:
     costs = profile(infer=Curve(each=0.1), train=Curve(each=0.1))
     shared, job = plan_of(1, next(layouts(1, False)))

@@ -9,7 +9,7 @@ The larger truth, with queues, turns and stragglers, is ``vla_rl.simulation``.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from vla_rl.config import RunConfig
@@ -87,27 +87,71 @@ class Bound:
 
 def bound(plan: Plan, profile: Profile, job: Job, cores: int) -> Bound:
     """The least time that each resource must spend, with full inference batches."""
-    steps = job.steps / job.chunk_size  # simulation is paid by executed steps, in units of whole chunks
-    layout = plan.layout
-    use: dict[str, float] = defaultdict(float)
-    if layout.simulators:
-        group = math.ceil(plan.slots / plan.stages)
-        a_chunk = (profile.simulate(group) * steps + profile.render(group) * job.chunks) / group
-        simulate = (a_chunk + profile.reset * job.episodes) / len(layout.simulators)
-        for device in layout.simulators:
-            use[f"device {device}"] += simulate
-    else:
-        total = profile.simulate(1) * steps + profile.render(1) * job.chunks + profile.reset * job.episodes
-        simulate = use["cores"] = total / min(cores, len(plan.workers))
+    layout, simulators = plan.layout, len(plan.layout.simulators) or min(cores, len(plan.workers))
     transfer = profile.transfer / job.publish_every
-    infer = profile.infer(plan.max_batch) / plan.max_batch * job.chunks / len(layout.inference) + transfer
-    for device in layout.inference:
-        use[f"device {device}"] += infer
     learn = learner_seconds(profile, job, len(layout.learner)) + transfer
     learn += plan.offload * (profile.onload + profile.offload)
-    for device in layout.learner:
-        use[f"device {device}"] += learn
-    return Bound(dict(use), {"simulators": simulate, "inference": infer, "learner": learn})
+    use: dict[str, float] = defaultdict(float)
+    for role, held in ((layout.inference, transfer), (layout.learner, learn)):
+        for device in role:
+            use[f"device {device}"] += held
+    infer = profile.infer(plan.max_batch) / plan.max_batch
+    simulate = _simulator_seconds(plan, profile, job)
+    shares = _divided(plan, job.chunks, simulate, infer, dict(use))
+    for server in plan.servers:
+        for device in server.devices:
+            use[f"device {device}"] += infer * shares[server.index] / len(server.devices)
+    assignment = plan.assignment()
+    asking = Counter(assignment)
+    mine = [shares[server] / asking[server] for server in assignment]  # chunks of each env worker
+    for worker in plan.workers:
+        for device in worker.devices:
+            use[f"device {device}"] += simulate * mine[worker.index]
+    if not layout.simulators:
+        use["cores"] = simulate * max(job.chunks / simulators, *mine)
+    phases = {
+        "simulators": simulate * job.chunks / simulators,
+        "inference": infer * job.chunks / len(layout.inference) + transfer,
+        "learner": learn,
+    }
+    return Bound(dict(use), phases)
+
+
+def _simulator_seconds(plan: Plan, profile: Profile, job: Job) -> float:
+    """Of a core or a device for one chunk, with its share of an episode's start."""
+    steps = job.steps / job.chunk_size  # simulation is paid by executed steps, in units of whole chunks
+    group = math.ceil(plan.slots / plan.stages) if plan.layout.simulators else 1
+    return (profile.simulate(group) * steps + profile.render(group) * job.chunks) / group / job.chunks + (
+        profile.reset * job.episodes / job.chunks
+    )
+
+
+def _divided(plan: Plan, chunks: float, simulate: float, infer: float, held: dict[str, float]) -> list[float]:
+    """Chunks of a super-batch that each inference server gets where the last is played soonest.
+
+    A server plays no more than it can infer and the env workers that ask it can simulate, and they are not as many for
+    each: of 16 workers, 5 servers have 3 or 4. ``held``: seconds that devices need for other things.
+    """
+    server, worker, tiny = plan.servers[0], plan.workers[0], 1e-12  # the others are like them
+    if worker.devices == server.devices:  # a chunk costs the device both
+        simulate, infer = 0.0, simulate + infer
+    server_held, worker_held = (held.get(f"device {p.devices[0]}", 0.0) if p.devices else 0.0 for p in (server, worker))
+
+    def played(asking: int, seconds: float) -> float:
+        """Chunks of a server with as many workers."""
+        inferred = len(server.devices) * max(0.0, seconds - server_held) / max(infer, tiny)
+        return min(inferred, asking * max(0.0, seconds - worker_held) / max(simulate, tiny))
+
+    asking = Counter(plan.assignment())
+    servers = Counter(asking.values())  # by their number of workers
+    low, high = 0.0, max(held.values()) + chunks * (simulate + infer) + tiny
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        enough = sum(number * played(workers, middle) for workers, number in servers.items()) >= chunks
+        low, high = (low, middle) if enough else (middle, high)
+    most = {workers: played(workers, high) for workers in servers}
+    total = sum(number * most[workers] for workers, number in servers.items())
+    return [chunks * most[asking[server.index]] / total for server in plan.servers]
 
 
 def learner_seconds(profile: Profile, job: Job, ranks: int) -> float:

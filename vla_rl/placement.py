@@ -17,9 +17,10 @@ part of each role. An env worker and its inference server are on one node, for t
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from itertools import combinations, cycle, pairwise
 from typing import Literal
 
 from vla_rl.config import ManiSkillConfig, RunConfig, WorkloadConfig
@@ -72,8 +73,8 @@ class Layout:
     @property
     def shared(self) -> frozenset[int]:
         """Devices of several roles, which take turns."""
-        roles = (self.simulators, self.inference, self.learner)
-        return frozenset(d for role in roles for d in role if sum(d in other for other in roles) > 1)
+        roles = Counter(d for role in (self.simulators, self.inference, self.learner) for d in role)
+        return frozenset(d for d, count in roles.items() if count > 1)
 
     def describe(self) -> str:
         """Such as ``pipelined 3+5``: devices of simulators (where they use any), inference and learner."""
@@ -112,19 +113,21 @@ class Plan:
     offload: bool = False  # devices hold the learner's state during its updates, and inference between them
     nodes: int = 1
 
+    def assignment(self) -> tuple[int, ...]:
+        """The inference server that each env worker asks, on its node."""
+        nodes = {server.node for server in self.servers}
+        near = {node: cycle(s.index for s in self.servers if s.node == node) for node in nodes}
+        return tuple(next(near[worker.node]) for worker in self.workers)
+
     def server_of(self, worker: int) -> int:
-        """The inference server that an env worker asks, on its node."""
-        node = self.workers[worker].node
-        near = [server.index for server in self.servers if server.node == node]
-        before = sum(other.node == node for other in self.workers[:worker])
-        return near[before % len(near)]
+        return self.assignment()[worker]
 
     def local_devices(self, process: Process) -> tuple[int, ...]:
         """Of a process, numbered as on its node."""
         return tuple(device // self.nodes for device in process.devices)
 
     def workers_of(self, server: int) -> list[int]:
-        return [w.index for w in self.workers if self.server_of(w.index) == server]
+        return [worker for worker, its in enumerate(self.assignment()) if its == server]
 
     @property
     def locks(self) -> list[str]:
@@ -304,8 +307,9 @@ def _processes(
     if role == "learner" and wanted not in (None, len(devices)):
         text = f"a plan ({layout.describe()}) has one on each of the learner's {len(devices)} GPUs; use null"
         raise PlanError("learner.ranks", text)
+    shared = layout.shared
     return tuple(
-        Process(role, i, kind, (d,), threads or 1, f"device {d}" if d in layout.shared else None, d % nodes)
+        Process(role, i, kind, (d,), threads or 1, f"device {d}" if d in shared else None, d % nodes)
         for i, d in enumerate(devices)
     )
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from vla_rl.benchmark.points import REFERENCE, Point, gain_of
-from vla_rl.benchmark.scaling import Measured
+from vla_rl.benchmark.scaling import Measured, as_reference, for_devices
 from vla_rl.cli import main
+from vla_rl.config_loading import load_config
+from vla_rl.machine import Machine
 from vla_rl.profile import load_profile, save_profile
 
 ROOT = Path(__file__).parent.parent
@@ -158,3 +160,13 @@ def test_an_unknown_mode_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.chdir(ROOT)
     assert main(["benchmark", "scaling", "configs/scaling/libero.yaml", "--mode", "hybird,auto"]) == 2
     assert "--mode hybird: known are all, collocated, pipelined, hybrid, auto, sync" in capsys.readouterr().err
+
+
+def test_the_reference_waits_for_all_that_play_and_for_nobody_else() -> None:
+    """A final observation, which some slots ask for when the others are done, would wait for the time limit."""
+    profile = load_profile(ROOT / "configs/profiles/maniskill_openvla_h100.yaml")
+    config = load_config(ROOT / "configs/scaling/maniskill.yaml", [], Machine.detect())
+    assert config.algo.final_values != "never"
+    reference, _ = as_reference(for_devices(config, profile, 2), profile)
+    assert reference.algo.final_values == "never"
+    assert reference.placement.max_batch == config.train.batch_episodes

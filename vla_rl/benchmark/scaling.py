@@ -225,8 +225,9 @@ def for_devices(config: RunConfig, profile: Profile, devices: int) -> RunConfig:
 
 def as_reference(config: RunConfig, profile: Profile) -> tuple[RunConfig, Profile]:
     """Phase by phase, as RL4VLA and SimpleVLA-RL do it: all slots wait for each other at every step, finished episodes
-    run on to the horizon, and training begins when all are done. Generous in one point: what lies behind an episode's
-    end is not trained on, so the learner's cost is that of the executed chunks."""
+    run on to the horizon, and training begins when all are done. Generous in two points: what lies behind an episode's
+    end is not trained on, so the learner's cost is that of the executed chunks; and no final observation is inferred,
+    which only some slots would ask for while the others are done."""
     env, placement = config.env, config.placement
     assert isinstance(env, WorkloadConfig)
     train = profile.train.model_copy(update={"each": profile.train.each * (1 - env.length_spread / 2)})
@@ -235,10 +236,14 @@ def as_reference(config: RunConfig, profile: Profile) -> tuple[RunConfig, Profil
     slots = workers * placement.slots_per_worker  # of one server: all that play wait for each other
     playing = min(slots, config.train.batch_episodes // devices)
     lockstep = placement.model_copy(update={"max_wait_ms": 600_000.0, "max_batch": playing})
+    algo = config.algo
+    if algo.final_values != "never":
+        algo = algo.model_copy(update={"bootstrap": "never"})
     return (
         config.model_copy(
             update={
                 "mode": "sync",
+                "algo": algo,
                 "env": env.model_copy(update={"length_spread": 0.0}),
                 "placement": lockstep,
             }

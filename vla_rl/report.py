@@ -125,36 +125,6 @@ def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str
     plt.close(figure)
 
 
-def draw_scaling(points: Sequence[Any], path: Path, title: str) -> None:
-    """Batches a second and efficiency over device counts, a line for each mode (``vla_rl.benchmark.scaling.Point``)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(12, 5), constrained_layout=True)
-    for mode in dict.fromkeys(p.mode for p in points):
-        mine = [p for p in points if p.mode == mode]
-        devices = [p.devices for p in mine]
-        (line,) = axes[0].plot(devices, [p.env_steps_per_s for p in mine], "o-", label=mode)
-        both = [p for p in mine if p.simulated is not None and p.backend != "simulated"]
-        predicted = [p.simulated * p.env_steps_per_s / p.batches_per_s for p in both]
-        axes[0].plot([p.devices for p in both], predicted, "x", color=line.get_color())
-        bounded = [p for p in mine if p.efficiency is not None]
-        axes[1].plot([p.devices for p in bounded], [p.efficiency for p in bounded], "o-", color=line.get_color())
-    by = " and ".join(dict.fromkeys(p.backend for p in points))
-    axes[0].set(title=f"trained control steps/s, {by} (o); simulated (x)", xscale="log", yscale="log")
-    axes[1].set(title="efficiency: share of the bound", xscale="log", ylim=(0, 1.1))
-    for axis in axes:
-        axis.set_xlabel("devices")
-        axis.set_xticks(sorted({p.devices for p in points}), [str(d) for d in sorted({p.devices for p in points})])
-        axis.grid(alpha=0.3, which="both")
-    axes[0].legend(fontsize=8)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
 def draw_timeline(activities: Sequence[Any], path: Path, title: str) -> None:
     """Devices over time: who uses which when (``vla_rl.simulation.Activity``)."""
     import matplotlib

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rich.table import Table
 
 from vla_rl.errors import UserError
+from vla_rl.placement import Mode
 
 Backend = Literal["real", "virtual", "simulated"]
 REFERENCE = "synchronous reference"
+MODES: Sequence[str] = (*get_args(Mode), "auto", REFERENCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Point:
     layout: str
     backend: Backend
     batches_per_s: float  # of super-batches of the mean size, where there is a profile
-    env_steps_per_s: float
+    env_steps_per_s: float  # played; the reference's are in part behind an episode's end
     chunks_per_s: float
     efficiency: float | None  # of the bound
     simulated: float | None  # batches a second that the discrete-event simulation predicts
@@ -123,3 +125,45 @@ def gain_of(point: Point, points: Sequence[Point]) -> tuple[float | None, float 
         return None, None
     bounds = [p.batches_per_s / p.efficiency for p in beside if p.mode != REFERENCE and p.efficiency]
     return point.batches_per_s / reference, max(bounds) / reference if bounds else None
+
+
+def draw_scaling(points: Sequence[Point], path: Path, title: str) -> None:
+    """Work done, gain over the reference and efficiency over device counts, a line for each mode."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (work, gain, efficiency) = plt.subplots(1, 3, figsize=(15, 4.6), constrained_layout=True)
+    for number, mode in enumerate(MODES):
+        mine, color = [p for p in points if p.mode == mode], f"C{number}"
+        if not mine:
+            continue
+        work.plot(*_by_devices(mine, lambda p: p.batches_per_s * p.devices), "o-", color=color, label=mode)
+        predicted = [p for p in mine if p.backend != "simulated"]
+        work.plot(*_by_devices(predicted, lambda p: p.simulated and p.simulated * p.devices), "x", color=color)
+        gain.plot(*_by_devices(mine, lambda p: gain_of(p, points)[0]), "o-", color=color)
+        efficiency.plot(*_by_devices(mine, lambda p: p.efficiency), "o-", color=color)
+    gain.plot(*_by_devices(points, lambda p: gain_of(p, points)[1]), "k:", label="allowed by the bounds")
+    gain.legend(fontsize=8)
+    work.legend(fontsize=8)
+    by = " and ".join(dict.fromkeys(p.backend for p in points))
+    work.set(title=f"batches/s x devices, {by} (o), simulated (x)", yscale="log")
+    gain.set(title="gain over the synchronous reference")
+    efficiency.set(title="share of the bound", ylim=(0, 1.1))
+    counts = sorted({p.devices for p in points})
+    for axis in (work, gain, efficiency):
+        axis.set(xlabel="devices (the super-batch grows with them)", xscale="log")
+        axis.set_xticks(counts, [str(d) for d in counts])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    gain.set_ylim(bottom=0)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _by_devices(points: Sequence[Point], value: Callable[[Point], float | None]) -> tuple[list[int], list[float]]:
+    """Device counts and values, where there is one."""
+    found = sorted({(p.devices, y) for p in points if (y := value(p)) is not None})
+    return [devices for devices, _ in found], [y for _, y in found]

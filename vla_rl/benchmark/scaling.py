@@ -18,14 +18,16 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rich.console import Console
 
 from vla_rl.benchmark.points import (
+    MODES,
     REFERENCE,
     Backend,
     Point,
+    draw_scaling,
     line_of,
     make_table,
     read_points,
@@ -42,7 +44,6 @@ from vla_rl.planner import Candidate, search
 from vla_rl.profile import Profile, load_profile, save_profile
 from vla_rl.run_folder import machine
 
-_MODES: Sequence[str] = (*get_args(Mode), "auto", REFERENCE)
 COOLDOWN = 2  # last iterations, for which everything has been played before
 _OWN_LIMIT = 0.8  # share of this machine's cores beyond which virtual devices wait for the runtime
 _LIGHT = 4  # virtual devices whose runtime leaves a machine time; for more, time is stretched in proportion
@@ -84,9 +85,9 @@ def scaling_command(args: Any) -> int:
     backend = choose_backend(config, args.backend)
     name = config.placement.virtual or config.placement.profile
     profile = None if name is None else load_profile(Path(name))
-    modes = _MODES if args.mode == "all" else args.mode.split(",")
-    if unknown := [mode for mode in modes if mode not in _MODES]:
-        raise UserError(f"--mode {','.join(unknown)}: known are all, {', '.join(_MODES)}")
+    modes = MODES if args.mode == "all" else args.mode.split(",")
+    if unknown := [mode for mode in modes if mode not in MODES]:
+        raise UserError(f"--mode {','.join(unknown)}: known are all, {', '.join(MODES)}")
     costs = profile and profile.model_dump(mode="json")
     about = {"machine": machine(), "backend": backend, "config": config.model_dump(mode="json"), "profile": costs}
     console, points = Console(), read_points(args.json, about)
@@ -106,15 +107,13 @@ def scaling_command(args: Any) -> int:
                 continue
             points.append(point)
             write_points(points, args.json, about)  # of a long benchmark nothing is lost
-    points.sort(key=lambda p: p.devices)
+    points.sort(key=lambda p: (p.devices, MODES.index(p.mode)))
     title = f"{args.config.stem if profile is None else profile.name}, {backend} devices"
     console.print(make_table(points, title))
     write_points(points, args.json, about)
     if args.csv:
         write_csv(points, args.csv)
     if args.output:
-        from vla_rl.report import draw_scaling
-
         draw_scaling(points, args.output, title)
     return 0
 

@@ -29,6 +29,7 @@ from vla_rl.simulation import SimulatedRun
 _WITHIN = 1.25  # a layout whose bound is this much worse than the best one's is not worth a simulation ...
 _AT_LEAST = 4  # ... unless there are fewer than this many
 _DEVICES_AT_MOST = 256  # in all simulations of a search together: they take time in proportion
+_ALIKE = 1.01  # simulated times this near do not say which is shorter
 _BATCHES = 4  # measured in a simulation
 _WEIGHT_SHARE = {"fp32": 4 / 12, "bf16": 2 / 14}  # of ``Memory.trained``: a weight beside its gradient and moments
 
@@ -74,7 +75,12 @@ def candidate_of(plan: Plan, profile: Profile, job: Job, cores: int) -> Candidat
 
 
 def _expected(candidate: Candidate) -> float:
-    return candidate.bound.seconds
+    """Seconds of a super-batch, as far as is known."""
+    return candidate.simulated or candidate.bound.seconds
+
+
+def _busiest_device(candidate: Candidate) -> float:
+    return max(seconds for name, seconds in candidate.bound.use.items() if name != "cores")
 
 
 def simulate(candidate: Candidate, profile: Profile, job: Job, cores: int) -> Candidate:
@@ -96,13 +102,16 @@ def search(
     mode: Mode | None = None,
     ranks: int | None = None,
 ) -> list[Candidate]:
-    """The candidates whose bounds promise something, simulated, the fastest first."""
+    """The candidates whose bounds promise something, simulated, the fastest first; of those that are as fast, the one
+    whose devices have most time to spare, for what no simulation knows."""
     found = candidates(config, resources, profile, job, mode, ranks)
     worth = [c for c in found if c.bound.seconds <= _WITHIN * found[0].bound.seconds]
     devices = usable_devices(config, resources)
     worth = found[: max(_AT_LEAST, min(len(worth), _DEVICES_AT_MOST // devices))]
-    simulated = [simulate(c, profile, job, resources.cores) for c in worth]
-    return sorted(simulated, key=lambda c: c.simulated or 0.0)
+    simulated = sorted((simulate(c, profile, job, resources.cores) for c in worth), key=_expected)
+    alike = [c for c in simulated if _expected(c) <= _ALIKE * _expected(simulated[0])]
+    first = min(alike, key=_busiest_device)
+    return [first, *(c for c in simulated if c is not first)]
 
 
 def fit_memory(plan: Plan, profile: Profile, config: RunConfig) -> Plan:

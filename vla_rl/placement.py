@@ -116,7 +116,7 @@ class Plan:
     def assignment(self) -> tuple[int, ...]:
         """The inference server that each env worker asks, on its node."""
         nodes = {server.node for server in self.servers}
-        near = {node: cycle(s.index for s in self.servers if s.node == node) for node in nodes}
+        near = {node: cycle([s.index for s in self.servers if s.node == node]) for node in nodes}
         return tuple(next(near[worker.node]) for worker in self.workers)
 
     def server_of(self, worker: int) -> int:

@@ -4,10 +4,11 @@ import io
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from vla_rl import progress
 from vla_rl.memory import resident_gib
-from vla_rl.progress import ProgressDisplay
+from vla_rl.progress import ProgressDisplay, make_console
 
 
 def shown(monkeypatch, *, terminal: bool, every: float) -> str:
@@ -24,6 +25,15 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch):
     assert len(lines) == 8
     assert lines[3] == "cloning, loss 0.250: 4 of 8, about 0 min left"
     assert shown(monkeypatch, terminal=False, every=60.0) == ""
+
+
+def test_tables_are_whole_in_a_log(capsys):
+    table = Table(*(f"column {i}" for i in range(12)))
+    table.add_row(*(f"value {i}" for i in range(12)))
+    make_console().print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert any("column 0" in line and "column 11" in line for line in lines)
+    assert any("value 0" in line and "value 11" in line for line in lines)
 
 
 def test_a_terminal_gets_a_bar(monkeypatch):

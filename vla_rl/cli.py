@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -13,6 +14,7 @@ from vla_rl.errors import UserError
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_RAY_NEED_NOT_SAY = "PYTHON worker processes have been started"  # a run with many env workers is meant to have them
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     130: interrupted. Unexpected errors keep their traceback, with which Python exits with status 1.
     """
     args = _parse(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _RAY_NEED_NOT_SAY)  # read by the first import of Ray
     try:
         handler = args.handler
         if isinstance(handler, str):  # "module:function", imported only now

@@ -45,9 +45,10 @@ class Finding:
 
 def doctor_command(args: argparse.Namespace) -> int:
     """Print what was found, and write it to ``args.json`` where given. 0 where training can run, else 1."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from vla_rl.progress import make_console
 
     findings = examine()
     ready = all(finding.state != "missing" for finding in findings)
@@ -61,7 +62,7 @@ def doctor_command(args: argparse.Namespace) -> int:
     for finding in findings:
         state = f"[{styles[finding.state]}]{finding.state}[/]"
         table.add_row(state, finding.topic, escape(finding.found), escape(finding.remedy))
-    console = Console(width=None if sys.stdout.isatty() else 200)  # a file has no width of its own
+    console = make_console()
     console.print(table)
     console.print("Training can run." if ready else "Training cannot run yet: mend what is marked as missing.")
     return 0 if ready else 1

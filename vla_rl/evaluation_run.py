@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from vla_rl.cluster import Cluster
 from vla_rl.config import RunConfig
 from vla_rl.config_loading import load_config
@@ -16,6 +14,7 @@ from vla_rl.errors import UserError
 from vla_rl.evaluate import Evaluation
 from vla_rl.machine import Machine
 from vla_rl.planning import plan_run
+from vla_rl.progress import make_console
 from vla_rl.replay import StoreRules
 from vla_rl.run_folder import RunFolder, git_commit, write_video
 from vla_rl.schedule import evaluation_episodes
@@ -29,7 +28,7 @@ def evaluate_command(args: Any) -> int:
     config = _config(args.target, args.config, args.overrides)
     episodes = args.episodes or config.train.eval_episodes or 50
     evaluation = evaluate_policy(config, episodes, greedy=not args.sampled, record=3 if args.video else 0)
-    console = Console()
+    console = make_console()
     about = f"{evaluation.spec.name}, assets: {evaluation.spec.assets}"
     console.print(f"{config.policy.checkpoint} on {about}", highlight=False, markup=False)
     console.print(evaluation.text(), highlight=False, markup=False)
@@ -53,7 +52,7 @@ def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: i
     check_policy(config.policy, spec)
     rules = StoreRules(config.train.batch_episodes, 0, len(spec.instructions), config.seed, iterations=0)
     plan = plan_run(config, spec, training=False)
-    with Console().status("starting processes") as line, Cluster(config, plan, spec, rules) as cluster:
+    with make_console().status("starting processes") as line, Cluster(config, plan, spec, rules) as cluster:
         cluster.start(None, 0)
         cluster.open_for_work()
         return run_evaluation(

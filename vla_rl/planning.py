@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from vla_rl.config import RunConfig
@@ -24,6 +23,7 @@ from vla_rl.placement import (
     simulator_on_devices,
     usable_devices,
 )
+from vla_rl.progress import make_console
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def plan_command(args: Any) -> int:
     from envs import env_spec
 
     config = load_config(args.config, args.overrides, Machine.detect())
-    spec, console = env_spec(config.env), Console()
+    spec, console = env_spec(config.env), make_console()
     resources = Resources.of(Machine.detect(), config)
     record: dict[str, Any] = {
         "resources": {"cores": resources.cores, "devices": resources.devices, "kind": resources.kind}

@@ -14,7 +14,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from vla_rl.config import RunConfig
@@ -23,7 +22,7 @@ from vla_rl.machine import GIB, Machine, free_port
 from vla_rl.meter import LineSums
 from vla_rl.placement import Resources, choose_layout, make_plan, simulator_on_devices
 from vla_rl.profile import Curve, Memory, Profile, save_profile
-from vla_rl.progress import ProgressDisplay
+from vla_rl.progress import ProgressDisplay, make_console
 from vla_rl.run_profile import fit as fit_sums
 from vla_rl.types import EnvSpec, Episode, Observation, SuperBatch, Trajectory
 
@@ -35,7 +34,7 @@ def profile_command(args: Any) -> int:
     """Measure, show and save."""
     config = load_config(args.config, args.overrides, Machine.detect())
     profile = measure(config)
-    console = Console()
+    console = make_console()
     table = Table(title=profile.name)
     for name in ("activity", "fixed", "each"):
         table.add_column(name, justify="left" if name == "activity" else "right")
@@ -61,7 +60,7 @@ def measure(config: RunConfig) -> Profile:
     check_policy(config.policy, spec)
     resources = Resources.of(Machine.detect(), config)
     plan = make_plan(config, resources, choose_layout(config, resources))
-    with ProgressDisplay(Console(), "measuring", 4) as progress:
+    with ProgressDisplay(make_console(), "measuring", 4) as progress:
         simulator = measure_simulator(config, plan.slots)
         progress.update(1)
         torch.set_num_threads(plan.servers[0].threads)

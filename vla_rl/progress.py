@@ -1,7 +1,8 @@
-"""Progress of long work: a bar with an estimate in a terminal, a line now and then in a log."""
+"""What is shown of long work: a bar with an estimate in a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
+import sys
 import time
 from types import TracebackType
 
@@ -9,6 +10,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 _LINE_EVERY_S = 20.0
+_FILE_COLUMNS = 200
+
+
+def make_console() -> Console:
+    """Standard output: as wide as its terminal; a file or a pipe has no width, and tables are not cut there."""
+    return Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS)
 
 
 class ProgressDisplay:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from vla_rl.collection import collect_demonstrations
 from vla_rl.config import RunConfig
-from vla_rl.progress import ProgressDisplay
+from vla_rl.progress import ProgressDisplay, make_console
 from vla_rl.run_folder import metadata
 from vla_rl.types import EnvSpec
 
@@ -39,7 +39,7 @@ def sft_command(args: Any) -> int:
     from vla_rl.machine import Machine
 
     config = load_config(args.config, [*args.overrides, "policy.checkpoint=null", "policy.lora=null"], Machine.detect())
-    console = Console()
+    console = make_console()
     figures = clone(config, console)
     if config.train.eval_episodes:
         policy = config.policy.model_copy(update={"checkpoint": config.sft.output})

@@ -27,6 +27,7 @@ from vla_rl.config import RunConfig
 from vla_rl.config_loading import load_config
 from vla_rl.errors import UserError
 from vla_rl.machine import Machine
+from vla_rl.progress import make_console
 from vla_rl.report import Metrics, draw_study, rollouts_key, series, smoothed
 from vla_rl.run_folder import machine
 from vla_rl.yaml_model import load_model
@@ -62,7 +63,7 @@ def study_command(args: Any) -> int:
     """Run what is missing of the study, then show it; see ``vla-rl study --help``."""
     study = read_study(args.study)
     runs = list(plan_runs(study, args.runs / args.study.stem))
-    console = Console()
+    console = make_console()
     execute_all(study.config, [run for run in runs if not is_complete(run)], args.jobs, console)
     metrics: dict[str, list[Metrics]] = {name: [] for name in study.variants}
     for run in runs:

@@ -6,12 +6,13 @@ import time
 from collections.abc import Mapping
 from types import TracebackType
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from vla_rl.progress import make_console
 from vla_rl.types import EnvSpec
 
 _ROWS = (
@@ -41,7 +42,7 @@ class TrainingView:
     """Live panel where the console is a terminal; plain lines where it is not."""
 
     def __init__(self, title: str, spec: EnvSpec, iterations: int, done: int) -> None:
-        self._console = Console()
+        self._console = make_console()
         self._title = title
         self._spec = spec
         self._metrics: dict[str, float] = {}

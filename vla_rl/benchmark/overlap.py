@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from vla_rl.config import RunConfig
+from vla_rl.progress import make_console
 from vla_rl.run_folder import machine
 
 SLOTS, BATCH, EPISODES, CHUNKS, CHUNK_SIZE = 8, 4, 16, 2, 8  # an iteration: 16 episodes of 2 chunks of 8 steps
@@ -133,7 +133,7 @@ CASES = {
 
 def overlap_command(args: Any) -> int:
     """Measure all cases and print the table."""
-    console = Console()
+    console = make_console()
     outcomes = {name: measure(costs, args.iterations) for name, costs in CASES.items()}
     console.print(_table(outcomes))
     if args.json:

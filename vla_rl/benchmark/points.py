@@ -139,11 +139,14 @@ def draw_scaling(points: Sequence[Point], path: Path, title: str) -> None:
         mine, color = [p for p in points if p.mode == mode], f"C{number}"
         if not mine:
             continue
-        work.plot(*_by_devices(mine, lambda p: p.batches_per_s * p.devices), "o-", color=color, label=mode)
+        line: dict[str, Any] = {"marker": "o", "color": color}
+        if mode == "auto":  # lies on the mode that it chose
+            line |= {"linestyle": "--", "fillstyle": "none", "markersize": 10}
+        work.plot(*_by_devices(mine, lambda p: p.batches_per_s * p.devices), label=mode, **line)
         predicted = [p for p in mine if p.backend != "simulated"]
         work.plot(*_by_devices(predicted, lambda p: p.simulated and p.simulated * p.devices), "x", color=color)
-        gain.plot(*_by_devices(mine, lambda p: gain_of(p, points)[0]), "o-", color=color)
-        efficiency.plot(*_by_devices(mine, lambda p: p.efficiency), "o-", color=color)
+        gain.plot(*_by_devices(mine, lambda p: gain_of(p, points)[0]), **line)
+        efficiency.plot(*_by_devices(mine, lambda p: p.efficiency), **line)
     gain.plot(*_by_devices(points, lambda p: gain_of(p, points)[1]), "k:", label="allowed by the bounds")
     gain.legend(fontsize=8)
     work.legend(fontsize=8)

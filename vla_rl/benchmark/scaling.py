@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from vla_rl.benchmark.points import (
     MODES,
     REFERENCE,
@@ -42,6 +40,7 @@ from vla_rl.machine import Machine
 from vla_rl.placement import Mode, Plan, PlanError, Resources, make_plan
 from vla_rl.planner import Candidate, search
 from vla_rl.profile import Profile, load_profile, save_profile
+from vla_rl.progress import make_console
 from vla_rl.run_folder import machine
 
 COOLDOWN = 2  # last iterations, for which everything has been played before
@@ -90,7 +89,7 @@ def scaling_command(args: Any) -> int:
         raise UserError(f"--mode {','.join(unknown)}: known are all, {', '.join(MODES)}")
     costs = profile and profile.model_dump(mode="json")
     about = {"machine": machine(), "backend": backend, "config": config.model_dump(mode="json"), "profile": costs}
-    console, points = Console(), read_points(args.json, about)
+    console, points = make_console(), read_points(args.json, about)
     for devices in args.devices:
         for mode in modes:
             if any((p.devices, p.mode) == (devices, mode) for p in points):

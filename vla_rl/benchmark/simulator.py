@@ -23,7 +23,7 @@ from rich.table import Table
 from envs.libero.contest import Setup
 from envs.libero.tasks import STEP_LIMITS
 from vla_rl.errors import UserError
-from vla_rl.progress import ProgressDisplay
+from vla_rl.progress import ProgressDisplay, make_console
 from vla_rl.run_folder import machine
 
 GPU_RENDER_S = 2e-3  # of one image, for the arithmetic of a machine with a GPU
@@ -132,7 +132,7 @@ def simulator_command(args: Any) -> int:
     """Measure with one camera and with two, print the tables."""
     if args.suite not in STEP_LIMITS:
         raise UserError(f"--suite {args.suite}: LIBERO has {', '.join(STEP_LIMITS)}")
-    console = Console()
+    console = make_console()
     names = ["vla_rl", "hf-libero", *(["lerobot"] if find_spec("lerobot") else [])]
     results = []
     for cameras in (1, 2):

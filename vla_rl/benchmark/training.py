@@ -13,13 +13,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from vla_rl.config import RunConfig
 from vla_rl.config_loading import load_config
 from vla_rl.errors import UserError
 from vla_rl.machine import Machine
+from vla_rl.progress import make_console
 from vla_rl.run_folder import machine
 
 _WARMUP = 2  # iterations until queues are filled
@@ -30,7 +30,7 @@ _BUSY = ("simulate", "render", "reset", "inference", "learner")
 def training_command(args: Any) -> int:
     """Run all variants ``args.rounds`` times in turns and print the table."""
     variants = load_variants(args.config, args.overrides, args.vary, args.minutes)
-    console = Console()
+    console = make_console()
     rounds = [{name: measure(config) for name, config in variants.items()} for _ in range(args.rounds)]
     medians = {
         name: {key: median(figures[name][key] for figures in rounds) for key in rounds[0][name]} for name in variants

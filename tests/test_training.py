@@ -116,7 +116,13 @@ def _wait_for_iteration(run: Path, iteration: int, process: subprocess.Popen) ->
 LONG = {"iterations": 500, "batch_episodes": 6, "eval_episodes": 0, "checkpoint_every": 1000}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "scheduler"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, id="scheduler", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_being_asked_to_stop_ends_cleanly_with_a_checkpoint(tmp_path, number):
     process = _start(tmp_path, train=LONG)
     _wait_for_iteration(tmp_path / "run", 2, process)

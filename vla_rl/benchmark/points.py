@@ -150,8 +150,9 @@ def draw_scaling(points: Sequence[Point], path: Path, title: str) -> None:
     gain.plot(*_by_devices(points, lambda p: gain_of(p, points)[1]), "k:", label="allowed by the bounds")
     gain.legend(fontsize=8)
     work.legend(fontsize=8)
-    by = " and ".join(dict.fromkeys(p.backend for p in points))
-    work.set(title=f"batches/s x devices, {by} (o), simulated (x)", yscale="log")
+    kinds = list(dict.fromkeys(p.backend for p in points))
+    by = f"{' and '.join(kinds)} (o), simulated (x)" if kinds != ["simulated"] else "simulated"
+    work.set(title=f"batches/s x devices, {by}", yscale="log")
     gain.set(title="gain over the synchronous reference")
     efficiency.set(title="share of the bound", ylim=(0, 1.1))
     counts = sorted({p.devices for p in points})

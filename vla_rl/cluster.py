@@ -140,6 +140,7 @@ class Cluster:
         """The plan, not Ray, says where a process runs and which device it sees."""
         threads = str(process.threads if process else 1)
         variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LP_NUM_THREADS": "1"}
+        variables["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads leave their cores to others, in place of spinning there
         if process and process.role == "learner":
             variables |= _KEEP_MEMORY
         if process and process.kind == "cuda":

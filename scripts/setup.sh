@@ -11,6 +11,7 @@ readonly stamp=$venv/vla_rl-complete # the fingerprint, written last
 readonly unfinished=$venv/vla_rl-unfinished
 readonly renderer=$venv/vla_rl-renderer # the settings with which an off-screen renderer was found
 readonly vulkan=$venv/vla_rl-vulkan     # written once a Vulkan driver was found or looked for
+readonly compiled=$venv/vla_rl-compiled # written once there is byte code of what is installed
 readonly log=$venv/setup.log
 export PIP_CACHE_DIR=${PIP_CACHE_DIR:-${VLA_RL_CACHE:-$HOME/.cache/vla_rl}/pip}
 export PIP_CONSTRAINT=requirements.txt # also for what builds a package from source
@@ -106,8 +107,8 @@ make_environment() {
         run "creating the environment" "$python" -m venv "$venv"
     fi
     touch "$unfinished"
-    rm -f "$stamp"
-    local pip=("$venv/bin/python" -m pip install --no-compile) # Python compiles what it imports, at the first import
+    rm -f "$stamp" "$compiled"
+    local pip=("$venv/bin/python" -m pip install --no-compile) # on one core; compile_installed takes all
     # All packages are pinned; some name dependencies that nothing here imports and that break others (see the file).
     run "installing $(grep -c '^[^#]' requirements.txt) packages" "${pip[@]}" --no-deps -r requirements.txt
     run "adding what this build of torch needs" "${pip[@]}" torch
@@ -116,6 +117,12 @@ make_environment() {
     fingerprint >"$stamp"
     rm "$unfinished"
     say "the environment is complete"
+}
+
+# A run starts many Python processes, and under PYTHONDONTWRITEBYTECODE (set in many container images) each of them would
+# compile all that it imports. Some packages bring files for other versions of Python: what fails costs nothing but time.
+compile_installed() {
+    "$venv/bin/python" -m compileall -j 0 "$venv"/lib/python*/site-packages vla_rl envs algos || true
 }
 
 # Prints what keeps MuJoCo from rendering off-screen; nothing where it can.
@@ -187,6 +194,10 @@ if ! complete; then
     exec 9<scripts/setup.sh # one set-up at a time; the lock falls with the last process of this one
     flock -n 9 || { say "another set-up is under way here; waiting for it" && flock 9; }
     complete || make_environment
+fi
+if [ ! -f "$compiled" ]; then
+    run "compiling Python's byte code" compile_installed
+    touch "$compiled"
 fi
 settings="MUJOCO_GL=${MUJOCO_GL:-} PYOPENGL_PLATFORM=${PYOPENGL_PLATFORM:-}"
 if [ "$(cat "$renderer" 2>/dev/null)" != "$settings" ]; then

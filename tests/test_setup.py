@@ -1,6 +1,7 @@
 """What the scripts install: one pinned set, complete, and the same in the package's own ranges."""
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -66,6 +67,15 @@ def test_this_environment_is_the_pinned_one():
         if importlib.metadata.version(name).split("+")[0] != version.removeprefix("==")
     }
     assert not wrong
+
+
+@pytest.mark.parametrize("module", ["ray", "torch._dynamo", "transformers.modeling_utils"])
+def test_what_a_run_imports_lies_there_as_byte_code(module: str):
+    """Each of a run's processes would compile it otherwise, where PYTHONDONTWRITEBYTECODE is set."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.cached is not None
+    assert Path(spec.cached).is_file()
 
 
 def test_the_ranges_of_the_package_admit_the_pinned_releases():

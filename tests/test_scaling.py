@@ -37,7 +37,7 @@ def test_points_are_near_their_simulation_and_above_the_reference(
         "--devices",
         "2",
         "--iterations",
-        "2",
+        "6",
     ]
     modes = ["--mode", "collocated,synchronous reference"]
     outputs = ["--json", str(files["json"]), "--csv", str(files["csv"]), "--output", str(files["png"])]
@@ -69,7 +69,7 @@ def test_one_at_a_time_is_measured_as_it_is_simulated(tmp_path: Path, monkeypatc
     for offload, file in (("auto", str(tmp_path / "tight.yaml")), ("never", f"configs/profiles/{LIBERO}")):
         wishes = [f"placement.virtual={file}", f"placement.offload={offload}"]
         result = tmp_path / f"{offload}.json"
-        assert main([*command, *wishes, "--devices", "2", "--iterations", "2", "--json", str(result)]) == 0
+        assert main([*command, *wishes, "--devices", "2", "--iterations", "6", "--json", str(result)]) == 0
         (point,) = json.loads(result.read_text())["points"]
         assert point["simulated"] == pytest.approx(point["batches_per_s"], rel=0.35)
         times[offload] = 1 / point["batches_per_s"]

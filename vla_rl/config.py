@@ -235,7 +235,7 @@ class LearnerConfig(Group):
     zero_stage: int = Field(0, ge=0, le=3)
     precision: Literal["fp32", "bf16"] = "fp32"
     micro_batch: Positive = Field(64, description="Chunks per forward and backward pass, on one rank.")
-    lr: float = Field(1e-4, ge=0.0)
+    lr: float = Field(1e-5, ge=0.0, description="Fits training all weights; RL4VLA takes 1e-4 with LoRA.")
     value_lr: float | None = Field(None, ge=0.0, description="Of the value head; null: lr.")
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0.0)

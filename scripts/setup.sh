@@ -11,7 +11,6 @@ readonly stamp=$venv/vla_rl-complete # the fingerprint, written last
 readonly unfinished=$venv/vla_rl-unfinished
 readonly renderer=$venv/vla_rl-renderer # the settings with which an off-screen renderer was found
 readonly vulkan=$venv/vla_rl-vulkan     # written once a Vulkan driver was found or looked for
-readonly compiled=$venv/vla_rl-compiled # written once there is byte code of what is installed
 readonly log=$venv/setup.log
 export PIP_CACHE_DIR=${PIP_CACHE_DIR:-${VLA_RL_CACHE:-$HOME/.cache/vla_rl}/pip}
 export PIP_CONSTRAINT=requirements.txt # also for what builds a package from source
@@ -81,11 +80,15 @@ find_python() {
         "or name one: PYTHON=/path/to/python3.12 bash scripts/setup.sh"
 }
 
-# What the environment is made from: interpreter, place and requirements. Empty without a working interpreter.
+# What the environment is made from, interpreter, place and requirements, and how. Empty without a working interpreter.
 fingerprint() {
     local version
     version=$("$venv/bin/python" -I -S -c 'import sys; print(sys.version)' 2>/dev/null) || return 0
-    { printf '%s\n' "$version" "$(pwd -P)" && cat requirements.txt setup.py; } | sha256sum
+    {
+        printf '%s\n' "$version" "$(pwd -P)"
+        cat requirements.txt setup.py
+        declare -f make_environment compile_installed
+    } | sha256sum
 }
 
 complete() { [ -f "$stamp" ] && [ "$(<"$stamp")" = "$(fingerprint)" ]; }
@@ -107,12 +110,13 @@ make_environment() {
         run "creating the environment" "$python" -m venv "$venv"
     fi
     touch "$unfinished"
-    rm -f "$stamp" "$compiled"
+    rm -f "$stamp"
     local pip=("$venv/bin/python" -m pip install --no-compile) # on one core; compile_installed takes all
     # All packages are pinned; some name dependencies that nothing here imports and that break others (see the file).
     run "installing $(grep -c '^[^#]' requirements.txt) packages" "${pip[@]}" --no-deps -r requirements.txt
     run "adding what this build of torch needs" "${pip[@]}" torch
     run "installing vla_rl itself" "${pip[@]}" --no-deps --no-build-isolation -e .
+    run "compiling Python's byte code" compile_installed
     run "checking the environment" "$venv/bin/python" -c 'import torch, ray, deepspeed, transformers, mujoco, vla_rl'
     fingerprint >"$stamp"
     rm "$unfinished"
@@ -194,10 +198,6 @@ if ! complete; then
     exec 9<scripts/setup.sh # one set-up at a time; the lock falls with the last process of this one
     flock -n 9 || { say "another set-up is under way here; waiting for it" && flock 9; }
     complete || make_environment
-fi
-if [ ! -f "$compiled" ]; then
-    run "compiling Python's byte code" compile_installed
-    touch "$compiled"
 fi
 settings="MUJOCO_GL=${MUJOCO_GL:-} PYOPENGL_PLATFORM=${PYOPENGL_PLATFORM:-}"
 if [ "$(cat "$renderer" 2>/dev/null)" != "$settings" ]; then

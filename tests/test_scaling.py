@@ -19,6 +19,8 @@ ROOT = Path(__file__).parent.parent
 LIBERO = "libero_openvla_oft_h100.yaml"
 SHORT = ["train.batch_episodes=8", "env.max_episode_steps=64", "placement.time_scale=0.15", "placement.env_workers=1"]
 YOUNG = ["train.max_age=1", "learner.micro_batch=8"]
+# Six updates, for rates are of what was played: over two they are off by half at times.
+MEASURED = ["--devices", "2", "--iterations", "6"]
 
 
 @pytest.mark.slow
@@ -28,17 +30,7 @@ def test_points_are_near_their_simulation_and_above_the_reference(
 ) -> None:
     monkeypatch.chdir(ROOT)
     files = {name: tmp_path / f"points.{name}" for name in ("json", "csv", "png")}
-    command = [
-        "benchmark",
-        "scaling",
-        "configs/scaling/libero.yaml",
-        *SHORT,
-        *YOUNG,
-        "--devices",
-        "2",
-        "--iterations",
-        "6",
-    ]
+    command = ["benchmark", "scaling", "configs/scaling/libero.yaml", *SHORT, *YOUNG, *MEASURED]
     modes = ["--mode", "collocated,synchronous reference"]
     outputs = ["--json", str(files["json"]), "--csv", str(files["csv"]), "--output", str(files["png"])]
     assert main([*command, *modes, *outputs]) == 0
@@ -64,16 +56,16 @@ def test_one_at_a_time_is_measured_as_it_is_simulated(tmp_path: Path, monkeypatc
     profile = load_profile(ROOT / "configs/profiles" / LIBERO)
     tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 32.0}), "onload": 8.0})
     save_profile(tight, tmp_path / "tight.yaml")
-    command = ["benchmark", "scaling", "configs/scaling/libero.yaml", *SHORT, *YOUNG, "--mode", "collocated"]
+    command = ["benchmark", "scaling", "configs/scaling/libero.yaml", *SHORT, *YOUNG, *MEASURED, "--mode", "collocated"]
     times = {}
     for offload, file in (("auto", str(tmp_path / "tight.yaml")), ("never", f"configs/profiles/{LIBERO}")):
         wishes = [f"placement.virtual={file}", f"placement.offload={offload}"]
         result = tmp_path / f"{offload}.json"
-        assert main([*command, *wishes, "--devices", "2", "--iterations", "6", "--json", str(result)]) == 0
+        assert main([*command, *wishes, "--json", str(result)]) == 0
         (point,) = json.loads(result.read_text())["points"]
         assert point["simulated"] == pytest.approx(point["batches_per_s"], rel=0.35)
         times[offload] = 1 / point["batches_per_s"]
-    assert times["auto"] > times["never"] + 4, "changes take 8.3 s; a mean of two updates is off by a second"
+    assert times["auto"] > times["never"] + 4, "changes take 8.3 s"
 
 
 def _point(devices: int, mode: str, batches_per_s: float, efficiency: float | None) -> Point:

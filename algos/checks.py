@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from algos.base import RowTargets
-from vla_rl.types import Array, SuperBatch
+from algos.targets import RowTargets
+from vla_rl.core.records import Array, SuperBatch
 
 
 def check_given(needed: bool, key: str, **arrays: Array | None) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from vla_rl.types import Array
+from vla_rl.core.records import Array
 
 RatioLevel = Literal["token", "action", "chunk"]  # what one probability ratio covers
 

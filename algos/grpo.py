@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from algos.advantages import episode_returns, group_advantages
+from algos.config import Settings
 from algos.counts import Counts
-from algos.settings import Settings
-from vla_rl.schema import Fraction, NonNegative, PositiveFloat
-from vla_rl.types import Array, GroupRules, SuperBatch
+from vla_rl.core.records import Array, GroupRules, SuperBatch
+from vla_rl.core.schema import Fraction, NonNegative, PositiveFloat
 
 
 class GroupRelative(Settings):

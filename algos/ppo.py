@@ -8,14 +8,14 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from algos.advantages import chunk_log_ratios, chunk_rewards, gae, normalize, vtrace
-from algos.settings import Settings
-from vla_rl.schema import Fraction, NonNegative, PositiveFloat
-from vla_rl.types import Array, FinalValues, SuperBatch
+from algos.config import Settings
+from vla_rl.core.records import Array, FinalValues, SuperBatch
+from vla_rl.core.schema import Fraction, NonNegative, PositiveFloat
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from algos.base import RowTargets
+    from algos.targets import RowTargets
 
 
 class PPO(Settings):

@@ -1,14 +1,19 @@
-"""Simulators behind one protocol (``envs.base``). Each is imported only when it is asked for."""
+"""Simulators behind one protocol (``envs.base.vector_env``). Each is imported only when it is asked for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from vla_rl.config import EnvConfig, LiberoConfig, ManiSkillConfig, TabletopConfig
+from pydantic import Field
+
+from envs.libero.config import LiberoConfig
+from envs.maniskill.config import ManiSkillConfig
+from envs.tabletop.config import TabletopConfig
+from envs.workload.config import WorkloadConfig
 
 if TYPE_CHECKING:
     from envs.base import VectorEnv
-    from vla_rl.types import EnvSpec
+    from vla_rl.core.records import EnvSpec
 
 __all__ = ["env_spec", "make_env"]
 
@@ -20,21 +25,21 @@ def make_env(config: EnvConfig, num_slots: int) -> VectorEnv:
     """
     if isinstance(config, LiberoConfig):
         if config.implementation == "untouched":
-            from envs.libero.untouched import UntouchedLiberoVectorEnv
+            from envs.libero.reference_env import UntouchedLiberoVectorEnv
 
             return UntouchedLiberoVectorEnv(config, num_slots)
         from envs.libero.env import LiberoVectorEnv
 
         return LiberoVectorEnv(config, num_slots)
     if isinstance(config, TabletopConfig):
-        from envs.tabletop import TabletopVectorEnv
+        from envs.tabletop.env import TabletopVectorEnv
 
         return TabletopVectorEnv(config, num_slots)
     if isinstance(config, ManiSkillConfig):
         from envs.maniskill.env import ManiSkillVectorEnv
 
         return ManiSkillVectorEnv(config, num_slots)
-    from envs.workload import WorkloadVectorEnv
+    from envs.workload.env import WorkloadVectorEnv
 
     return WorkloadVectorEnv(config, num_slots)
 
@@ -46,7 +51,7 @@ def env_spec(config: EnvConfig) -> EnvSpec:
         env.close()
         return env.spec
     if isinstance(config, TabletopConfig):
-        from envs.tabletop import tabletop_spec
+        from envs.tabletop.env import tabletop_spec
 
         return tabletop_spec(config)
     if isinstance(config, ManiSkillConfig):
@@ -55,6 +60,9 @@ def env_spec(config: EnvConfig) -> EnvSpec:
 
         check_maniskill(config)
         return maniskill_spec(config)
-    from envs.workload import workload_spec
+    from envs.workload.env import workload_spec
 
     return workload_spec(config)
+
+
+EnvConfig = Annotated[LiberoConfig | TabletopConfig | ManiSkillConfig | WorkloadConfig, Field(discriminator="name")]

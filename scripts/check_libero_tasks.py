@@ -22,11 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from envs.base import EnvError
-from envs.libero.assets import LiberoAssets
+from envs.libero.assets.resolve import LiberoAssets
 from envs.libero.bootstrap import import_libero
-from envs.libero.rendering import Renderer
-from envs.libero.task_model import SlotState, TaskModel
-from envs.libero.tasks import STEP_LIMITS, LiberoTask, load_init_states, suite_tasks
+from envs.libero.fast.rendering import Renderer
+from envs.libero.fast.task_model import SlotState, TaskModel
+from envs.libero.protocol.tasks import STEP_LIMITS, LiberoTask, load_init_states, suite_tasks
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 IMAGE_SIZE = 128

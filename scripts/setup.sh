@@ -185,8 +185,8 @@ install_vulkan() {
 play_first_steps() {
     "$venv/bin/python" - <<'PY'
 from envs import make_env
-from vla_rl.config import LiberoConfig
-from vla_rl.types import Episode
+from envs.libero.config import LiberoConfig
+from vla_rl.core.records import Episode
 
 env = make_env(LiberoConfig(image_size=32), 1)
 env.reset([0], [Episode(id=0, task=0, seed=0)])

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from algos import make_algorithm
 from tests.runtime_fakes import trajectory
-from vla_rl.config import RunConfig
-from vla_rl.schedule import training_episode
-from vla_rl.superbatch import collate
-from vla_rl.types import EnvSpec, SuperBatch
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.records import EnvSpec, SuperBatch
+from vla_rl.replay.schedule import training_episode
+from vla_rl.replay.super_batch import collate
 
 SPEC = EnvSpec("fake", ("main",), 48, 3, 7, 12, ("reach the red block", "push the green block to the right"))
 
@@ -40,12 +41,12 @@ def free_port() -> int:
 def make_learner(
     cfg: RunConfig, rank: int = 0, world_size: int = 1, port: int | None = None, *, offload: bool = False
 ) -> Any:
-    from vla_rl.learner import Learner, join_ranks
+    from vla_rl.learner.learner import Learner, join_ranks
     from vla_rl.policies import build_policy
 
     join_ranks(rank, world_size, "127.0.0.1", port or free_port(), "cpu")
     policy = build_policy(cfg.policy, SPEC, cfg.seed)
-    algorithm = cfg.algo.algorithm()
+    algorithm = make_algorithm(cfg.algo)
     return Learner(cfg, policy, algorithm, rank=rank, world_size=world_size, device="cpu", offload=offload)
 
 

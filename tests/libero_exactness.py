@@ -6,12 +6,12 @@ from functools import partial
 import numpy as np
 
 from envs.base import empty_observation
-from envs.libero.conventions import NO_OP, to_robosuite
+from envs.libero.config import LiberoConfig
 from envs.libero.env import LiberoVectorEnv
-from envs.libero.tasks import load_init_states, suite_tasks
-from envs.libero.untouched import UntouchedEnv
-from vla_rl.config import LiberoConfig
-from vla_rl.types import Episode
+from envs.libero.protocol.conventions import NO_OP, to_robosuite
+from envs.libero.protocol.tasks import load_init_states, suite_tasks
+from envs.libero.reference_env import UntouchedEnv
+from vla_rl.core.records import Episode
 
 SIZE = 48
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from algos.advantages import chunk_rewards, episode_returns, gae, group_advantages
+from algos.config import Settings
 from algos.grpo import GRPO
 from algos.losses import RatioLevel, token_mask
-from algos.settings import Settings
 from tests.ppo_case import Case
 from tests.reference_algos import random_super_batch
-from vla_rl.types import SuperBatch
+from vla_rl.core.records import SuperBatch
 
 
 def estimate(batch: SuperBatch, gamma: float, lam: float) -> tuple[np.ndarray, np.ndarray]:

@@ -6,10 +6,10 @@ import dataclasses
 
 import torch
 
-from vla_rl.policies.action_codec import ActionCodec, Bounds
-from vla_rl.policies.architecture import Architecture, LanguageModel, VisionTower, tiny
-from vla_rl.policies.factory import make_policy
-from vla_rl.policies.openvla_oft import OpenVLAOFT
+from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
+from vla_rl.policies.openvla_oft.architecture import Architecture, LanguageModel, VisionTower, tiny
+from vla_rl.policies.openvla_oft.initialize import make_policy
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 INSTRUCTIONS = (
     "pick up the bowl",

@@ -11,12 +11,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algos.base import RowTargets, Targets
+from algos import make_algorithm
+from algos.config import Settings
 from algos.counts import Counts, RatioLevel
 from algos.grpo import GRPO
 from algos.ppo import PPO
 from algos.rloo import RLOO
-from algos.settings import Settings
+from algos.targets import RowTargets, Targets
 from tests.reference_algos import random_super_batch
 
 LEVELS: tuple[RatioLevel, ...] = get_args(RatioLevel)
@@ -51,7 +52,7 @@ class Case:
 
     def __init__(self, config: Settings, seed: int = 0, episodes: int = 6, **shape: int) -> None:
         rng = np.random.default_rng(seed)
-        self.algorithm = config.algorithm()
+        self.algorithm = make_algorithm(config)
         self.batch = random_super_batch(rng, episodes, **shape)
         chunks, size, dim = self.batch.tokens.shape
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from algos.base import RowTargets
 from algos.ppo import PPO
-from vla_rl.types import SuperBatch
+from algos.targets import RowTargets
+from vla_rl.core.records import SuperBatch
 
 Numbers = Sequence[float]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_rl.types import ActionBatch, EnvSpec, Episode, EpisodeResult, Observation, Trajectory
+from vla_rl.core.records import ActionBatch, EnvSpec, Episode, EpisodeResult, Observation, Trajectory
 
 K, A, SIZE = 4, 7, 16
 SPEC = EnvSpec("fake", ("main",), SIZE, 3, A, 12, ("do it", "do that"))

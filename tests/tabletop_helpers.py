@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from envs.base import empty_observation
-from envs.tabletop import TabletopVectorEnv
-from vla_rl.config import TabletopConfig
-from vla_rl.types import Episode, Observation, StepResult
+from envs.tabletop.config import TabletopConfig
+from envs.tabletop.env import TabletopVectorEnv
+from vla_rl.core.records import Episode, Observation, StepResult
 
 FAMILIES = ("reach", "push", "pick_place")
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from envs.base import EnvError
-from vla_rl.cli import main
-from vla_rl.config_loading import dump_config, load_config
-from vla_rl.errors import UserError
+from vla_rl.commands.cli import main
+from vla_rl.config.loading import dump_config, load_config
+from vla_rl.core.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("train", "eval", "sft", "plot", "benchmark", "doctor")
 
 
 def run(
-    *arguments: str, code: str = "from vla_rl.cli import main; sys.exit(main())"
+    *arguments: str, code: str = "from vla_rl.commands.cli import main; sys.exit(main())"
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", f"import sys; {code}", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
@@ -35,16 +35,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list:
         setattr(fake, name, lambda *arguments: noted.append(arguments) or 0)
         monkeypatch.setitem(sys.modules, module, fake)
 
-    stand_in("vla_rl.runner", "train")
-    stand_in("vla_rl.evaluation_run", "evaluate_command")
-    stand_in("vla_rl.sft", "sft_command")
+    stand_in("vla_rl.commands.train", "train")
+    stand_in("vla_rl.commands.evaluate", "evaluate_command")
+    stand_in("vla_rl.commands.sft", "sft_command")
     return noted
 
 
 @pytest.mark.parametrize("arguments", [("--help",), *((command, "--help") for command in COMMANDS)], ids=" ".join)
 def test_help_answers_at_once(arguments: tuple[str, ...]):
     loaded = "import atexit; atexit.register(lambda: print(sorted(m for m in sys.modules if '.' not in m)));"
-    result = run(*arguments, code=f"{loaded} from vla_rl.cli import main; main()")
+    result = run(*arguments, code=f"{loaded} from vla_rl.commands.cli import main; main()")
     assert result.returncode == 0
     assert result.stdout.startswith("usage: vla-rl")
     modules = set(re.findall(r"'(\w+)'", result.stdout.splitlines()[-1]))
@@ -162,13 +162,13 @@ def test_expected_errors_have_a_message_and_a_status(
     def fail(args: object) -> int:
         raise error
 
-    monkeypatch.setattr(importlib.import_module("vla_rl.sft"), "sft_command", fail)
+    monkeypatch.setattr(importlib.import_module("vla_rl.commands.sft"), "sft_command", fail)
     assert main(["sft", "any.yaml"]) == status
     assert capsys.readouterr().err == expected
 
 
 def test_unexpected_errors_keep_their_traceback():
-    broken = "import vla_rl.cli, vla_rl.sft; vla_rl.sft.sft_command = lambda args: 1 / 0; sys.exit(vla_rl.cli.main())"
+    broken = "import vla_rl.commands.cli, vla_rl.commands.sft; vla_rl.commands.sft.sft_command = lambda args: 1 / 0; sys.exit(vla_rl.commands.cli.main())"
     result = run("sft", "any.yaml", code=broken)
     assert result.returncode == 1
     assert "Traceback" in result.stderr
@@ -176,7 +176,7 @@ def test_unexpected_errors_keep_their_traceback():
 
 
 def test_errors_about_simulators_and_checkpoints_are_errors_of_the_user():
-    from vla_rl.policies.checkpoint import CheckpointError
+    from vla_rl.policies.openvla_oft.checkpoint import CheckpointError
 
     assert issubclass(EnvError, UserError)
     assert issubclass(CheckpointError, UserError)

@@ -2,10 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.config import LIBERO_SUITES, LiberoConfig, RunConfig, TabletopConfig
-from vla_rl.config_checks import LIBERO_TASKS
-from vla_rl.config_loading import ConfigError, dump_config, load_config
-from vla_rl.machine import Gpu, Machine
+from envs.libero.config import LIBERO_SUITES, LIBERO_TASKS, LiberoConfig
+from envs.tabletop.config import TabletopConfig
+from vla_rl.config.loading import ConfigError, dump_config, load_config
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.machine import Gpu, Machine
+from vla_rl.placement.checks import machine_checks
 
 SHIPPED = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 SMALL_MACHINE = Machine(cpus=2, memory=8 << 30, gpus=())
@@ -13,7 +15,7 @@ SMALL_MACHINE = Machine(cpus=2, memory=8 << 30, gpus=())
 
 def problems(path: Path | None, *overrides: str, machine: Machine | None = None) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
-        load_config(path, overrides, machine)
+        load_config(path, overrides, machine_checks(machine) if machine else ())
     return caught.value.problems
 
 
@@ -30,7 +32,7 @@ def file(tmp_path: Path):
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_every_shipped_config_loads_and_survives_a_dump(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(path.parents[1])  # checkpoints are named relative to the repository
-    config = load_config(path, (), SMALL_MACHINE)
+    config = load_config(path, (), machine_checks(SMALL_MACHINE))
     copy = tmp_path / "copy.yaml"
     copy.write_text(dump_config(config))
     assert load_config(copy) == config
@@ -252,7 +254,7 @@ def test_what_this_machine_lacks_is_refused_only_where_a_machine_is_given(tmp_pa
     (ranks,) = problems(None, "learner.ranks=2", machine=one_gpu)
     assert "has one on each of the learner's 1 GPUs" in ranks
     absent.mkdir()
-    assert load_config(None, overrides[:1], SMALL_MACHINE).policy.checkpoint == str(absent)
+    assert load_config(None, overrides[:1], machine_checks(SMALL_MACHINE)).policy.checkpoint == str(absent)
 
 
 def test_a_simulator_on_the_gpu_needs_a_gpu_and_one_task():
@@ -261,7 +263,7 @@ def test_a_simulator_on_the_gpu_needs_a_gpu_and_one_task():
     (found,) = problems(None, "env=maniskill", "env.backend=physx_cuda", "env.tasks=[PushCube-v1,PickCube-v1]")
     assert "simulates one of PushCube-v1, PickCube-v1, StackCube-v1 for all slots" in found
     assert "did you mean PushCube-v1?" in problems(None, "env=maniskill", "env.tasks=[PushCub-v1]")[0]
-    assert load_config(None, ["env=maniskill"], SMALL_MACHINE).env.backend == "auto"
+    assert load_config(None, ["env=maniskill"], machine_checks(SMALL_MACHINE)).env.backend == "auto"
 
 
 def test_a_file_where_a_checkpoint_folder_should_be_is_refused(file):

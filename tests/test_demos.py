@@ -7,16 +7,11 @@ import numpy as np
 import pytest
 
 from envs.base import EnvError, VectorEnv
-from envs.demos import (
-    CollectCounts,
-    DemonstrationError,
-    Demonstrations,
-    collect,
-    read_demonstrations,
-)
-from envs.tabletop import TabletopVectorEnv
-from vla_rl.config import LiberoConfig, TabletopConfig
-from vla_rl.types import EnvSpec, Episode, StepResult
+from envs.base.demonstrations import CollectCounts, DemonstrationError, Demonstrations, collect, read_demonstrations
+from envs.libero.config import LiberoConfig
+from envs.tabletop.config import TabletopConfig
+from envs.tabletop.env import TabletopVectorEnv
+from vla_rl.core.records import EnvSpec, Episode, StepResult
 
 SIZE = 8
 

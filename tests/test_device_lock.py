@@ -1,4 +1,4 @@
-"""vla_rl.device_lock: turns never overlap, never get lost, and come in order, whoever dies."""
+"""vla_rl.core.devices.lock: turns never overlap, never get lost, and come in order, whoever dies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.device_lock import DeviceLock, DeviceLockServer
-from vla_rl.sharedmem import SharedArrays
+from vla_rl.core.devices.lock import DeviceLock, DeviceLockServer
+from vla_rl.core.ipc.shared_memory import SharedArrays
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from envs.base import EnvError
-from envs.libero.assets import LiberoAssets
+from envs.libero.assets.resolve import LiberoAssets
 from envs.maniskill import vulkan
 from envs.maniskill.vulkan import VulkanDevice
-from vla_rl import doctor
-from vla_rl.doctor import doctor_command, examine
-from vla_rl.machine import Gpu, Machine
+from vla_rl.commands import doctor
+from vla_rl.commands.doctor import doctor_command, examine
+from vla_rl.core.machine import Gpu, Machine
 
 
 def findings() -> dict[str, doctor.Finding]:

@@ -7,8 +7,11 @@ import sys
 
 import pytest
 
-from envs import env_spec, make_env
-from vla_rl.config import EnvConfig, LiberoConfig, ManiSkillConfig, TabletopConfig, WorkloadConfig
+from envs import EnvConfig, env_spec, make_env
+from envs.libero.config import LiberoConfig
+from envs.maniskill.config import ManiSkillConfig
+from envs.tabletop.config import TabletopConfig
+from envs.workload.config import WorkloadConfig
 
 
 @pytest.mark.parametrize("config", [TabletopConfig(), TabletopConfig(tasks=("push", "reach")), WorkloadConfig()])
@@ -49,8 +52,8 @@ def test_no_slots_are_refused(config: EnvConfig) -> None:
 
 def test_importing_the_registry_imports_no_simulator() -> None:
     code = (
-        "import sys; from envs import env_spec; from vla_rl.config import WorkloadConfig; env_spec(WorkloadConfig());"
-        "heavy = {'envs.tabletop', 'libero', 'mani_skill', 'sapien', 'robosuite', 'mujoco', 'torch', 'ray'};"
+        "import sys; from envs import env_spec; from envs.workload.config import WorkloadConfig; env_spec(WorkloadConfig());"
+        "heavy = {'envs.tabletop.env', 'libero', 'mani_skill', 'sapien', 'robosuite', 'mujoco', 'torch', 'ray'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.runtime_fakes import SPEC, result
-from vla_rl.evaluate import Evaluation, wilson_interval
-from vla_rl.schedule import evaluation_episodes
+from vla_rl.observability.success_rate import Evaluation, wilson_interval
+from vla_rl.replay.schedule import evaluation_episodes
 
 
 @pytest.mark.parametrize(

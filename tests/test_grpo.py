@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+from algos import make_algorithm
 from algos.advantages import episode_returns, group_advantages
+from algos.config import Settings
 from algos.grpo import GRPO
-from algos.settings import Settings
 from tests.ppo_case import GROUPED, GRPO_CONFIGS, SEED, Case, describe_config
 from tests.reference_algos import elements_of, random_super_batch
 
@@ -130,7 +131,7 @@ OF_THE_STORE = {"group_size", "success_low", "success_high", "max_filtered"}
 def test_every_key_of_the_loss_is_read(key: str) -> None:
     base = GROUPED.model_copy(update={"proximal": "recomputed", "scale": "none"})
     case, other = Case(base), Case(base)
-    other.algorithm = base.model_copy(update={key: CHANGES[key]}).algorithm()
+    other.algorithm = make_algorithm(base.model_copy(update={key: CHANGES[key]}))
     other.targets = other.new_targets()
     assert other.whole()[0].item() != pytest.approx(case.whole()[0].item(), abs=1e-6)
 
@@ -155,7 +156,7 @@ def test_order_of_episodes_does_not_matter() -> None:
     by_chunk = np.repeat(np.arange(6), lengths)
     mixed = replace(batch, group=batch.group[[0, 2, 4, 1, 3, 5]])
     config = GRPO(group_size=2, average="episodes")
-    found = config.algorithm().targets(mixed).advantages
+    found = make_algorithm(config).targets(mixed).advantages
     returns = episode_returns(batch.rewards, batch.num_steps, batch.offsets)
     expected = np.array(reference_advantages(returns.tolist(), mixed.group.tolist(), "mean", "group"))
     steps = np.add.reduceat(batch.num_steps, batch.offsets[:-1])

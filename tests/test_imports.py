@@ -9,10 +9,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("vla_rl", "envs", "algos")
-BASE = {"vla_rl", "vla_rl.types", "vla_rl.schema", "vla_rl.errors"}
-CONFIG = {"vla_rl.config"}
-APPLICATIONS = {"vla_rl.runner", "vla_rl.evaluation_run", "vla_rl.sft"}
-CLUSTER = {"vla_rl.cluster", "vla_rl.nodes", "vla_rl.processes", "vla_rl.virtual_processes"}
+BASE = {"vla_rl", "vla_rl.core.records", "vla_rl.core.schema", "vla_rl.core.errors"}
+CONFIG = {"vla_rl.config.run_config"}
+APPLICATIONS = {"vla_rl.commands.train", "vla_rl.commands.evaluate", "vla_rl.commands.sft"}
+CLUSTER = {
+    "vla_rl.cluster.cluster",
+    "vla_rl.cluster.ray_session",
+    "vla_rl.cluster.processes",
+    "vla_rl.cluster.virtual_processes",
+}
 SIMULATORS = {"gymnasium", "libero", "mani_skill", "mujoco", "robosuite", "sapien"}
 
 
@@ -82,11 +87,11 @@ def room(module: str) -> str:
         return module.split(".")[0]
     if module == "vla_rl.policies" or module.startswith("vla_rl.policies."):
         return "policies"
-    if module in APPLICATIONS or module.startswith("vla_rl.benchmark"):
+    if module in APPLICATIONS or module.startswith("vla_rl.commands.benchmark"):
         return "application"
     if module in CLUSTER:
         return "cluster"
-    return "cli" if module == "vla_rl.cli" else "component"
+    return "cli" if module == "vla_rl.commands.cli" else "component"
 
 
 MAY_KNOW = {
@@ -105,7 +110,7 @@ MAY_KNOW = {
 def test_the_rooms_are_found():
     assert {room(module) for module in modules()} == set(MAY_KNOW)
     assert modules().keys() >= BASE | APPLICATIONS
-    assert own(imports("vla_rl.rollout")) >= {"vla_rl.types", "vla_rl.mailbox"}
+    assert own(imports("vla_rl.rollout.env_worker")) >= {"vla_rl.core.records", "vla_rl.core.ipc.mailbox"}
 
 
 @pytest.mark.parametrize("module", modules())
@@ -123,7 +128,7 @@ def test_imports_are_absolute_and_of_modules_that_exist(module: str):
 
 def test_only_the_cluster_knows_ray():
     knowing = [module for module in modules() if "ray" in roots(imports(module))]
-    assert knowing == ["vla_rl.cluster", "vla_rl.nodes", "vla_rl.processes"]
+    assert knowing == ["vla_rl.cluster.cluster", "vla_rl.cluster.ray_session", "vla_rl.cluster.processes"]
 
 
 def test_only_simulator_rooms_know_simulators():
@@ -135,8 +140,8 @@ def test_simulators_do_not_load_torch():
 
 
 def test_the_planner_is_pure():
-    assert own(imports("vla_rl.placement")) <= BASE | CONFIG | {"vla_rl.machine"}
-    assert "torch" not in roots(imports("vla_rl.placement"))
+    assert own(imports("vla_rl.placement.plan")) <= BASE | CONFIG | {"vla_rl.core.machine"}
+    assert "torch" not in roots(imports("vla_rl.placement.plan"))
 
 
 def test_no_module_needs_itself_to_load():

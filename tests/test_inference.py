@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tests.runtime_fakes import SPEC, A, EchoActor, K
-from vla_rl.inference import BatchRule, InferenceServer
-from vla_rl.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
+from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
+from vla_rl.inference.inference_server import BatchRule, InferenceServer
 
 WORKERS, SLOTS = 3, 4
 

@@ -8,12 +8,12 @@ import torch
 
 from tests.learner_tools import SPEC, config, make_learner, parameters, random_batch, run_ranks
 from tests.runtime_fakes import trajectory
-from vla_rl.actor import PolicyActor
-from vla_rl.inference import BatchRule, InferenceServer
-from vla_rl.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
-from vla_rl.schedule import training_episode
-from vla_rl.superbatch import collate
-from vla_rl.weights import WeightPublisher, WeightReader, create_weights
+from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
+from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weights
+from vla_rl.inference.inference_server import BatchRule, InferenceServer
+from vla_rl.inference.policy_runner import PolicyActor
+from vla_rl.replay.schedule import training_episode
+from vla_rl.replay.super_batch import collate
 
 
 def _largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:

@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 
 from envs.base import EnvError
-from envs.libero import assets, bootstrap, standins
-from envs.libero.assets import LiberoAssets, missing_files, resolve_assets
+from envs.libero import bootstrap
+from envs.libero.assets import resolve as assets
+from envs.libero.assets import standins
+from envs.libero.assets.resolve import LiberoAssets, missing_files, resolve_assets
+from envs.libero.assets.standins import mjcf
+from envs.libero.assets.standins.shapes import Ring, rotation, turned_mesh
+from envs.libero.assets.standins.table import read_table, shapes
 from envs.libero.bootstrap import import_libero
-from envs.libero.rendering import Renderer
-from envs.libero.standins import mjcf
-from envs.libero.standins.shapes import Ring, rotation, turned_mesh
-from envs.libero.standins.table import read_table, shapes
-from envs.libero.task_model import TaskModel
-from envs.libero.tasks import load_init_states, suite_tasks
+from envs.libero.fast.rendering import Renderer
+from envs.libero.fast.task_model import TaskModel
+from envs.libero.protocol.tasks import load_init_states, suite_tasks
 
 ROOT = Path(__file__).parents[1]
 NO_OP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
@@ -162,9 +164,9 @@ def test_a_silent_hub_is_given_up_quickly_and_once(alone: Path, monkeypatch: pyt
 
 EVERYTHING = """
 from envs.libero.bootstrap import import_libero
-from envs.libero.rendering import Renderer
-from envs.libero.task_model import TaskModel
-from envs.libero.tasks import suite_tasks
+from envs.libero.fast.rendering import Renderer
+from envs.libero.fast.task_model import TaskModel
+from envs.libero.protocol.tasks import suite_tasks
 import mujoco
 import numpy as np
 model = TaskModel(suite_tasks("libero_object")[0], import_libero("stand-ins"))

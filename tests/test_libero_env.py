@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from envs.base import EnvError, empty_observation
-from envs.libero.conventions import to_robosuite
+from envs.libero.config import LiberoConfig
 from envs.libero.env import LiberoVectorEnv
+from envs.libero.protocol.conventions import to_robosuite
+from envs.libero.protocol.tasks import STEP_LIMITS, load_init_states, select_tasks, suite_tasks
 from envs.libero.spec import libero_spec
-from envs.libero.tasks import STEP_LIMITS, load_init_states, select_tasks, suite_tasks
 from tests.libero_exactness import make, random_actions
-from vla_rl.config import LiberoConfig
-from vla_rl.types import Episode
+from vla_rl.core.records import Episode
 
 pytestmark = pytest.mark.libero
 

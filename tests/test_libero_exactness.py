@@ -5,9 +5,9 @@ import pytest
 
 from envs import make_env
 from envs.base import EnvError, empty_observation
+from envs.libero.config import LiberoConfig
 from tests.libero_exactness import assert_exact, from_list, noisy_expert, random_actions
-from vla_rl.config import LiberoConfig
-from vla_rl.types import Episode
+from vla_rl.core.records import Episode
 
 pytestmark = pytest.mark.libero
 

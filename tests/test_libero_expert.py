@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from envs.base import EnvError
+from envs.libero.config import LiberoConfig
 from envs.libero.env import LiberoVectorEnv
-from envs.libero.grasping import HeightMap, closing_axis, find_grasp
-from vla_rl.config import LiberoConfig
-from vla_rl.types import Episode
+from envs.libero.expert.grasping import HeightMap, closing_axis, find_grasp
+from vla_rl.core.records import Episode
 
 TABLE = 0.4  # metres above the floor
 

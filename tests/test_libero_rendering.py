@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from envs.libero.bootstrap import import_libero
-from envs.libero.rendering import Renderer, _Pass
-from envs.libero.task_model import TaskModel
-from envs.libero.tasks import suite_tasks
+from envs.libero.fast.rendering import Renderer, _Pass
+from envs.libero.fast.task_model import TaskModel
+from envs.libero.protocol.tasks import suite_tasks
 
 pytestmark = pytest.mark.libero
 

@@ -10,18 +10,19 @@ from torch import Tensor, nn
 
 from tests.learner_tools import SPEC, config, free_port, make_learner, parameters, random_batch
 from tests.policy_helpers import CODEC
-from vla_rl.config import LoraConfig, PolicyConfig, RunConfig
-from vla_rl.config_loading import ConfigError, dump_config, load_config
-from vla_rl.errors import UserError
-from vla_rl.lending import borrow, lend
-from vla_rl.mailbox import PoolAddress, create_pool
-from vla_rl.placement import Process, Resources, lender_of, make_plan
+from vla_rl.config.loading import ConfigError, dump_config, load_config
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
+from vla_rl.core.ipc.frozen_weights import borrow, lend
+from vla_rl.core.ipc.mailbox import PoolAddress, create_pool
+from vla_rl.core.ipc.shared_memory import SharedArrays
+from vla_rl.core.ipc.weights import WeightPublisher, create_weights
+from vla_rl.placement.plan import Process, Resources, lender_of, make_plan
 from vla_rl.policies import OpenVLAOFT, PolicyOutput, build_policy, load_policy, save_policy
-from vla_rl.policies.adapters import add_adapters
-from vla_rl.policies.architecture import openvla_7b
-from vla_rl.policies.prompt import PromptTokenizer, build_tiny_tokenizer
-from vla_rl.sharedmem import SharedArrays
-from vla_rl.weights import WeightPublisher, create_weights
+from vla_rl.policies.openvla_oft.architecture import openvla_7b
+from vla_rl.policies.openvla_oft.config import LoraConfig, PolicyConfig
+from vla_rl.policies.openvla_oft.lora import add_adapters
+from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
 
 LORA = {"rank": 4, "alpha": 8}
 OFT = ("vision", "projector", "language_model")
@@ -141,7 +142,7 @@ def test_the_hand_over_holds_what_trains_and_nothing_else(base, tmp_path):
     assert handed_over == sum(4 * p.numel() for p in learner.policy.parameters() if p.requires_grad)
     assert handed_over < 0.25 * sum(4 * p.numel() for p in learner.policy.parameters())
 
-    from vla_rl.processes import InferenceProcess
+    from vla_rl.cluster.processes import InferenceProcess
 
     address = PoolAddress(str(tmp_path), "server0", 1, 2)
     create_pool(address, SPEC, 4)
@@ -215,7 +216,7 @@ def test_without_lora_everything_trains_and_is_handed_over():
 
 
 def _process(cfg: RunConfig, folder: Path, state: Path | None = None, version: int = 0):
-    from vla_rl.processes import LearnerProcess
+    from vla_rl.cluster.processes import LearnerProcess
 
     process = LearnerProcess(cfg, SPEC, Process("learner", 0, "cpu", (0,), 1, None), 1, folder / "locks")
     folder.mkdir()
@@ -346,7 +347,7 @@ def test_published_settings_can_be_said(tmp_path):
 
 
 def test_evaluation_takes_the_merged_policy_as_it_is(base, tmp_path):
-    from vla_rl.evaluation_run import _config as evaluation_config
+    from vla_rl.commands.evaluate import _config as evaluation_config
 
     (tmp_path / "config.yaml").write_text(dump_config(_config(base)))
     (tmp_path / "checkpoints/000001/policy").mkdir(parents=True)

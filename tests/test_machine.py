@@ -3,8 +3,8 @@ import os
 
 import pytest
 
-from vla_rl import machine
-from vla_rl.machine import Machine, library_loads
+from vla_rl.core import machine
+from vla_rl.core.machine import Machine, library_loads
 
 
 @pytest.fixture

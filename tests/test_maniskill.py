@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from envs.base import EnvError, empty_observation
-from envs.demos import HasDemoState, collect, read_demonstrations
+from envs.base.demonstrations import HasDemoState, collect, read_demonstrations
+from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.env import ManiSkillVectorEnv
 from envs.maniskill.tasks import TASKS
-from vla_rl.config import ManiSkillConfig
-from vla_rl.types import Episode, Observation, StepResult
+from vla_rl.core.records import Episode, Observation, StepResult
 
 pytestmark = pytest.mark.maniskill
 

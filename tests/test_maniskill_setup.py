@@ -15,13 +15,14 @@ from pydantic import ValidationError
 from envs import env_spec, make_env
 from envs.base import EnvError
 from envs.maniskill import bootstrap, vulkan
+from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.env import _progress, _Slot
 from envs.maniskill.simulation import Simulation, rotation_vector
 from envs.maniskill.tasks import TASKS, maniskill_spec
 from envs.maniskill.vulkan import VulkanDevice, vulkan_problem
-from vla_rl.config import ManiSkillConfig, RunConfig
-from vla_rl.placement import Resources, make_plan
-from vla_rl.types import Episode
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.records import Episode
+from vla_rl.placement.plan import Resources, make_plan
 
 NEW, OLD = (
     VulkanDevice("llvmpipe", True, "Mesa 25.0.7-2~bpo12+1 (LLVM 15)"),
@@ -32,7 +33,7 @@ GPU = VulkanDevice("NVIDIA H200", False, "550.54")
 
 @pytest.mark.maniskill
 def test_without_a_vulkan_driver_nothing_starts_and_the_package_is_named() -> None:
-    code = "from envs import env_spec; from vla_rl.config import ManiSkillConfig; env_spec(ManiSkillConfig())"
+    code = "from envs import env_spec; from envs.maniskill.config import ManiSkillConfig; env_spec(ManiSkillConfig())"
     nowhere = {"VK_DRIVER_FILES": os.devnull, "VK_ICD_FILENAMES": os.devnull}
     run = subprocess.run([sys.executable, "-c", code], env=os.environ | nowhere, capture_output=True, text=True)
     assert run.returncode == 1

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster as RayNodes
 
-from vla_rl.checkpoint import Checkpoints
-from vla_rl.config import RunConfig
-from vla_rl.errors import UserError
-from vla_rl.machine import Machine
-from vla_rl.placement import PlanError, Resources, layouts, make_plan
-from vla_rl.runner import train
-from vla_rl.sharedmem import shared_root
+from vla_rl.commands.checkpoints import Checkpoints
+from vla_rl.commands.train import train
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
+from vla_rl.core.ipc.shared_memory import shared_root
+from vla_rl.core.machine import Machine
+from vla_rl.placement.plan import PlanError, Resources, layouts, make_plan
 
 
 def _config(**placement) -> RunConfig:

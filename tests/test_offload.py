@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.learner_tools import SPEC, config, make_learner, parameters, random_batch, run_ranks
-from vla_rl import offload
-from vla_rl.actor import PolicyActor
-from vla_rl.config import PolicyConfig, RunConfig
-from vla_rl.engine import tensors_held
-from vla_rl.offload import Offloader
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.devices import offload
+from vla_rl.core.devices.offload import Offloader
+from vla_rl.core.records import Observation
+from vla_rl.inference.policy_runner import PolicyActor
+from vla_rl.learner.deepspeed_engine import tensors_held
 from vla_rl.policies import build_policy, save_policy
-from vla_rl.types import Observation
+from vla_rl.policies.openvla_oft.config import PolicyConfig
 
 CPU = torch.device("cpu")
 LORA = {"rank": 4, "alpha": 8}
@@ -253,7 +254,7 @@ def test_ranks_that_share_a_state(tmp_path: Path, zero_stage: int, precision: st
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.exhaustive)])
 def test_a_run_that_offloads_trains_evaluates_saves_and_resumes(tmp_path: Path, mode: str) -> None:
-    from vla_rl.runner import train
+    from vla_rl.commands.train import train
 
     cfg = RunConfig.model_validate(
         {

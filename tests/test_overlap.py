@@ -2,7 +2,7 @@
 
 import pytest
 
-from vla_rl.benchmark.overlap import Costs, measure
+from vla_rl.commands.benchmark.overlap import Costs, measure
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 

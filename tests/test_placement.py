@@ -1,4 +1,4 @@
-"""vla_rl.placement: every device is used as the mode says, and what cannot be planned explains itself."""
+"""vla_rl.placement.plan: every device is used as the mode says, and what cannot be planned explains itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_rl.config import RunConfig
-from vla_rl.placement import Layout, PlanError, Resources, choose_layout, layouts, make_plan
+from vla_rl.config.run_config import RunConfig
+from vla_rl.placement.plan import Layout, PlanError, Resources, choose_layout, layouts, make_plan
 
 
 def config(run: str = "async", learner: dict[str, Any] | None = None, **placement: Any) -> RunConfig:

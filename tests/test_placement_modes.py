@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.config_loading import load_config
-from vla_rl.machine import Machine
-from vla_rl.placement import Resources, choose_layout
-from vla_rl.runner import train
+from vla_rl.commands.train import train
+from vla_rl.config.loading import load_config
+from vla_rl.core.machine import Machine
+from vla_rl.placement.checks import machine_checks
+from vla_rl.placement.plan import Resources, choose_layout
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
 _SHORT = ["train.iterations=1", "train.batch_episodes=4", "train.eval_episodes=0", "env.max_episode_steps=8"]
@@ -25,7 +26,7 @@ _TURNS = {"collocated": True, "pipelined": False, "hybrid": True}
 def test_the_mode_is_one_key(simulator: str, mode: str, tmp_path: Path) -> None:
     """An update on all episodes played; devices are shared, and held in turns, where the mode says so."""
     where = [f"placement.mode={mode}", f"log.dir={tmp_path}", "log.name=run"]
-    config = load_config(_CONFIGS / f"{simulator}.yaml", [*_SHORT, *_QUIET, *where], Machine.detect())
+    config = load_config(_CONFIGS / f"{simulator}.yaml", [*_SHORT, *_QUIET, *where], machine_checks(Machine.detect()))
     assert train(config) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [1]

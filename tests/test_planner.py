@@ -1,4 +1,4 @@
-"""vla_rl.planner: the search against trying everything, memory, and `vla-rl plan` and `vla-rl profile`."""
+"""vla_rl.placement.search: the search against trying everything, memory, and `vla-rl plan` and `vla-rl profile`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.benchmark.scaling import as_reference, for_devices
-from vla_rl.cli import main
-from vla_rl.config import LoraConfig, RunConfig
-from vla_rl.config_loading import load_config
-from vla_rl.cost_model import Job
-from vla_rl.placement import PlanError, Resources, make_plan
-from vla_rl.planner import Candidate, candidates, fit_memory, memory_of, search, simulate
-from vla_rl.profile import Curve, Memory, Profile, load_profile
+from vla_rl.commands.benchmark.scaling import as_reference, for_devices
+from vla_rl.commands.cli import main
+from vla_rl.config.loading import load_config
+from vla_rl.config.run_config import RunConfig
+from vla_rl.placement.cost_model import Job
+from vla_rl.placement.plan import PlanError, Resources, make_plan
+from vla_rl.placement.profile import Curve, Memory, Profile, load_profile
+from vla_rl.placement.search import Candidate, candidates, fit_memory, memory_of, search, simulate
+from vla_rl.policies.openvla_oft.config import LoraConfig
 
 ROOT = Path(__file__).parent.parent
 PROFILES = sorted((ROOT / "configs" / "profiles").glob("*.yaml"))

@@ -70,7 +70,7 @@ def test_a_failed_save_keeps_the_previous_checkpoint(folder: Path, monkeypatch: 
     def full_disk(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("vla_rl.policies.checkpoint.save_file", full_disk)
+    monkeypatch.setattr("vla_rl.policies.openvla_oft.checkpoint.save_file", full_disk)
     with pytest.raises(OSError, match="No space left"):
         save_policy(make(nano(), seed=7), folder, {"run": 2})
     assert load_metadata(folder) == METADATA

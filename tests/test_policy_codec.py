@@ -12,10 +12,16 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from tests.policy_helpers import INSTRUCTIONS, nano
-from vla_rl.policies.action_codec import ActionCodec, Bounds, bins_to_ids, ids_to_bins
-from vla_rl.policies.architecture import Architecture, openvla_7b, tiny
-from vla_rl.policies.images import IMAGENET_MEAN, IMAGENET_STD, crop_center, official_preprocess, prepare_images
-from vla_rl.policies.prompt import PromptTokenizer, build_tiny_tokenizer, format_prompt
+from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds, bins_to_ids, ids_to_bins
+from vla_rl.policies.openvla_oft.architecture import Architecture, openvla_7b, tiny
+from vla_rl.policies.openvla_oft.images import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    crop_center,
+    official_preprocess,
+    prepare_images,
+)
+from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer, format_prompt
 
 BOUNDS = Bounds((-0.6, -0.9, -0.2, 0.0), (0.8, 0.9, 0.1, 0.0), (True, True, True, False))
 

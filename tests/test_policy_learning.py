@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from tests.policy_helpers import CODEC, PROPRIO, inputs, make, nano
-from vla_rl.policies.architecture import Architecture, VisionTower
-from vla_rl.policies.openvla_oft import OpenVLAOFT, token_logprobs
+from vla_rl.policies.openvla_oft.architecture import Architecture, VisionTower
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT, token_logprobs
 
 
 def spread_over_placeholders(policy: OpenVLAOFT) -> float:

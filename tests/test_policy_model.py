@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import Dinov2WithRegistersModel, SiglipVisionModel
 
 from tests.policy_helpers import CODEC, INSTRUCTIONS, PROPRIO, inputs, make, nano
-from vla_rl.policies.architecture import NUM_BINS, openvla_7b, tiny
-from vla_rl.policies.images import prepare_images
-from vla_rl.policies.openvla_oft import OpenVLAOFT, sample_tokens, token_entropy, token_logprobs
-from vla_rl.policies.prompt import PromptTokenizer, build_tiny_tokenizer
+from vla_rl.policies.openvla_oft.architecture import NUM_BINS, openvla_7b, tiny
+from vla_rl.policies.openvla_oft.images import prepare_images
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT, sample_tokens, token_entropy, token_logprobs
+from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
 
 
 def embeddings_by_hand(policy: OpenVLAOFT, images: Tensor, proprio: Tensor, task: int) -> Tensor:

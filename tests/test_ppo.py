@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
+from algos import make_algorithm
 from algos.advantages import explained_variance
+from algos.algorithm import proximal_logprobs
 from algos.counts import Counts
 from algos.losses import RatioLevel, log_ratio, token_mask
 from algos.ppo import PPO
-from algos.surrogate import proximal_logprobs
 from tests.ppo_case import (
     CONFIGS,
     DECOUPLED,
@@ -31,7 +32,7 @@ from tests.ppo_case import (
     summed,
 )
 from tests.reference_algos import ppo_reference, random_super_batch
-from vla_rl.types import SuperBatch
+from vla_rl.core.records import SuperBatch
 
 
 @pytest.mark.parametrize("config", PPO_CONFIGS, ids=describe_config)
@@ -184,7 +185,7 @@ def test_gradient_of_gipo_is_the_policy_gradient_times_the_trust(config: PPO) ->
     config = config.model_copy(update={"value_coef": 0.0, "clip_low": 0.99, "clip_high": 1e6})
     case = Case(config)
     (found, *_) = case.gradients(case.whole()[0])
-    case.algorithm = config.model_copy(update={"objective": "clip"}).algorithm()
+    case.algorithm = make_algorithm(config.model_copy(update={"objective": "clip"}))
     (unlimited, *_) = case.gradients(case.whole()[0])
     rows = case.rows(slice(None))
     tokens = token_mask(rows.num_steps, *case.logprobs.shape[1:])
@@ -236,7 +237,7 @@ def test_repeated_updates_on_stale_data_find_the_best_token() -> None:
     tokens = torch.multinomial(behaviour.exp(), 512, replacement=True, generator=generator)
     reward = (tokens == 2).numpy().astype(np.float32)
     batch = bandit_batch(reward, behaviour[tokens].numpy())
-    algorithm = PPO(proximal="recomputed", importance_cap=5.0, gamma=1.0).algorithm()
+    algorithm = make_algorithm(PPO(proximal="recomputed", importance_cap=5.0, gamma=1.0))
     logits = behaviour.clone().requires_grad_()
     optimizer = torch.optim.SGD([logits], lr=1.0)
     for iteration in range(60):

@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from algos.base import Algorithm, Targets
+from algos import make_algorithm
+from algos.algorithm import Algorithm
 from algos.counts import Counts, RatioLevel
 from algos.ppo import PPO
+from algos.targets import Targets
 from tests.ppo_case import ANCHORED, DECOUPLED, LEVELS, PLAIN, SEED, Case
 from tests.reference_algos import batch_gae_reference, random_super_batch
 
@@ -27,7 +29,7 @@ from tests.reference_algos import batch_gae_reference, random_super_batch
 def test_targets_equal_the_reference(seed: int, level: RatioLevel, normalized: bool) -> None:
     config = PPO(ratio_level=level, normalize_advantages=normalized, gamma=0.97, gae_lambda=0.9)
     batch = random_super_batch(np.random.default_rng(seed), 7)
-    targets = config.algorithm().targets(batch)
+    targets = make_algorithm(config).targets(batch)
     raw = np.array(batch_gae_reference(batch, 0.97, 0.9))
     assert_allclose(targets.returns, raw + batch.values, rtol=1e-6, atol=1e-6)
     per_chunk = np.ones_like(batch.num_steps) if level == "chunk" else batch.num_steps
@@ -48,23 +50,23 @@ def test_recomputed_numbers_replace_the_recorded_ones() -> None:
     assert_array_equal(case.targets.behaviour_logprobs, case.batch.logprobs)
     assert_array_equal(case.targets.old_values, case.values)
     same_values = replace(case.batch, values=case.values)
-    assert_array_equal(case.targets.advantages, PPO().algorithm().targets(same_values).advantages)
+    assert_array_equal(case.targets.advantages, make_algorithm(PPO()).targets(same_values).advantages)
 
 
 def test_bootstrap_never_makes_a_time_limit_a_failure_and_always_an_end_a_time_limit() -> None:
     batch = random_super_batch(np.random.default_rng(5), 8)
     assert batch.truncated.any()
-    never = PPO(bootstrap="never", normalize_advantages=False).algorithm().targets(batch)
+    never = make_algorithm(PPO(bootstrap="never", normalize_advantages=False)).targets(batch)
     ended = replace(batch, truncated=np.zeros(8, bool), terminated=np.ones(8, bool))
-    as_terminated = PPO(normalize_advantages=False).algorithm().targets(ended)
+    as_terminated = make_algorithm(PPO(normalize_advantages=False)).targets(ended)
     assert_array_equal(never.returns, as_terminated.returns)
-    always = PPO(bootstrap="always", normalize_advantages=False).algorithm().targets(batch)
+    always = make_algorithm(PPO(bootstrap="always", normalize_advantages=False)).targets(batch)
     all_cut = replace(batch, truncated=np.ones(8, bool), terminated=np.zeros(8, bool))
-    as_truncated = PPO(normalize_advantages=False).algorithm().targets(all_cut)
+    as_truncated = make_algorithm(PPO(normalize_advantages=False)).targets(all_cut)
     assert_array_equal(always.returns, as_truncated.returns)
     cut = np.flatnonzero(batch.truncated)[0]
     last = batch.offsets[cut + 1] - 1
-    default = PPO(normalize_advantages=False).algorithm().targets(batch)
+    default = make_algorithm(PPO(normalize_advantages=False)).targets(batch)
     difference = default.returns[last] - never.returns[last]
     assert difference == pytest.approx(0.99 * batch.final_value[cut], rel=1e-5)
 
@@ -80,7 +82,7 @@ def test_the_order_of_episodes_does_not_change_targets() -> None:
     }
     offsets = np.concatenate([[0], np.cumsum(np.diff(batch.offsets)[order])]).astype(np.int32)
     shuffled = replace(batch, offsets=offsets, **per_chunk, **per_episode)
-    algorithm = PPO().algorithm()
+    algorithm = make_algorithm(PPO())
     assert_allclose(algorithm.targets(shuffled).advantages, algorithm.targets(batch).advantages[rows], atol=1e-6)
 
 
@@ -148,7 +150,7 @@ def test_every_key_of_the_loss_is_read(key: str) -> None:
     }.get(key)
     base = base.model_copy(update=dict([needs] if needs else []))
     case, other = Case(base), Case(base)
-    other.algorithm = base.model_copy(update={key: CHANGES[key]}).algorithm()
+    other.algorithm = make_algorithm(base.model_copy(update={key: CHANGES[key]}))
     if key == "proximal":
         other.proximal = other.values = None
     if key == "kl_coef":
@@ -158,7 +160,7 @@ def test_every_key_of_the_loss_is_read(key: str) -> None:
 
 
 def test_every_key_is_covered() -> None:
-    algorithm: Algorithm = PPO(epochs=3, minibatches=5).algorithm()
+    algorithm: Algorithm = make_algorithm(PPO(epochs=3, minibatches=5))
     assert (algorithm.epochs, algorithm.minibatches, algorithm.needs_recompute) == (3, 5, False)
     assert set(PPO.model_fields) == set(CHANGES) | {"name", "epochs", "minibatches"}
 
@@ -170,16 +172,16 @@ def test_numbers_of_other_weights_come_exactly_where_asked_for() -> None:
     with pytest.raises(ValueError, match="values were not given"):
         case.algorithm.targets(case.batch, case.proximal)
     with pytest.raises(ValueError, match=r"logprobs were given, and algo\.proximal does not use them"):
-        PPO().algorithm().targets(case.batch, case.proximal, case.values)
+        make_algorithm(PPO()).targets(case.batch, case.proximal, case.values)
     with pytest.raises(ValueError, match=r"reference_logprobs were not given, and algo\.kl_coef needs them"):
         anchored.algorithm.targets(anchored.batch)
     with pytest.raises(ValueError, match=r"reference_logprobs were given, and algo\.kl_coef does not use"):
-        PPO().algorithm().targets(anchored.batch, reference_logprobs=anchored.reference)
+        make_algorithm(PPO()).targets(anchored.batch, reference_logprobs=anchored.reference)
 
 
 def test_contradictory_batches_are_refused() -> None:
     batch = random_super_batch(np.random.default_rng(0), 4)
-    algorithm = PPO().algorithm()
+    algorithm = make_algorithm(PPO())
     with pytest.raises(ValueError, match="episode 100 has terminated=False and truncated=False"):
         algorithm.targets(replace(batch, terminated=np.zeros(4, bool), truncated=np.zeros(4, bool)))
     with pytest.raises(ValueError, match=r"num_steps lie in 4\.\.4: must be 1\.\.3"):

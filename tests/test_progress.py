@@ -6,9 +6,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from vla_rl import progress
-from vla_rl.memory import resident_gib
-from vla_rl.progress import ProgressDisplay, make_console
+from vla_rl.observability import console as progress
+from vla_rl.observability.console import ProgressDisplay, make_console
+from vla_rl.observability.usage import resident_gib
 
 
 def shown(monkeypatch, *, terminal: bool, every: float) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from vla_rl.cli import main
-from vla_rl.config import RunConfig
-from vla_rl.config_loading import dump_config, load_config
-from vla_rl.machine import Gpu, Machine
-from vla_rl.placement import Resources, make_plan
-from vla_rl.runner import train
+from vla_rl.commands.cli import main
+from vla_rl.commands.train import train
+from vla_rl.config.loading import dump_config, load_config
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.machine import Gpu, Machine
+from vla_rl.placement.checks import machine_checks
+from vla_rl.placement.plan import Resources, make_plan
 
 FOLDER = Path(__file__).parents[1] / "configs" / "recipes"
 RECIPES = sorted(FOLDER.glob("*.yaml"))
@@ -76,7 +77,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def _recipe(name: str, *overrides: str, machine: Machine | None = None) -> RunConfig:
-    return load_config(FOLDER / f"{name}.yaml", overrides, machine)
+    return load_config(FOLDER / f"{name}.yaml", overrides, machine_checks(machine) if machine else ())
 
 
 def _values(group: Any, expected: dict[str, Any]) -> dict[str, Any]:

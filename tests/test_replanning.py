@@ -1,4 +1,4 @@
-"""vla_rl.replanning: when a run moves to another plan, and that it arrives there with everything it had."""
+"""vla_rl.placement.replan: when a run moves to another plan, and that it arrives there with everything it had."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import pytest
 
 from tests.test_planner import workload
 from tests.test_training import _balanced, _metrics, _own_leftovers
-from vla_rl.config import RunConfig
-from vla_rl.config_errors import ConfigError
-from vla_rl.config_loading import load_config
-from vla_rl.cost_model import Job
-from vla_rl.machine import Machine
-from vla_rl.placement import Layout, PlanError, Resources, make_plan
-from vla_rl.planner import Candidate, candidate_of
-from vla_rl.planning import layout_record, plan_of_record
-from vla_rl.processes import StoreProcess
-from vla_rl.profile import Curve, Memory, Profile, load_profile, save_profile
-from vla_rl.replanning import Move, better_plan, worthwhile
-from vla_rl.replay import StoreRules
+from vla_rl.cluster.processes import StoreProcess
+from vla_rl.config.loading import load_config
+from vla_rl.config.messages import ConfigError
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.machine import Machine
+from vla_rl.placement.cost_model import Job
+from vla_rl.placement.plan import Layout, PlanError, Resources, make_plan
+from vla_rl.placement.planner import layout_record, plan_of_record
+from vla_rl.placement.profile import Curve, Memory, Profile, load_profile, save_profile
+from vla_rl.placement.replan import Move, better_plan, worthwhile
+from vla_rl.placement.search import Candidate, candidate_of
+from vla_rl.replay.store import StoreRules
 
 RESOURCES = Resources(cores=8, devices=4, kind="virtual")
 
@@ -142,7 +142,7 @@ def test_a_closed_store_starts_nothing_and_loses_nothing() -> None:
 def test_a_run_with_a_wrong_profile_moves_and_goes_on_with_all_it_had(tmp_path: Path) -> None:
     """On virtual devices training is dear. The configured profile takes inference for that, and memory for too small to
     share a device."""
-    from vla_rl.runner import train
+    from vla_rl.commands.train import train
 
     truth = profile(infer=0.001, train=0.03)
     save_profile(truth, tmp_path / "truth.yaml")
@@ -204,7 +204,7 @@ def test_a_run_with_a_wrong_profile_moves_and_goes_on_with_all_it_had(tmp_path: 
 @pytest.mark.slow
 def test_a_real_learner_moves_with_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On cores, from a device for each role to turns on both; the decision is made up."""
-    from vla_rl import runner
+    from vla_rl.commands import train as runner
 
     config = RunConfig.model_validate(
         {

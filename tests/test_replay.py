@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.runtime_fakes import result, trajectory
-from vla_rl.checkpoint import load_trajectories, save_trajectories
-from vla_rl.replay import ReplayStore, StoreRules
-from vla_rl.schedule import TaskSchedule, evaluation_episodes, start_state, training_episode
-from vla_rl.superbatch import collate, describe
-from vla_rl.types import GroupRules
+from vla_rl.core.records import GroupRules
+from vla_rl.replay.schedule import TaskSchedule, evaluation_episodes, start_state, training_episode
+from vla_rl.replay.store import ReplayStore, StoreRules
+from vla_rl.replay.super_batch import collate, describe
+from vla_rl.replay.trajectory_file import load_trajectories, save_trajectories
 
 
 def _rules(**changes) -> StoreRules:

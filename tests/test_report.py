@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_rl.cli import main
-from vla_rl.report import smoothed
+from vla_rl.commands.cli import main
+from vla_rl.observability.plots import smoothed
 
 
 def records(path: Path, success: float, evaluated: bool = True) -> Path:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from envs.workload import WorkloadVectorEnv, decode_image, plan_episode
+from envs.workload.config import WorkloadConfig
+from envs.workload.env import WorkloadVectorEnv, decode_image, plan_episode
 from tests.runtime_fakes import A, EchoActor
-from vla_rl.config import WorkloadConfig
-from vla_rl.inference import BatchRule, InferenceServer
-from vla_rl.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
-from vla_rl.replay import ReplayStore, StoreRules
-from vla_rl.rollout import EnvWorker
-from vla_rl.schedule import evaluation_episodes
-from vla_rl.types import ActionBatch, Observation
+from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
+from vla_rl.core.records import ActionBatch, Observation
+from vla_rl.inference.inference_server import BatchRule, InferenceServer
+from vla_rl.replay.schedule import evaluation_episodes
+from vla_rl.replay.store import ReplayStore, StoreRules
+from vla_rl.rollout.env_worker import EnvWorker
 
 K = 4
 
@@ -103,7 +103,7 @@ def test_episodes_end_where_they_end(tmp_path):
     config = WorkloadConfig(max_episode_steps=23, length_spread=0.8)
     with running(tmp_path, config, max_age=0) as system:
         batch = system.store.next_batch(20.0)
-        from vla_rl.schedule import training_episode
+        from vla_rl.replay.schedule import training_episode
 
         for b, episode in enumerate(batch.episode_id.tolist()):
             plan = plan_episode(config, training_episode(episode, episode % 2, 0).seed)

@@ -1,4 +1,4 @@
-"""vla_rl.run_profile: what a run's own meters say of its costs, and that a real run writes it down."""
+"""vla_rl.placement.measured_profile: what a run's own meters say of its costs, and that a real run writes it down."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_rl import profiling
-from vla_rl.cli import main
-from vla_rl.config import RunConfig
-from vla_rl.config_loading import dump_config
-from vla_rl.meter import LineSums, Meter
-from vla_rl.profile import Curve, Memory, Profile, load_profile
-from vla_rl.run_profile import Costs, Measured, fit, line_of
-from vla_rl.throughput import Throughput
+from vla_rl.commands import profile as profiling
+from vla_rl.commands.cli import main
+from vla_rl.config.loading import dump_config
+from vla_rl.config.run_config import RunConfig
+from vla_rl.observability.meter import LineSums, Meter
+from vla_rl.observability.usage import Throughput
+from vla_rl.placement.measured_profile import Costs, Measured, fit, line_of
+from vla_rl.placement.profile import Curve, Memory, Profile, load_profile
 
 ROOT = Path(__file__).parent.parent
 MEMORY = Memory(device=80, weights=15, trained=5)
@@ -159,7 +159,7 @@ ALL = (("worker", ("simulate", "render")), ("server", ("act",)), ("learner", ("m
 @pytest.mark.alone
 def test_a_run_measures_what_its_parts_were_made_to_cost(tmp_path: Path) -> None:
     """Simulator and inference sleep for known times; the files lead to a plan."""
-    from vla_rl.runner import train
+    from vla_rl.commands.train import train
 
     env = {"name": "workload", "image_size": 32, "max_episode_steps": 32, "length_spread": 0.5}
     costs: dict[str, Any] = {"step_ms": 4.0, "render_ms": 6.0, "reset_ms": 20.0}

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.benchmark.points import REFERENCE, Point, gain_of
-from vla_rl.benchmark.scaling import Measured, as_reference, for_devices
-from vla_rl.cli import main
-from vla_rl.config_loading import load_config
-from vla_rl.machine import Machine
-from vla_rl.profile import load_profile, save_profile
+from vla_rl.commands.benchmark.scaling import Measured, as_reference, for_devices
+from vla_rl.commands.benchmark.scaling_points import REFERENCE, Point, gain_of
+from vla_rl.commands.cli import main
+from vla_rl.config.loading import load_config
+from vla_rl.core.machine import Machine
+from vla_rl.placement.checks import machine_checks
+from vla_rl.placement.profile import load_profile, save_profile
 
 ROOT = Path(__file__).parent.parent
 LIBERO = "libero_openvla_oft_h100.yaml"
@@ -141,7 +142,9 @@ def test_a_point_that_this_machine_limits_is_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("vla_rl.benchmark.scaling.run_virtual", lambda *_: Measured(10.0, 1000.0, 100.0, machine=0.9))
+    monkeypatch.setattr(
+        "vla_rl.commands.benchmark.scaling.run_virtual", lambda *_: Measured(10.0, 1000.0, 100.0, machine=0.9)
+    )
     command = ["benchmark", "scaling", "configs/scaling/libero.yaml", *SHORT, "--json", str(tmp_path / "points.json")]
     assert main([*command, "--devices", "1", "--mode", "collocated"]) == 0
     assert "discarded: this machine was the limit" in capsys.readouterr().out
@@ -157,7 +160,7 @@ def test_an_unknown_mode_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_the_reference_waits_for_all_that_play_and_for_nobody_else() -> None:
     """A final observation, which some slots ask for when the others are done, would wait for the time limit."""
     profile = load_profile(ROOT / "configs/profiles/maniskill_openvla_h100.yaml")
-    config = load_config(ROOT / "configs/scaling/maniskill.yaml", [], Machine.detect())
+    config = load_config(ROOT / "configs/scaling/maniskill.yaml", [], machine_checks(Machine.detect()))
     assert config.algo.final_values != "never"
     reference, _ = as_reference(for_devices(config, profile, 2), profile)
     assert reference.algo.final_values == "never"

@@ -5,13 +5,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from envs.demos import read_demonstrations
-from vla_rl.collection import demonstration_episode
-from vla_rl.config import RunConfig
+from envs.base.demonstrations import read_demonstrations
+from vla_rl.commands.demonstrations import demonstration_episode
+from vla_rl.commands.run_folder import new_folder
+from vla_rl.commands.sft import clone, cloning_loss, learning_rate_schedule, shift_images
+from vla_rl.config.run_config import RunConfig
 from vla_rl.policies import load_policy
-from vla_rl.run_folder import new_folder
-from vla_rl.schedule import training_episode
-from vla_rl.sft import clone, cloning_loss, learning_rate_schedule, shift_images
+from vla_rl.replay.schedule import training_episode
 
 
 def test_loss_is_cross_entropy_of_executed_steps_only():

@@ -1,15 +1,17 @@
-"""envs.shaping: rewards gain exactly what the potential gained, and nothing else changes."""
+"""envs.base.shaping: rewards gain exactly what the potential gained, and nothing else changes."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from envs import make_env
+from envs import EnvConfig, make_env
 from envs.base import VectorEnv
-from envs.shaping import ShapedEnv, shaped
-from vla_rl.config import EnvConfig, LiberoConfig, TabletopConfig, WorkloadConfig
-from vla_rl.types import Episode
+from envs.base.shaping import ShapedEnv, shaped
+from envs.libero.config import LiberoConfig
+from envs.tabletop.config import TabletopConfig
+from envs.workload.config import WorkloadConfig
+from vla_rl.core.records import Episode
 
 CONFIGS: list[EnvConfig] = [
     TabletopConfig(tasks=("reach",)),

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from vla_rl.sharedmem import WAKE, Doorbell, SharedArrays
+from vla_rl.core.ipc.shared_memory import WAKE, Doorbell, SharedArrays
 
 LAYOUT = {"a": ((3, 2), "<f4"), "b": ((5,), "|u1"), "none": ((4, 0), "<f4")}
 

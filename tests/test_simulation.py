@@ -1,4 +1,4 @@
-"""vla_rl.simulation against arithmetic that can be done by hand, and against the bounds of vla_rl.cost_model."""
+"""vla_rl.placement.simulation against arithmetic that can be done by hand, and against the bounds of vla_rl.placement.cost_model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vla_rl.config import RunConfig
-from vla_rl.cost_model import Job, bound
-from vla_rl.placement import Layout, Plan, Resources, layouts, make_plan
-from vla_rl.profile import Curve, Memory, Profile, load_profile, save_profile
-from vla_rl.simulation import SimulatedRun
+from vla_rl.config.run_config import RunConfig
+from vla_rl.placement.cost_model import Job, bound
+from vla_rl.placement.plan import Layout, Plan, Resources, layouts, make_plan
+from vla_rl.placement.profile import Curve, Memory, Profile, load_profile, save_profile
+from vla_rl.placement.simulation import SimulatedRun
 
 FREE = Curve(each=0.0)
 MEMORY = Memory(device=80, weights=15, trained=10)

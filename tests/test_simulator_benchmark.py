@@ -5,10 +5,10 @@ import json
 import pytest
 from rich.console import Console
 
-from envs.libero.contest import Setup, random_actions
-from vla_rl.benchmark.simulator import _cells, _require_equal, contest
-from vla_rl.cli import main
-from vla_rl.errors import UserError
+from envs.libero.benchmark_worker import Setup, random_actions
+from vla_rl.commands.benchmark.simulator import _cells, _require_equal, contest
+from vla_rl.commands.cli import main
+from vla_rl.core.errors import UserError
 
 TINY = Setup("libero_spatial", 0, 1, cameras=1, image_size=32, chunk_size=4)
 

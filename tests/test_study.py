@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli import main
-from vla_rl.errors import UserError
-from vla_rl.study import is_complete, plan_runs, read_study, summarize, time_to
+from vla_rl.commands.cli import main
+from vla_rl.commands.study import is_complete, plan_runs, read_study, summarize, time_to
+from vla_rl.core.errors import UserError
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted((ROOT / "configs" / "studies").glob("*.yaml"))

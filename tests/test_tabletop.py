@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from envs.base import EnvError, empty_observation
-from envs.demos import HasDemoState
-from envs.tabletop import FRAME_SIZE, TabletopVectorEnv, tabletop_spec
-from envs.tabletop_world import MAX_STEP
+from envs.base.demonstrations import HasDemoState
+from envs.tabletop.config import TabletopConfig
+from envs.tabletop.env import FRAME_SIZE, TabletopVectorEnv, tabletop_spec
+from envs.tabletop.world import MAX_STEP
 from tests.tabletop_helpers import FAMILIES, act, make, observe, start
-from vla_rl.config import TabletopConfig
 
 
 def test_instructions_enumerate_families_and_colors() -> None:
@@ -123,7 +123,7 @@ def test_bad_steps_are_refused(slots: list[int], actions: np.ndarray, text: str)
 
 def test_latency_is_slept_for_executed_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("envs.tabletop.time.sleep", slept.append)
+    monkeypatch.setattr("envs.tabletop.env.time.sleep", slept.append)
     env = make("reach", 2, latency_ms=4.0, max_episode_steps=5)
     start(env, slot=0)
     start(env, slot=1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.tabletop import TabletopVectorEnv
-from envs.tabletop_tasks import COLORS
+from envs.tabletop.config import TabletopConfig
+from envs.tabletop.env import TabletopVectorEnv
+from envs.tabletop.tasks import COLORS
 from tests.tabletop_helpers import FAMILIES, make, observe, start
-from vla_rl.config import TabletopConfig
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.tabletop import TabletopVectorEnv
-from envs.tabletop_tasks import COLORS, DISTURBED, INIT_STATES, PLATE_RADIUS
-from envs.tabletop_world import BLOCK_HALF, CONTACT, MAX_STEP
+from envs.tabletop.env import TabletopVectorEnv
+from envs.tabletop.tasks import COLORS, DISTURBED, INIT_STATES, PLATE_RADIUS
+from envs.tabletop.world import BLOCK_HALF, CONTACT, MAX_STEP
 from tests.tabletop_helpers import FAMILIES, act, make, start
-from vla_rl.types import Episode
+from vla_rl.core.records import Episode
 
 
 def test_placement_is_a_function_of_task_and_seed() -> None:

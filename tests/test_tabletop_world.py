@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.tabletop_world import BLOCK_HALF, BLOCK_HEIGHT, CONTACT, World, advance
+from envs.tabletop.world import BLOCK_HALF, BLOCK_HEIGHT, CONTACT, World, advance
 from tests.tabletop_helpers import make, start
 
 

@@ -13,12 +13,12 @@ import psutil
 import pytest
 import yaml
 
-from vla_rl.checkpoint import Checkpoints
-from vla_rl.cli import main
-from vla_rl.config import RunConfig
-from vla_rl.config_loading import dump_config
-from vla_rl.runner import train
-from vla_rl.sharedmem import shared_root
+from vla_rl.commands.checkpoints import Checkpoints
+from vla_rl.commands.cli import main
+from vla_rl.commands.train import train
+from vla_rl.config.loading import dump_config
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.ipc.shared_memory import shared_root
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +99,7 @@ def test_resume_continues_counters_versions_and_metrics(tmp_path):
 def _start(tmp_path, **groups) -> subprocess.Popen:
     config = _config(tmp_path, **groups).model_dump(mode="json")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "vla_rl.cli", "train", str(tmp_path / "config.yaml")]
+    command = [sys.executable, "-m", "vla_rl.commands.cli", "train", str(tmp_path / "config.yaml")]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -185,8 +185,8 @@ def test_dead_workers_and_servers_are_replaced(tmp_path, offload, update_ms):
 @pytest.mark.parametrize("damage", ["missing", "truncated", "shapes"])
 def test_a_bad_checkpoint_is_one_clear_error(tmp_path, capsys, damage):
     from envs import env_spec
-    from vla_rl.config import PolicyConfig
     from vla_rl.policies import build_policy, save_policy
+    from vla_rl.policies.openvla_oft.config import PolicyConfig
 
     config = _config(tmp_path)
     folder = tmp_path / "policy"

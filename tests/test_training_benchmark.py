@@ -5,9 +5,9 @@ import json
 import pytest
 import yaml
 
-from vla_rl.benchmark.training import load_variants, summarize
-from vla_rl.cli import main
-from vla_rl.errors import UserError
+from vla_rl.commands.benchmark.training import load_variants, summarize
+from vla_rl.commands.cli import main
+from vla_rl.core.errors import UserError
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vla_rl.study import Run, execute_all, plan_runs, read_study
+from vla_rl.commands.study import Run, execute_all, plan_runs, read_study
 
 ROOT = Path(__file__).parent.parent
 STUDY = read_study(ROOT / "configs" / "studies" / "variants.yaml")

@@ -3,8 +3,8 @@ import threading
 import pytest
 import torch
 
-from vla_rl import weights
-from vla_rl.weights import WeightPublisher, WeightReader, WeightRelay, create_buffers, create_weights
+from vla_rl.core.ipc import weights
+from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, WeightRelay, create_buffers, create_weights
 
 
 def _parameters(value: float, dtype=torch.float32) -> dict[str, torch.Tensor]:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from envs.base import EnvError, empty_observation
-from envs.workload import WorkloadVectorEnv, decode_image, encode_image, plan_episode
-from vla_rl.config import WorkloadConfig
-from vla_rl.types import Episode
+from envs.workload.config import WorkloadConfig
+from envs.workload.env import WorkloadVectorEnv, decode_image, encode_image, plan_episode
+from vla_rl.core.records import Episode
 
 
 def make(slots: int = 1, **keys: object) -> WorkloadVectorEnv:
@@ -117,7 +117,7 @@ def test_reward_falls_on_the_last_executed_step() -> None:
 
 def test_costs_are_slept(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("envs.workload.time.sleep", slept.append)
+    monkeypatch.setattr("envs.workload.env.time.sleep", slept.append)
     env = make(2, step_ms=2.0, render_ms=10.0, max_episode_steps=9)
     env.reset([0, 1], [Episode(id=i, task=0, seed=i) for i in range(2)])
     env.step([0, 1], actions(2))

@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 
 from envs.base import EnvError
-from envs.libero.assets import AssetMode, LiberoAssets, cache_dir, resolve_assets
+from envs.libero.assets.resolve import AssetMode, LiberoAssets, cache_dir, resolve_assets
 
 log = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from envs.libero.conventions import NO_OP, pose
-from envs.libero.expert import Expert
-from envs.libero.rendering import Renderer
+from envs.libero.config import LiberoConfig
+from envs.libero.expert.expert import Expert
+from envs.libero.fast.rendering import Renderer
+from envs.libero.fast.task_model import SlotState, TaskModel
+from envs.libero.protocol.conventions import NO_OP, pose
 from envs.libero.slots import Slot, SlotwiseEnv
-from envs.libero.task_model import SlotState, TaskModel
-from vla_rl.config import LiberoConfig
-from vla_rl.types import Episode, Observation
+from vla_rl.core.records import Episode, Observation
 
 _MEMORY_FACTOR = 2.0  # the GL library has its own copy; measured 1.9 to 2.4 on original assets at 128 and 256 pixels
 
@@ -98,7 +98,7 @@ class LiberoVectorEnv(SlotwiseEnv[_Slot]):
         return np.asarray(held, np.float32)
 
     def demo_state(self, slot: int) -> dict[str, np.ndarray]:
-        """What LIBERO's demonstration files hold of a moment beside images and action (see ``envs.demos``)."""
+        """What LIBERO's demonstration files hold of a moment beside images and action (see ``envs.base.demonstrations``)."""
         state = self.occupied(slot).state
         seen, data = state.seen, state.data
         eef = proprioception(state)[:6]

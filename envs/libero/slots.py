@@ -11,11 +11,11 @@ import numpy as np
 
 from envs.base import EnvError, VectorEnv
 from envs.libero.bootstrap import import_libero
-from envs.libero.conventions import to_robosuite
+from envs.libero.config import LiberoConfig
+from envs.libero.protocol.conventions import to_robosuite
+from envs.libero.protocol.tasks import load_init_states, select_tasks
 from envs.libero.spec import libero_spec
-from envs.libero.tasks import load_init_states, select_tasks
-from vla_rl.config import LiberoConfig
-from vla_rl.types import Episode, StepResult
+from vla_rl.core.records import Episode, StepResult
 
 
 @dataclass(slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from envs.libero.assets import resolve_assets
+from envs.libero.assets.resolve import resolve_assets
 from envs.libero.bootstrap import select_gl_backend
-from envs.libero.tasks import STEP_LIMITS, load_init_states, select_tasks
-from vla_rl.config import LiberoConfig
-from vla_rl.types import EnvSpec
+from envs.libero.config import LiberoConfig
+from envs.libero.protocol.tasks import STEP_LIMITS, load_init_states, select_tasks
+from vla_rl.core.records import EnvSpec
 
 MAIN_CAMERA = "agentview"
 WRIST_CAMERA = "robot0_eye_in_hand"

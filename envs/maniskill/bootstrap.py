@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from envs.base import EnvError
+from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.tasks import Task, select_tasks
 from envs.maniskill.vulkan import vulkan_problem
-from vla_rl.config import ManiSkillConfig
 
 INSTALL = 'bash scripts/setup.sh, or pip install "vla_rl[maniskill]"'
 _SOFTWARE = "pci:0"  # how SAPIEN finds a software renderer, which lies on no bus

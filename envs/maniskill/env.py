@@ -16,11 +16,11 @@ import numpy as np
 
 from envs.base import EnvError, VectorEnv
 from envs.maniskill.bootstrap import check_maniskill, choose_backend
+from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.expert import expert_action
 from envs.maniskill.simulation import Simulation
 from envs.maniskill.tasks import ACTION_DIM, INIT_STATES, maniskill_spec, select_tasks
-from vla_rl.config import ManiSkillConfig
-from vla_rl.types import Episode, Observation, StepResult
+from vla_rl.core.records import Episode, Observation, StepResult
 
 
 @dataclass(slots=True)
@@ -154,7 +154,7 @@ class ManiSkillVectorEnv(VectorEnv):
         return np.array([_progress(self._occupied(index)) for index in slots], np.float32)
 
     def demo_state(self, slot: int) -> dict[str, np.ndarray]:
-        """The current privileged state, by its path within a demonstration (see ``envs.demos``)."""
+        """The current privileged state, by its path within a demonstration (see ``envs.base.demonstrations``)."""
         occupied = self._occupied(slot)
         simulation, row = occupied.simulation, occupied.row
         proprio = simulation.proprio(row)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from envs.maniskill.bootstrap import make
+from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.tasks import ACTION_DIM, Task
-from vla_rl.config import ManiSkillConfig
 
 
 class Simulation:

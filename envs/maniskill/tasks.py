@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vla_rl.config import ManiSkillConfig
-from vla_rl.types import EnvSpec
+from envs.maniskill.config import ManiSkillConfig
+from vla_rl.core.records import EnvSpec
 
 ACTION_DIM = 7
 PROPRIO_DIM = 8

@@ -9,30 +9,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vla_rl.policies.action_codec import ActionCodec, Bounds
-    from vla_rl.policies.architecture import PRESETS, Architecture
     from vla_rl.policies.build import build_policy, check_policy, make_architecture
-    from vla_rl.policies.checkpoint import CheckpointError, load_metadata, load_policy, save_policy
-    from vla_rl.policies.factory import make_policy
-    from vla_rl.policies.openvla_oft import OpenVLAOFT, PolicyOutput, token_entropy, token_logprobs
+    from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
+    from vla_rl.policies.openvla_oft.architecture import PRESETS, Architecture
+    from vla_rl.policies.openvla_oft.checkpoint import CheckpointError, load_metadata, load_policy, save_policy
+    from vla_rl.policies.openvla_oft.initialize import make_policy
+    from vla_rl.policies.openvla_oft.model import OpenVLAOFT, PolicyOutput, token_entropy, token_logprobs
 
 _HOME = {
-    "PRESETS": "architecture",
-    "ActionCodec": "action_codec",
-    "Architecture": "architecture",
-    "Bounds": "action_codec",
-    "CheckpointError": "checkpoint",
-    "OpenVLAOFT": "openvla_oft",
-    "PolicyOutput": "openvla_oft",
+    "PRESETS": "openvla_oft.architecture",
+    "ActionCodec": "openvla_oft.action_codec",
+    "Architecture": "openvla_oft.architecture",
+    "Bounds": "openvla_oft.action_codec",
+    "CheckpointError": "openvla_oft.checkpoint",
+    "OpenVLAOFT": "openvla_oft.model",
+    "PolicyOutput": "openvla_oft.model",
     "build_policy": "build",
     "check_policy": "build",
-    "load_metadata": "checkpoint",
-    "load_policy": "checkpoint",
+    "load_metadata": "openvla_oft.checkpoint",
+    "load_policy": "openvla_oft.checkpoint",
     "make_architecture": "build",
-    "make_policy": "factory",
-    "save_policy": "checkpoint",
-    "token_entropy": "openvla_oft",
-    "token_logprobs": "openvla_oft",
+    "make_policy": "openvla_oft.initialize",
+    "save_policy": "openvla_oft.checkpoint",
+    "token_entropy": "openvla_oft.model",
+    "token_logprobs": "openvla_oft.model",
 }
 
 __all__ = [

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vla_rl.config import PolicyConfig
-from vla_rl.errors import UserError
-from vla_rl.policies.architecture import PRESETS, Architecture
-from vla_rl.types import EnvSpec
+from vla_rl.core.errors import UserError
+from vla_rl.core.records import EnvSpec
+from vla_rl.policies.openvla_oft.architecture import PRESETS, Architecture
+from vla_rl.policies.openvla_oft.config import PolicyConfig
 
 if TYPE_CHECKING:
-    from vla_rl.policies.openvla_oft import OpenVLAOFT
+    from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 
 def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
@@ -43,7 +43,7 @@ def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
 
     Adapters add nothing at first: the outputs are the checkpoint's. Raises UserError.
     """
-    from vla_rl.policies.checkpoint import load_policy
+    from vla_rl.policies.openvla_oft.checkpoint import load_policy
 
     if config.checkpoint is None:
         policy = _random_policy(config, spec, seed)
@@ -51,7 +51,7 @@ def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
         check_policy(config, spec)
         policy = load_policy(config.checkpoint)
     if config.lora is not None:
-        from vla_rl.policies.adapters import add_adapters
+        from vla_rl.policies.openvla_oft.lora import add_adapters
 
         add_adapters(policy, config.lora, seed)
     policy.set_instructions(spec.instructions)
@@ -66,8 +66,8 @@ def make_architecture(config: PolicyConfig, spec: EnvSpec) -> Architecture:
 
 
 def _random_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
-    from vla_rl.policies.action_codec import ActionCodec, Bounds
-    from vla_rl.policies.factory import make_policy
+    from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
+    from vla_rl.policies.openvla_oft.initialize import make_policy
 
     # without data there are no statistics: unit ranges, and the gripper as it is
     a, p = spec.action_dim, spec.proprio_dim

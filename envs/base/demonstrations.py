@@ -1,0 +1,367 @@
+"""Demonstrations of any simulator, in the HDF5 layout of LIBERO's data sets.
+
+    data                          attributes: problem_info (JSON with language_instruction), num_demos, total, ...
+    └── demo_0                    attributes: num_samples, language_instruction, success, ...
+        ├── actions               float64 [T, A], robosuite's convention: the gripper is -1 open .. 1 closed
+        ├── rewards, dones        uint8 [T], 1 in the last step
+        ├── states, robot_states  float64 [T, ...], where the simulator has them
+        └── obs
+            ├── agentview_rgb     uint8 [T, H, W, 3], the main view, rotated by 180 degrees as robosuite renders it
+            ├── eye_in_hand_rgb   the second view, likewise
+            └── ee_states, gripper_states, joint_states, ...   or, from other simulators, proprio
+
+``collect`` writes such files with a simulator's scripted expert; ``read_demonstrations`` reads them, LIBERO's official
+files and files in the form OpenVLA regenerates them, and converts to this project's conventions (see ``envs.base.vector_env``).
+
+Labels and noise (DART, arXiv:1703.09327): what is executed is the expert's action plus noise, what is written is the
+expert's action alone. So the files show states off the expert's path together with the way back. Replaying ``actions``
+open-loop therefore reproduces the ``states`` only of files written with noise 0 (attribute ``noise``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from PIL import Image
+
+from envs.base import EnvError, VectorEnv, empty_observation
+from vla_rl.core.errors import UserError
+from vla_rl.core.records import Episode
+
+VIEW_DATASETS = ("agentview_rgb", "eye_in_hand_rgb")  # the first view, the second view
+NOISE_MEMORY = 0.7  # correlation of the noise from one step to the next: single kicks average out within a few steps
+TURN_NOISE = 0.3  # share of the noise that rotations get
+_NOOP = 1e-4  # OpenVLA's bound on the norm of an arm action that does nothing
+_SCENE_PREFIX = re.compile(r"^[A-Z_]+SCENE\d+_")
+_FORMAT_VERSION = 1
+
+
+class DemonstrationError(UserError):
+    """A demonstration file cannot be used. The text names the file, the cause and the remedy."""
+
+
+@runtime_checkable
+class HasDemoState(Protocol):
+    """A simulator with more to record than images and proprioception."""
+
+    def demo_state(self, slot: int) -> dict[str, np.ndarray]:
+        """Arrays of the slot's present moment by their path within a demonstration, e.g. ``obs/joint_states``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectCounts:
+    """What a collection has written."""
+
+    episodes: int
+    successes: int
+    written: int
+    steps: int  # control steps in the file
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """Whole demonstrations, concatenated; rows of demonstration d are ``offsets[d]:offsets[d + 1]``."""
+
+    images: np.ndarray  # uint8 [S, V, H, W, 3], upright, seen before the action
+    proprio: np.ndarray  # float32 [S, P]
+    actions: np.ndarray  # float32 [S, A], gripper 0 = closed .. 1 = open
+    task: np.ndarray  # int32 [S]
+    offsets: np.ndarray  # int64 [D + 1]
+
+    @property
+    def num_demonstrations(self) -> int:
+        return len(self.offsets) - 1
+
+    def chunks(self, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Targets float32 [S, K, A] and mask bool [S, K]: the next K = ``size`` actions from each row on.
+
+        Beyond a demonstration's end the mask is false and its last action is repeated.
+        """
+        steps = np.arange(len(self.actions))[:, None] + np.arange(size)
+        end = np.repeat(self.offsets[1:], np.diff(self.offsets))[:, None]
+        return self.actions[np.minimum(steps, end - 1)], steps < end
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def collect(
+    env: VectorEnv,
+    episodes: Sequence[Episode],
+    path: Path,
+    *,
+    noise: float = 0.0,
+    keep_failures: bool = False,
+    progress: Callable[[CollectCounts], None] | None = None,
+) -> CollectCounts:
+    """Run the scripted expert through ``episodes`` (in slot 0), observing every control step, and write a file.
+
+    ``noise`` is the standard deviation of what is added to executed arm actions, in their own units (LIBERO: 1.0 is a
+    full action); it is correlated over about three steps. The file appears under its name only when complete.
+
+    Raises EnvError where the simulator has no expert for a task, DemonstrationError where no episode succeeded.
+    """
+    counts = CollectCounts(0, 0, 0, 0)
+    with _new_file(path) as data:
+        for episode in episodes:
+            record, success = _run_expert(env, episode, noise)
+            written = success or keep_failures
+            if written:
+                _write_demo(data, counts.written, record, episode, env.spec.instructions[episode.task], success)
+            counts = CollectCounts(
+                episodes=counts.episodes + 1,
+                successes=counts.successes + success,
+                written=counts.written + written,
+                steps=counts.steps + (len(record["actions"]) if written else 0),
+            )
+            if progress is not None:
+                progress(counts)
+        if not counts.written:
+            raise DemonstrationError(
+                f"none of {counts.episodes} episodes succeeded, {path} was not written: lower noise={noise}, "
+                "raise the step limit, or keep failures"
+            )
+        _write_attributes(data, env, counts, noise, {env.spec.instructions[episode.task] for episode in episodes})
+    return counts
+
+
+def _run_expert(env: VectorEnv, episode: Episode, noise: float) -> tuple[dict[str, np.ndarray], bool]:
+    """One episode as arrays by their path within the demonstration, and whether it succeeded."""
+    rng = np.random.default_rng(episode.seed)
+    view = empty_observation(env.spec, env.num_slots)
+    scale = np.full(env.spec.action_dim, noise)
+    scale[3:] *= TURN_NOISE
+    scale[-1] = 0.0  # the gripper
+    kick = rng.normal(size=env.spec.action_dim)
+    rows: list[dict[str, np.ndarray]] = []
+    env.reset([0], [episode])
+    while True:
+        env.observe([0], view)
+        try:
+            label = env.expert_action(0)
+        except EnvError:
+            if not rows:
+                raise  # no expert for this task; later on, it has lost its way in this one episode
+            return _stacked(rows), False
+        row = {f"obs/{name}": view.images[0, i, ::-1, ::-1].copy() for i, name in enumerate(_datasets(env.spec.views))}
+        row |= env.demo_state(0) if isinstance(env, HasDemoState) else {"obs/proprio": view.proprio[0].copy()}
+        row["actions"] = _to_file(label)
+        rows.append(row)
+        kick = NOISE_MEMORY * kick + np.sqrt(1 - NOISE_MEMORY**2) * rng.normal(size=kick.shape)
+        result = env.step([0], (label + scale * kick).astype(np.float32)[None, None])
+        if result.terminated[0] or result.truncated[0]:
+            return _stacked(rows), bool(result.success[0])
+
+
+def _stacked(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[Any]:
+    """The ``data`` group of a file that takes its name when it is complete, and vanishes when it never is."""
+    import h5py
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with h5py.File(partial, "w") as file:
+            yield file.create_group("data")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write_demo(
+    data: Any, index: int, record: dict[str, np.ndarray], episode: Episode, instruction: str, success: bool
+) -> None:
+    group = data.create_group(f"demo_{index}")
+    for name, values in record.items():
+        compression = {"compression": "gzip", "compression_opts": 1} if values.dtype == np.uint8 else {}
+        group.create_dataset(name, data=values, **compression)
+    last = np.zeros(len(record["actions"]), np.uint8)
+    last[-1] = 1
+    group.create_dataset("dones", data=last)
+    group.create_dataset("rewards", data=last * success)
+    group.attrs["num_samples"] = len(last)
+    group.attrs["language_instruction"] = instruction
+    group.attrs["success"] = success
+    group.attrs["seed"] = episode.seed
+    if "states" in record:
+        group.attrs["init_state"] = record["states"][0]
+
+
+def _write_attributes(data: Any, env: VectorEnv, counts: CollectCounts, noise: float, instructions: set[str]) -> None:
+    language = "; ".join(sorted(instructions))
+    problem = {"problem_name": env.spec.name, "domain_name": "robosuite", "language_instruction": language}
+    data.attrs["problem_info"] = json.dumps(problem)
+    data.attrs["env_name"] = env.spec.name
+    data.attrs["env_args"] = json.dumps({"type": 1, "env_name": env.spec.name, "env_kwargs": {}})
+    data.attrs["macros_image_convention"] = "opengl"
+    data.attrs["num_demos"] = counts.written
+    data.attrs["total"] = counts.steps
+    data.attrs["vla_rl_format"] = _FORMAT_VERSION
+    data.attrs["assets"] = env.spec.assets
+    data.attrs["noise"] = noise
+
+
+def _to_file(action: np.ndarray) -> np.ndarray:
+    """float64 [..., A]: gripper 0 = closed .. 1 = open becomes 1 = closed .. -1 = open."""
+    converted = np.asarray(action, np.float64).copy()
+    converted[..., -1] = 1 - 2 * converted[..., -1]
+    return converted
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_demonstrations(
+    paths: Sequence[Path],
+    *,
+    instructions: Sequence[str],
+    views: Sequence[str],
+    image_size: int,
+    proprio: int,
+    drop_noops: bool = False,
+) -> Demonstrations:
+    """Read all demonstrations of the given tasks from all files.
+
+    ``instructions``, ``views``, ``image_size`` and ``proprio`` are those of the ``EnvSpec`` that the data is for: a
+    demonstration's task is its instruction's index, the first two views are read from ``VIEW_DATASETS``, images of
+    another size are resized, and ``proprio`` (0: none) is the expected width. ``drop_noops`` leaves out actions that
+    neither move the arm nor change the gripper, as OpenVLA does (with an expert that waits for its fingers to close,
+    that also removes the waiting).
+
+    LIBERO's official files store each observation *after* its action; they are realigned here.
+
+    Raises DemonstrationError where a file is missing, damaged, without a needed view or proprioception, or holds no
+    demonstration of these tasks.
+    """
+    known = {instruction: index for index, instruction in enumerate(instructions)}
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, int]] = []
+    for path in paths:
+        found = len(parts)
+        with _open(path) as data:
+            for name in sorted(data, key=_demo_number):
+                task = known.get(_instruction(path, data, data[name]))
+                if task is not None:
+                    parts.append((*_read_demo(path, data, data[name], views, image_size, proprio, drop_noops), task))
+            if len(parts) == found:
+                stated = sorted({_instruction(path, data, data[name]) for name in data})
+                raise DemonstrationError(
+                    f"{path} holds no demonstration of the tasks {list(instructions)}: it holds {stated}; "
+                    "choose the file that belongs to the tasks, or the tasks of the file"
+                )
+    if not parts:
+        raise DemonstrationError("no demonstration files were given")
+    lengths = [len(part[1]) for part in parts]
+    return Demonstrations(
+        images=np.concatenate([part[0] for part in parts]),
+        proprio=np.concatenate([part[1] for part in parts]),
+        actions=np.concatenate([part[2] for part in parts]),
+        task=np.repeat(np.array([part[3] for part in parts], np.int32), lengths),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+    )
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """The ``data`` group of a demonstration file."""
+    import h5py
+
+    try:
+        with h5py.File(path, "r") as file:
+            yield file["data"]
+    except (OSError, KeyError) as error:
+        raise DemonstrationError(
+            f"{path} cannot be read as a demonstration file ({error}): check the path, or collect it anew"
+        ) from error
+
+
+def _read_demo(
+    path: Path, data: Any, demo: Any, views: Sequence[str], image_size: int, proprio: int, drop_noops: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images, proprioception and actions of one demonstration, in this project's conventions."""
+    obs = demo["obs"]
+    missing = [name for name in _datasets(views) if name not in obs]
+    if missing:
+        raise DemonstrationError(
+            f"{path}, {demo.name} has no {missing[0]} for the views {list(views)}: "
+            "collect it with that camera, or train without it"
+        )
+    actions = demo["actions"][()]
+    keep = _moving(actions) if drop_noops else np.ones(len(actions), bool)
+    rows = np.flatnonzero(keep)
+    seen = rows
+    if "macros_image_convention" in data.attrs and "vla_rl_format" not in data.attrs:
+        rows = rows[rows > 0]
+        seen = rows - 1  # an official file: the observation after the action before
+    images = np.stack([_resize(obs[name][()][seen, ::-1, ::-1], image_size) for name in _datasets(views)], axis=1)
+    actions = actions[rows].astype(np.float32)
+    actions[:, -1] = (1 - actions[:, -1].clip(-1, 1)) / 2
+    return images, _read_proprio(path, demo, proprio)[seen], actions
+
+
+def _read_proprio(path: Path, demo: Any, width: int) -> np.ndarray:
+    obs, length = demo["obs"], len(demo["actions"])
+    if width == 0:
+        return np.zeros((length, 0), np.float32)
+    if "proprio" in obs:
+        values = obs["proprio"][()]
+    elif "ee_states" in obs and "gripper_states" in obs:
+        values = np.concatenate([obs["ee_states"][()], obs["gripper_states"][()]], axis=1)
+    else:
+        raise DemonstrationError(
+            f"{path}, {demo.name} has no proprioception: set env.proprio=false, or collect it anew"
+        )
+    if values.shape != (length, width):
+        raise DemonstrationError(
+            f"{path}, {demo.name} has proprioception of shape {values.shape}, expected {(length, width)}: "
+            "it comes from another simulator"
+        )
+    return values.astype(np.float32)
+
+
+def _moving(actions: np.ndarray) -> np.ndarray:
+    """bool [T]: which actions do something, by the rule of OpenVLA's data preparation."""
+    keep = np.zeros(len(actions), bool)
+    gripper = None
+    for step, action in enumerate(actions):
+        keep[step] = np.linalg.norm(action[:-1]) >= _NOOP or (gripper is not None and action[-1] != gripper)
+        if keep[step]:
+            gripper = action[-1]
+    return keep
+
+
+def _resize(images: np.ndarray, size: int) -> np.ndarray:
+    """uint8 [T, size, size, 3]."""
+    if images.shape[1:3] == (size, size):
+        return np.ascontiguousarray(images)
+    frames = [Image.fromarray(np.ascontiguousarray(image)) for image in images]
+    return np.stack([np.asarray(frame.resize((size, size), Image.Resampling.LANCZOS)) for frame in frames])
+
+
+def _datasets(views: Sequence[str]) -> tuple[str, ...]:
+    if len(views) > len(VIEW_DATASETS):
+        raise DemonstrationError(f"demonstration files hold {len(VIEW_DATASETS)} views at most, not {list(views)}")
+    return VIEW_DATASETS[: len(views)]
+
+
+def _instruction(path: Path, data: Any, demo: Any) -> str:
+    """A demonstration's instruction; of LIBERO's official files it is their name, which the benchmark goes by."""
+    if "language_instruction" in demo.attrs:
+        return str(demo.attrs["language_instruction"])
+    if path.stem.endswith("_demo"):
+        return _SCENE_PREFIX.sub("", path.stem.removesuffix("_demo")).replace("_", " ")
+    return str(json.loads(data.attrs.get("problem_info", "{}")).get("language_instruction", ""))
+
+
+def _demo_number(name: str) -> int:
+    return int(name.rpartition("_")[2])

@@ -1,0 +1,277 @@
+"""A scripted expert with privileged state, for goals of the form "on" and "in": pick something up, put it down.
+
+It is closed-loop: every action derives from the present state, so it recovers when noise or a bump moves things, and it
+plans anew when a grasp fails. It knows no drawers to open, doors to close or knobs to turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from envs.base import EnvError
+from envs.libero.expert.grasping import (
+    PALM_ABOVE_SITE,
+    TIP_BELOW_SITE,
+    Grasp,
+    HeightMap,
+    clear_robot,
+    closing_axis,
+    find_grasp,
+)
+from envs.libero.fast.task_model import SlotState, TaskModel
+
+_FULL_MOVE = 0.05  # metres by which a full action moves the controller's goal
+_FULL_TURN = 0.5  # radians
+_GAIN = 2.0  # of displacement over error; the controller's damping ratio becomes 1 / sqrt(gain)
+_PATIENCE = 0.03  # metres: within this distance, errors that persist are pushed against
+_TILT_TOLERANCE = 0.1  # radians of orientation error that are left alone: most demonstrations then never turn
+_CLEARANCE = 0.03  # metres between what is carried and what it passes over
+_SPOT = 0.02  # metres around the destination that count as what the object will stand on
+_MAX_ATTEMPTS = 3  # to find a grasp
+_OPEN, _CLOSED = 1.0, 0.0
+
+
+Phase = Generator[np.ndarray, None, bool]  # yields actions, returns whether the next phase can follow
+
+
+@dataclass(frozen=True, slots=True)
+class _Goal:
+    predicate: tuple[str, str, str]  # as LIBERO evaluates it
+    thing: str
+    target: str
+
+
+class Expert:
+    """The expert of one episode. Ask for one action per control step.
+
+    Raises EnvError where no plan is known for the task's goal.
+    """
+
+    def __init__(self, model: TaskModel, slot: SlotState) -> None:
+        self._model, self._slot = model, slot
+        self._env, self._data = model.env, slot.data
+        self._goals = _goals(model)
+        self._eef_mat = slot.data.site_xmat[model.robot.constants.site].reshape(3, 3)
+        self._push = np.zeros(3)
+        self._script = self._solve()
+
+    def action(self) -> np.ndarray:
+        """float32 [7] in OpenVLA's convention, for the slot's present state.
+
+        Raises EnvError where the target is closed from above, or where the fingers have fitted nowhere for a while.
+        """
+        self._model.bind(self._slot)
+        return next(self._script)
+
+    def _solve(self) -> Iterator[np.ndarray]:
+        for goal in self._goals:
+            self._check_open(goal)
+        attempts = 0
+        while True:
+            goal = next((g for g in self._goals if not self._env._eval_predicate(list(g.predicate))), self._goals[-1])
+            heights = self._look(goal)
+            try:
+                grasp = self._plan_grasp(goal)
+            except EnvError as error:
+                attempts += 1
+                if attempts > _MAX_ATTEMPTS:
+                    raise EnvError(f"no scripted expert for {self._model.task}, {goal.thing}: {error}") from error
+                yield from self._rise(0.0)  # whatever has just been dropped may yet come to rest
+                continue
+            yield from self._reach(grasp, heights)
+            yield from self._close_fingers(grasp)
+            held = yield from self._lift(goal, grasp, heights)
+            if held:
+                yield from self._carry(goal, grasp, heights)
+                yield from self._lower(goal, grasp, heights)
+            yield from self._release(grasp)
+
+    # --- phases -----------------------------------------------------------------------------------------------------
+
+    def _reach(self, grasp: Grasp, heights: HeightMap) -> Iterator[np.ndarray]:
+        """Fly to above the grasp, then descend with open fingers."""
+        obstacle = heights.highest_in_corridor(self._eef, grasp.position, 0.08)
+        travel = max(obstacle + TIP_BELOW_SITE + _CLEARANCE, grasp.position[2] + 0.04)
+        above = np.array([*grasp.position[:2], travel])
+        for _ in range(80):
+            if np.linalg.norm(above[:2] - self._eef[:2]) < 0.01 and self._turned(grasp.yaw) < 0.12:
+                break
+            yield self._move(above, grasp.yaw, _OPEN)
+        for _ in range(30):
+            if self._eef[2] - grasp.position[2] < 0.006:
+                break
+            yield self._move(grasp.position, grasp.yaw, _OPEN)
+
+    def _close_fingers(self, grasp: Grasp) -> Iterator[np.ndarray]:
+        for step in range(14):
+            width = self._width
+            yield self._move(grasp.position, grasp.yaw, _CLOSED)
+            if step >= 3 and width - self._width < 0.001:
+                break
+
+    def _lift(self, goal: _Goal, grasp: Grasp, heights: HeightMap) -> Phase:
+        """Rise until what is held clears everything on its way; returns whether something is held."""
+        start = self._position(goal.thing)[2]
+        for _ in range(40):
+            rise = self._cruise(goal, heights) - self._lowest(goal.thing)
+            if rise < 0.01:
+                break
+            yield self._move(self._eef + np.array([0, 0, rise]), grasp.yaw, _CLOSED, anchor=grasp.position[:2])
+            if self._eef[2] - grasp.position[2] > 0.04 and self._position(goal.thing)[2] - start < 0.015:
+                return False
+        return True
+
+    def _carry(self, goal: _Goal, grasp: Grasp, heights: HeightMap) -> Iterator[np.ndarray]:
+        for _ in range(80):
+            offset = self._destination(goal) - self._position(goal.thing)[:2]
+            if np.linalg.norm(offset) < 0.01 or not self._holds(goal):
+                break
+            rise = self._cruise(goal, heights) - self._lowest(goal.thing)
+            yield self._move(self._eef + np.array([*offset, rise]), grasp.yaw, _CLOSED)
+
+    def _lower(self, goal: _Goal, grasp: Grasp, heights: HeightMap) -> Iterator[np.ndarray]:
+        support = heights.highest(self._destination(goal), _SPOT)
+        for _ in range(40):
+            offset = self._destination(goal) - self._position(goal.thing)[:2]
+            rim = heights.highest_under_palm(self._eef, grasp.yaw) - PALM_ABOVE_SITE + 0.01
+            sink = min(self._lowest(goal.thing) - support - 0.006, self._eef[2] - rim)
+            if sink < 0.004 or not self._holds(goal):
+                break
+            yield self._move(self._eef + np.array([*offset, -sink]), grasp.yaw, _CLOSED)
+
+    def _release(self, grasp: Grasp) -> Iterator[np.ndarray]:
+        place = self._eef.copy()
+        for _ in range(8):
+            if self._width > 0.07:
+                break
+            yield self._move(place, grasp.yaw, _OPEN)
+        yield from self._rise(grasp.yaw)
+
+    def _rise(self, yaw: float) -> Iterator[np.ndarray]:
+        place = self._eef + np.array([0, 0, 0.1])
+        for _ in range(8):
+            yield self._move(place, yaw, _OPEN)
+
+    # --- control ----------------------------------------------------------------------------------------------------
+
+    def _move(self, position: np.ndarray, yaw: float, gripper: float, anchor: np.ndarray | None = None) -> np.ndarray:
+        """The action towards a position of the grip site, fingers pointing down; ``anchor`` overrides its x and y."""
+        target = position if anchor is None else np.array([*anchor, position[2]])
+        action = np.zeros(7)
+        error = target - self._eef
+        # Where the arm is stretched, the controller's pull on orientation and posture holds it back for good.
+        near = np.linalg.norm(error) < _PATIENCE
+        self._push = (0.9 * self._push + 0.3 * error).clip(-_FULL_MOVE, _FULL_MOVE) if near else np.zeros(3)
+        action[:3] = (error * _GAIN + self._push) / _FULL_MOVE
+        turn = _rotation_vector(_pointing_down(yaw) @ self._eef_mat.T)
+        if np.linalg.norm(turn) > _TILT_TOLERANCE:
+            action[3:6] = turn / _FULL_TURN
+        action[:6] = action[:6].clip(-1, 1)
+        action[6] = gripper
+        return action.astype(np.float32)
+
+    def _turned(self, yaw: float) -> float:
+        """Radians between the present and the wanted orientation."""
+        return float(np.linalg.norm(_rotation_vector(_pointing_down(yaw) @ self._eef_mat.T)))
+
+    # --- what the expert knows of the scene --------------------------------------------------------------------------
+
+    @property
+    def _eef(self) -> np.ndarray:
+        return self._slot.arm.sim.eef_pos
+
+    @property
+    def _width(self) -> float:
+        """Metres between the fingers, 0..0.08."""
+        left, right = self._slot.arm.sim.qpos[self._model.robot.joints[7:]]
+        return float(abs(left) + abs(right))
+
+    def _position(self, thing: str) -> np.ndarray:
+        """float64 [3]: where LIBERO's predicates see an object."""
+        return self._data.xpos[self._env.obj_body_id[thing]]
+
+    def _holds(self, goal: _Goal) -> bool:
+        return self._width > 0.002 and bool(np.linalg.norm(self._position(goal.thing) - self._eef) < 0.2)
+
+    def _destination(self, goal: _Goal) -> np.ndarray:
+        """float64 [2]: where the object's position has to be."""
+        if goal.target in self._env.object_sites_dict:
+            return self._env.sim.data.get_site_xpos(goal.target)[:2]
+        return self._position(goal.target)[:2]
+
+    def _lowest(self, thing: str) -> float:
+        """Height of an object's lowest point, by the bounding boxes of its collision shapes."""
+        return _lowest_point(self._model.model, self._data, self._env.get_object(thing).contact_geoms)
+
+    def _look(self, goal: _Goal) -> HeightMap:
+        """Heights along the way, without the robot."""
+        here, there = self._position(goal.thing), self._destination(goal)
+        middle = np.array([*(here[:2] + there) / 2, here[2]])
+        reach = np.abs(here[:2] - there).max() / 2 + 0.2
+        return HeightMap(self._model.model, self._posed(), middle, float(reach), 0.01)
+
+    def _plan_grasp(self, goal: _Goal) -> Grasp:
+        model, body = self._model.model, self._env.obj_body_id[goal.thing]
+        centre = self._data.subtree_com[body].copy()
+        near = HeightMap(model, self._posed(), centre, 0.17, 0.004)
+        return find_grasp(near, int(model.body_rootid[body]), centre)
+
+    def _posed(self) -> Any:
+        scratch = self._model.scratch
+        clear_robot(self._model.model, scratch, self._data.qpos, self._model.robot.arm_qpos)
+        return scratch
+
+    def _check_open(self, goal: _Goal) -> None:
+        """Raise EnvError where the target is the inside of something that has to be opened first."""
+        site = self._env.object_sites_dict.get(goal.target)
+        if goal.predicate[0] != "in" or site is None or site.parent_name is None:
+            return
+        data, place, heights = self._env.sim.data, self._destination(goal), self._look(goal)
+        top = data.get_site_xpos(goal.target)[2] + (np.abs(data.get_site_xmat(goal.target)) @ site.size)[2]
+        parent = self._model.model.body_rootid[self._env.obj_body_id[site.parent_name]]
+        if heights.at(place)[1] == parent and heights.highest(place, _SPOT) > top - 0.005:
+            raise EnvError(f"no scripted expert for {self._model.task}: {goal.target} is closed from above")
+
+    def _cruise(self, goal: _Goal, heights: HeightMap) -> float:
+        """The height that the lowest point of what is carried must have."""
+        return heights.highest_in_corridor(self._position(goal.thing), self._destination(goal), 0.08) + _CLEARANCE
+
+
+def _goals(model: TaskModel) -> list[_Goal]:
+    env = model.env
+    found = []
+    for state in env.parsed_problem["goal_state"]:
+        if state[0] not in ("on", "in") or state[1] not in env.objects_dict:
+            raise EnvError(
+                f"no scripted expert for {model.task} ({model.task.instruction!r}): it can pick and place, "
+                f"not reach ({' '.join(state)}); take demonstrations from files, or another task"
+            )
+        found.append(_Goal((state[0], state[1], state[2]), state[1], state[2]))
+    moved = {goal.thing for goal in found}
+    return sorted(found, key=lambda goal: goal.target in moved)  # what others are put on comes first
+
+
+def _lowest_point(model: Any, data: Any, geoms: list[str]) -> float:
+    ids = [model.geom(name).id for name in geoms]
+    matrices = data.geom_xmat[ids].reshape(-1, 3, 3)
+    centre = data.geom_xpos[ids, 2] + np.einsum("nj,nj->n", matrices[:, 2], model.geom_aabb[ids, :3])
+    return float((centre - np.einsum("nj,nj->n", np.abs(matrices[:, 2]), model.geom_aabb[ids, 3:])).min())
+
+
+def _pointing_down(yaw: float) -> np.ndarray:
+    """float64 [3, 3]: the grip site's orientation with fingers straight down."""
+    axis, down = np.array([*closing_axis(yaw), 0.0]), np.array([0.0, 0.0, -1.0])
+    return np.stack([axis, np.cross(down, axis), down], axis=1)
+
+
+def _rotation_vector(matrix: np.ndarray) -> np.ndarray:
+    """float64 [3]: axis times angle of a rotation matrix."""
+    quaternion, vector = np.zeros(4), np.zeros(3)
+    mujoco.mju_mat2Quat(quaternion, np.ascontiguousarray(matrix).reshape(9))
+    mujoco.mju_quat2Vel(vector, quaternion, 1.0)
+    return vector

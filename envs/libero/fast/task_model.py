@@ -1,0 +1,276 @@
+"""One task's compiled MuJoCo model with LIBERO's own task code around it, shared by every slot that runs the task.
+
+Building it costs a fraction of a second and tens of megabytes, so it is done once per task and process. What LIBERO
+changes *in the model* while it runs (where fixtures stand, whether the stove's burner glows) is kept per slot and
+written back whenever another slot takes its turn; everything else of a slot lives in its own ``MjData``.
+
+LIBERO rebuilds the model at every reset, although nothing random enters the model's XML: fixtures are placed by
+writing ``body_pos`` and ``body_quat`` after compilation. Restoring those rows and drawing from LIBERO's own samplers in
+its order therefore gives the state of a rebuild, bit for bit (held by a test).
+"""
+
+from __future__ import annotations
+
+import pdb
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from envs.base import EnvError
+from envs.libero.assets.resolve import LiberoAssets
+from envs.libero.fast.stepping import SUBSTEPS, ArmState, RobotLayout, Snapshot, control_step
+from envs.libero.protocol.conventions import arm_noise
+from envs.libero.protocol.tasks import LiberoTask
+
+_MAX_PLACEMENT_ATTEMPTS = 100
+
+
+@dataclass(slots=True)
+class SlotState:
+    """All that belongs to one slot while it runs a task: simulator state, controller state, rows of the model."""
+
+    data: Any  # mujoco.MjData
+    arm: ArmState
+    fixture_pos: np.ndarray  # float64 [F, 3]
+    fixture_quat: np.ndarray  # float64 [F, 4]
+    seen: Snapshot = field(init=False)  # what cameras and proprioception show
+    snapshot_at: int = SUBSTEPS  # the substep that ``seen`` is taken in
+    lit: np.ndarray = field(init=False)  # bool [L], lamps as LIBERO set them after the last control step ...
+    seen_lit: np.ndarray = field(init=False)  # ... and as ``seen`` shows them: one step earlier
+
+
+class TaskModel:
+    """See the module's docstring. Not thread-safe: one process steps its slots in turn.
+
+    Raises EnvError where LIBERO cannot build the task.
+    """
+
+    def __init__(self, task: LiberoTask, assets: LiberoAssets) -> None:
+        self.task = task
+        self.env = _build_env(task, assets)
+        self.model = self.env.sim.model._model
+        self.robot = RobotLayout(self.env)
+        names = self.env.fixtures_dict
+        self._fixtures = np.array([self.env.obj_body_id[name] for name in names], dtype=int)
+        self._lamps = _find_lamps(self.env)
+        self._lamp_site = np.array([lamp.site for lamp in self._lamps], dtype=int)
+        self._hidden_alpha = self.model.site_rgba[self._lamp_site, 3].copy()
+        geoms = self.env.robots[0].gripper.important_geoms
+        self._pads = [SimpleNamespace(contact_geoms=geoms[f"{side}_fingerpad"]) for side in ("left", "right")]
+        self._movable = [self.env.objects_dict[n] for n in self.env.obj_of_interest if n in self.env.objects_dict]
+        self._owner: SlotState | None = None
+        self.scratch = mujoco.MjData(self.model)  # for whoever needs another pose than a slot's; holds nothing for long
+
+    def new_slot(self) -> SlotState:
+        """A slot's state, to be filled by ``place``."""
+        data = mujoco.MjData(self.model)
+        fixtures = len(self._fixtures)
+        return SlotState(data, ArmState(self.robot, data), np.zeros((fixtures, 3)), np.zeros((fixtures, 4)))
+
+    def bind(self, slot: SlotState) -> None:
+        """Make the model and LIBERO's task code speak of this slot."""
+        if self._owner is not slot:
+            self.env.sim.data._data = slot.data
+            self.model.body_pos[self._fixtures] = slot.fixture_pos
+            self.model.body_quat[self._fixtures] = slot.fixture_quat
+            self._owner = slot
+
+    def place(self, slot: SlotState, seed: int, init_state: np.ndarray | None, joint_noise: float = 0.0) -> None:
+        """Start an episode, up to (not including) the settling steps.
+
+        LIBERO's samplers place fixtures and objects, drawing from numpy's global generator seeded with ``seed``; an
+        initial state (float64 [1 + nq + nv]) then overwrites all but the fixtures, as ``set_init_state`` does. Where
+        none is given, normal ``joint_noise`` (rad) on the arm's joints makes one of the sampled placement.
+
+        Raises EnvError where the initial state has the wrong size or no valid placement is found.
+        """
+        expected = 1 + self.model.nq + self.model.nv
+        if init_state is not None and init_state.shape != (expected,):
+            raise EnvError(
+                f"an initial state of {self.task} has {init_state.size} numbers, the model of these assets {expected}: "
+                "the assets do not belong to this version of hf-libero"
+            )
+        self.bind(slot)
+        with _seeded(seed):
+            for _ in range(_MAX_PLACEMENT_ATTEMPTS):
+                if self._try_placement(slot):
+                    break
+            else:
+                raise EnvError(f"LIBERO finds no valid placement for {self.task} with seed {seed}: use another seed")
+        slot.fixture_pos[:] = self.model.body_pos[self._fixtures]
+        slot.fixture_quat[:] = self.model.body_quat[self._fixtures]
+        slot.arm.start(self.env.robots[0].controller)
+        slot.lit = np.zeros(len(self._lamps), dtype=bool)
+        if init_state is None and joint_noise > 0:
+            init_state = np.concatenate([[slot.data.time], slot.data.qpos, slot.data.qvel])
+            init_state[1 + self.robot.arm_qpos] += arm_noise(seed, joint_noise)
+        if init_state is not None:
+            slot.data.time = init_state[0]
+            slot.data.qpos[:] = init_state[1 : 1 + self.model.nq]
+            slot.data.qvel[:] = init_state[1 + self.model.nq :]
+            slot.lit = self.lamps(slot)
+        mujoco.mj_forward(self.model, slot.data)
+        slot.seen, slot.seen_lit = Snapshot(slot.arm), slot.lit
+        # LIBERO's observables run on a clock of their own, which each forced reading advances by one substep: one in
+        # ``reset``, one more in ``set_init_state``. This settles in which substep of a control step they sample.
+        slot.snapshot_at = SUBSTEPS if init_state is None else SUBSTEPS - 1
+
+    def _try_placement(self, slot: SlotState) -> bool:
+        """LIBERO's ``_reset_internal``, without the robot's controller (its first reading never differs)."""
+        from robosuite.utils.errors import RandomizationError
+
+        env, model, data = self.env, self.model, slot.data
+        robot = env.robots[0]
+        mujoco.mj_resetData(model, data)
+        # LIBERO's samplers for drawers and shelves read site positions while all fixtures still stand at the origin.
+        model.body_pos[:], model.body_quat[:] = env.xml_pose
+        np.random.randn(len(robot.init_qpos))  # robosuite's joint noise, of magnitude zero: keeps the stream in step
+        data.qpos[robot._ref_joint_pos_indexes] = robot.init_qpos
+        data.qpos[robot._ref_gripper_joint_pos_indexes] = robot.gripper.init_qpos
+        for sampler in env.object_property_initializers:
+            env.object_states_dict[sampler.name].set_joint(sampler.sample())
+        mujoco.mj_kinematics(model, data)
+        try:
+            placed = env.placement_initializer.sample()
+            placed = env.conditional_placement_initializer.sample(env.sim, placed)
+            placed = env.conditional_placement_on_objects_initializer.sample(placed)
+        except RandomizationError:
+            return False
+        for position, quaternion, thing in placed.values():
+            if thing.name in env.fixtures_dict:
+                body = env.obj_body_id[thing.name]
+                model.body_pos[body], model.body_quat[body] = position, quaternion
+            else:
+                env.sim.data.set_joint_qpos(thing.joints[-1], np.concatenate([position, quaternion]))
+        return True
+
+    def step(self, slot: SlotState, action: np.ndarray) -> None:
+        """One control step; ``action`` is float64 [7] in robosuite's convention."""
+        self.bind(slot)
+        slot.seen_lit = slot.lit
+        control_step(slot.arm, action, slot.seen, slot.snapshot_at)
+        if self._lamps:
+            slot.lit = self.lamps(slot)
+
+    def success(self, slot: SlotState) -> bool:
+        """Whether the goal holds, as LIBERO's own predicates see it after a control step."""
+        self.bind(slot)
+        return bool(self.env._check_success())
+
+    def holds_object(self, slot: SlotState) -> bool:
+        """Whether both finger pads touch the same one of the movable objects that the task is about."""
+        self.bind(slot)
+        return any(all(self.env.check_contact(pad, thing) for pad in self._pads) for thing in self._movable)
+
+    def lamps(self, slot: SlotState) -> np.ndarray:
+        """bool [L]: which visual indicators (the stove's burner) LIBERO would switch on in this state."""
+        return np.array([slot.data.qpos[lamp.qpos] >= lamp.threshold for lamp in self._lamps], dtype=bool)
+
+    def show_lamps(self, lit: np.ndarray) -> None:
+        """Write the indicators' visibility into the model, for rendering."""
+        self.model.site_rgba[self._lamp_site, 3] = np.where(lit, 1 - self._hidden_alpha, self._hidden_alpha)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lamp:
+    site: int
+    qpos: int
+    threshold: float
+
+
+def _find_lamps(env: Any) -> tuple[_Lamp, ...]:
+    found = []
+    for state in env.tracking_object_states_change:
+        thing = env.get_object(state.object_name)
+        threshold = min(thing.object_properties["articulation"]["default_turnon_ranges"])
+        for site, _ in thing.object_properties["vis_site_names"].values():
+            site_id = env.sim.model.site_name2id(site)
+            found += [_Lamp(site_id, int(env.sim.model.get_joint_qpos_addr(j)), threshold) for j in thing.joints]
+    return tuple(found)
+
+
+class _Reusable:
+    """Mixed into LIBERO's task classes: remembers the compiled poses, and checks contacts by id instead of by name."""
+
+    def _reset_internal(self) -> None:
+        model = self.sim.model._model  # type: ignore[attr-defined]
+        self.xml_pose = model.body_pos.copy(), model.body_quat.copy()
+        self._geoms_of: dict[int, np.ndarray] = {}
+        super()._reset_internal()  # type: ignore[misc]
+
+    def check_contact(self, geoms_1: Any, geoms_2: Any) -> bool:
+        """robosuite's check between two object models, over all contacts at once."""
+        pairs = self.sim.data._data.contact.geom  # type: ignore[attr-defined]
+        first, second = self._mask(geoms_1), self._mask(geoms_2)
+        one, two = pairs[:, 0], pairs[:, 1]
+        return bool(((first[one] & second[two]) | (first[two] & second[one])).any())
+
+    def _mask(self, thing: Any) -> np.ndarray:
+        """bool [ngeom]: the geoms of an object model that take part in contacts."""
+        mask = self._geoms_of.get(id(thing))
+        if mask is None:
+            model = self.sim.model  # type: ignore[attr-defined]
+            mask = np.zeros(model.ngeom, dtype=bool)
+            mask[[model.geom_name2id(name) for name in thing.contact_geoms]] = True
+            self._geoms_of[id(thing)] = mask
+        return mask
+
+
+def _build_env(task: LiberoTask, assets: LiberoAssets) -> Any:
+    """LIBERO's environment object as ``OffScreenRenderEnv`` configures it, without its renderer and observables."""
+    import libero.libero as package
+    import robosuite
+    from libero.libero.envs import TASK_MAPPING
+    from libero.libero.envs.bddl_utils import get_problem_info
+    from robosuite.utils.errors import RandomizationError
+
+    vars(package)["_assets_path_cache"] = str(assets.path)
+    problem = TASK_MAPPING[get_problem_info(str(task.bddl_file))["problem_name"]]
+    reusable = type(problem.__name__, (_Reusable, problem), {})
+    with _seeded(0):
+        for _ in range(_MAX_PLACEMENT_ATTEMPTS):
+            try:
+                env: Any = reusable(
+                    str(task.bddl_file),
+                    robots=["Panda"],
+                    controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
+                    initialization_noise=None,
+                    use_camera_obs=False,
+                    has_offscreen_renderer=False,
+                    control_freq=20,
+                )
+                break
+            except RandomizationError:
+                continue
+        else:
+            raise EnvError(f"LIBERO finds no valid placement for {task}: do its assets belong to this hf-libero?")
+    env.visualize(vis_settings=dict.fromkeys(env._visualizations, False))
+    return env
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """numpy's global generator, which LIBERO's samplers draw from, seeded here and left untouched outside.
+
+    Where LIBERO's drawer sampler finds no place it opens a debugger, which would wait on stdin: that is made an error.
+    """
+    state = np.random.get_state()
+    debugger = pdb.set_trace
+    np.random.seed(seed % 2**32)
+    pdb.set_trace = _refuse_debugger
+    try:
+        yield
+    finally:
+        pdb.set_trace = debugger
+        np.random.set_state(state)
+
+
+def _refuse_debugger(*_: Any, **__: Any) -> None:
+    from robosuite.utils.errors import RandomizationError
+
+    raise RandomizationError("no place inside the region")

@@ -1,0 +1,27 @@
+"""The one schema of a run: every key, its type, its default and its limits.
+
+Values come from a YAML file and ``key=value`` overrides (see ``config_loading``); nothing changes them afterwards.
+Each group of keys is one class below; an algorithm's keys stand in its own file (``algos``). Heavy libraries are not
+imported here: reading a config is instant.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from envs.base.config import SimulatorConfig
+from vla_rl.core.schema import NonNegative, Positive
+
+
+class TabletopConfig(SimulatorConfig):
+    """A fast 2-D tabletop in numpy, for tests and many-seed experiments."""
+
+    name: Literal["tabletop"] = "tabletop"
+    tasks: tuple[Literal["reach", "push", "pick_place"], ...] = Field(("reach",), min_length=1)
+    distractors: NonNegative = Field(1, le=4, description="Objects beside the target.")
+    image_size: Positive = 64
+    proprio: bool = True
+    max_episode_steps: Positive = 64
+    latency_ms: float = Field(0.0, ge=0.0, description="Simulated cost of one control step, slept.")

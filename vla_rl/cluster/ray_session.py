@@ -1,0 +1,115 @@
+"""The machines of a run, by Ray: this one alone, or those of a running Ray cluster with this one as the first."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from vla_rl.cluster.node import Node, make_folder
+from vla_rl.cluster.processes import CALL_TIMEOUT_S
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
+from vla_rl.core.machine import Machine
+
+
+class Nodes:
+    """Ray, started or joined, and on every node what its processes share; ``close`` ends it all."""
+
+    def __init__(self, config: RunConfig, object_store_bytes: int) -> None:
+        """Raises UserError where the cluster does not answer, or is not what the configuration says."""
+        address = config.placement.ray_address
+        # sockets live there: a path of more than 107 characters would be refused by the kernel
+        session = [make_folder(Path(tempfile.gettempdir()))] if address is None else []
+        self._here = Node(*session)
+        self._others: list[Any] = []
+        try:
+            if address is None:
+                _start_ray(session[0], object_store_bytes)
+            else:
+                _join_ray(address)
+            self._ids = _node_ids(config.placement.nodes)
+            remote = ray.remote(Node)
+            self._others = [remote.options(**self.placed(n)).remote() for n in range(1, len(self._ids))]
+            wheres = [other.where.remote() for other in self._others]
+            self._folders = [self._here.where(), *ray.get(wheres, timeout=CALL_TIMEOUT_S)]
+        except BaseException:
+            self.close()
+            raise
+
+    def folder(self, node: int) -> Path:
+        """What its processes share, in its shared memory."""
+        return self._folders[node]
+
+    def placed(self, node: int) -> dict[str, Any]:
+        """Options of an actor on ``node``; the plan counts processors and devices, so Ray need not."""
+        where = NodeAffinitySchedulingStrategy(self._ids[node], soft=False)
+        return {"scheduling_strategy": where, "num_cpus": 0, "num_gpus": 0}
+
+    def call(self, node: int, method: str, *args: Any) -> Any:
+        """A quick call of a node's ``Node``."""
+        if node == 0:
+            return getattr(self._here, method)(*args)
+        return ray.get(getattr(self._others[node - 1], method).remote(*args), timeout=CALL_TIMEOUT_S)
+
+    def lock_use(self) -> dict[str, dict[str, float]]:
+        """Of every device of every node that had turns."""
+        use: dict[str, dict[str, float]] = {}
+        for node in range(len(self._ids)):
+            use |= self.call(node, "lock_use")
+        return use
+
+    def close(self) -> None:
+        """Safe at any point of the way up. A node that does not answer cleans up by itself, once Ray has ended the
+        run's processes there."""
+        if ray.is_initialized():
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get([other.close.remote() for other in self._others], timeout=CALL_TIMEOUT_S)
+            ray.shutdown()
+        self._here.close()
+
+
+def _start_ray(session: Path, object_store_bytes: int) -> None:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 lets anything else on the machine go first
+    ray.init(
+        num_cpus=0,  # actors reserve none; with more, Ray starts idle processes in advance
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=object_store_bytes,
+        _temp_dir=str(session),
+    )
+
+
+def _join_ray(address: str) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"placement.ray_address={address}: no Ray cluster was joined there ({reason}); start one "
+            "with `ray start --head` on this machine and `ray start --address=HOST:PORT` on the others, or use null"
+        ) from None
+
+
+def _node_ids(wanted: int) -> list[str]:
+    """Ray's names of the nodes to use, this machine's first. Raises UserError where there are fewer, or other ones."""
+    here = ray.get_runtime_context().get_node_id()
+    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda n: (n["NodeID"] != here, n["NodeID"]))
+    if len(alive) < wanted:
+        raise UserError(f"placement.nodes={wanted}: the Ray cluster has {len(alive)} alive; use at most that many")
+    gpus = len(Machine.detect().gpus)
+    for node in alive[1:wanted]:
+        if (there := node["Resources"].get("GPU", 0)) < gpus:
+            name = node["NodeManagerHostname"]
+            raise UserError(
+                f"placement.nodes={wanted}: {name} has {there:.0f} GPUs, this machine {gpus}; nodes are alike"
+            )
+    return [node["NodeID"] for node in alive[:wanted]]

@@ -1,0 +1,312 @@
+"""Batches a second across device counts and modes: `vla-rl benchmark scaling CONFIG --devices 1,2,4,8`.
+
+A config describes the workload of one device: super-batch and simulators grow with the number of devices. Three back
+ends, named with every result:
+
+    real       the run as it is, on this machine's devices (cores, where it has no GPU)
+    virtual    the real runtime, with computing replaced by holding a device as long as a profile says
+    simulated  discrete events by the same profile, for device counts far beyond this machine
+
+Beside every point stand the bound and the simulation of the same plan where there is a profile, and the synchronous
+reference.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from envs.workload.config import WorkloadConfig
+from vla_rl.commands.benchmark.scaling_points import (
+    MODES,
+    REFERENCE,
+    Backend,
+    Point,
+    draw_scaling,
+    line_of,
+    make_table,
+    read_points,
+    write_csv,
+    write_points,
+)
+from vla_rl.commands.run_folder import machine
+from vla_rl.config.loading import load_config
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
+from vla_rl.core.machine import Machine
+from vla_rl.observability.console import make_console
+from vla_rl.placement.checks import machine_checks
+from vla_rl.placement.cost_model import Job
+from vla_rl.placement.plan import Mode, Plan, PlanError, Resources, make_plan
+from vla_rl.placement.profile import Profile, load_profile, save_profile
+from vla_rl.placement.search import Candidate, search
+
+COOLDOWN = 2  # last iterations, for which everything has been played before
+_OWN_LIMIT = 0.8  # share of this machine's cores beyond which virtual devices wait for the runtime
+_LIGHT = 4  # virtual devices whose runtime leaves a machine time; for more, time is stretched in proportion
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What one point runs."""
+
+    config: RunConfig  # for its number of devices
+    mode: str
+    devices: int
+    plan: Plan
+    profile: Profile | None = None
+    job: Job | None = None
+    expected: Candidate | None = None
+
+    @property
+    def least_seconds(self) -> float | None:
+        """Of a super-batch, by the bound; the reference's phases add up."""
+        if self.expected is None:
+            return None
+        return self.expected.bound.in_turns if self.mode == REFERENCE else self.expected.bound.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one iteration, in the profile's time."""
+
+    seconds: float
+    steps: float  # played
+    chunks: float
+    machine: float | None = None
+
+
+def scaling_command(args: Any) -> int:
+    """Measure all points that ``--json`` does not hold yet, print and draw them."""
+    config = load_config(args.config, args.overrides, machine_checks(Machine.detect()))
+    backend = choose_backend(config, args.backend)
+    name = config.placement.virtual or config.placement.profile
+    profile = None if name is None else load_profile(Path(name))
+    modes = MODES if args.mode == "all" else args.mode.split(",")
+    if unknown := [mode for mode in modes if mode not in MODES]:
+        raise UserError(f"--mode {','.join(unknown)}: known are all, {', '.join(MODES)}")
+    costs = profile and profile.model_dump(mode="json")
+    about = {"machine": machine(), "backend": backend, "config": config.model_dump(mode="json"), "profile": costs}
+    console, points = make_console(), read_points(args.json, about)
+    for devices in args.devices:
+        for mode in modes:
+            if any((p.devices, p.mode) == (devices, mode) for p in points):
+                continue
+            try:
+                case = prepare(config, profile, devices, mode)
+            except PlanError as error:
+                console.print(f"{devices} device(s), {mode}: {error}")
+                continue
+            point = _known(case, points) or measure(case, backend, args.iterations)
+            console.print(line_of(point))
+            if point.time_scale is not None and (point.machine or 0.0) > _OWN_LIMIT:
+                console.print("discarded: this machine was the limit; raise placement.time_scale")
+                continue
+            points.append(point)
+            write_points(points, args.json, about)  # of a long benchmark nothing is lost
+    points.sort(key=lambda p: (p.devices, MODES.index(p.mode)))
+    title = f"{args.config.stem if profile is None else profile.name}, {backend} devices"
+    console.print(make_table(points, title))
+    write_points(points, args.json, about)
+    if args.csv:
+        write_csv(points, args.csv)
+    if args.output:
+        draw_scaling(points, args.output, title)
+    return 0
+
+
+def choose_backend(config: RunConfig, asked: Backend | None) -> Backend:
+    """The one that the config is made for, or that was asked for. Raises UserError where the two do not fit."""
+    virtual = config.placement.virtual is not None
+    backend: Backend = asked or ("virtual" if virtual else "real")
+    if backend == "real" and virtual:
+        raise UserError("--backend real: placement.virtual names a profile; set placement.virtual=null and a real env")
+    if backend != "real" and not virtual:
+        raise UserError(
+            f"--backend {backend}: placement.virtual names no profile; see configs/scaling for such configs"
+        )
+    return backend
+
+
+def prepare(config: RunConfig, profile: Profile | None, devices: int, mode: str) -> Case:
+    """A point's config and its best layout. Raises PlanError where the mode cannot be."""
+    layout_mode: Mode | None = None if mode == "auto" else "collocated" if mode == REFERENCE else mode  # type: ignore[assignment]
+    if not isinstance(config.env, WorkloadConfig) or profile is None:
+        scaled = _multiplied(config, devices, layout_mode or "auto")
+        if mode == REFERENCE:
+            scaled = scaled.model_copy(update={"mode": "sync"})
+        return Case(scaled, mode, devices, make_plan(scaled, Resources.of(Machine.detect(), scaled)))
+    scaled = for_devices(config, profile, devices)
+    if mode == REFERENCE:
+        scaled, profile = as_reference(scaled, profile)
+    job = Job.of(scaled, *_lengths(scaled))
+    best = search(scaled, Resources.of(Machine.detect(), scaled), profile, job, layout_mode)[0]
+    return Case(scaled, mode, devices, best.plan, profile, job, best)
+
+
+def _known(case: Case, points: Sequence[Point]) -> Point | None:
+    """Auto's point where its layout is one that has been measured: that run would be the same."""
+    if case.mode != "auto":
+        return None
+    beside = [p for p in points if p.devices == case.devices and p.mode != REFERENCE]
+    same = next((p for p in beside if p.layout == case.plan.layout.describe()), None)
+    return same and replace(same, mode="auto")
+
+
+def measure(case: Case, backend: Backend, iterations: int) -> Point:
+    """Run one point."""
+    expected = case.expected
+    if backend == "simulated":
+        assert expected is not None
+        assert expected.simulated is not None
+        assert case.job is not None
+        found = Measured(expected.simulated, case.job.steps, case.job.chunks)
+    elif backend == "virtual":
+        assert case.profile is not None
+        found = run_virtual(case.config, case.profile, case.plan, iterations)
+    else:
+        found = run_real(case.config, iterations)
+    size = found.steps / case.job.steps if case.job else 1.0  # of a mean super-batch
+    batches_per_s = size / found.seconds
+    return Point(
+        devices=case.devices,
+        mode=case.mode,
+        layout=case.plan.layout.describe(),
+        backend=backend,
+        batches_per_s=batches_per_s,
+        env_steps_per_s=found.steps / found.seconds,
+        chunks_per_s=found.chunks / found.seconds,
+        efficiency=case.least_seconds and case.least_seconds * batches_per_s,
+        simulated=1 / expected.simulated if expected and expected.simulated else None,
+        limit=expected.bound.limit if expected else None,
+        machine=found.machine,
+        time_scale=case.config.placement.time_scale if backend == "virtual" else None,
+    )
+
+
+def _multiplied(config: RunConfig, devices: int, mode: str) -> RunConfig:
+    """The workload of one device, for several."""
+    episodes, workers = config.train.batch_episodes * devices, config.placement.env_workers * devices
+    placement = {"devices": devices, "env_workers": workers, "mode": mode}
+    return config.model_copy(
+        update={
+            "train": config.train.model_copy(update={"batch_episodes": episodes}),
+            "placement": config.placement.model_copy(update=placement),
+        }
+    )
+
+
+def for_devices(config: RunConfig, profile: Profile, devices: int) -> RunConfig:
+    """The workload of one device, for several; the simulator's costs as the profile says."""
+    env, scale = config.env, config.placement.time_scale * max(1.0, devices / _LIGHT)
+    assert isinstance(env, WorkloadConfig)
+    simulate, render, chunk = profile.simulate, profile.render, config.policy.chunk_size
+    costs = {
+        "step_ms": simulate.each / chunk,
+        "step_call_ms": simulate.fixed,
+        "render_ms": render.each,
+        "render_call_ms": render.fixed,
+        "reset_ms": profile.reset,
+    }
+    changed = {name: seconds * 1e3 * scale for name, seconds in costs.items()}
+    on_devices = profile.simulator_on == "devices"
+    scaled = _multiplied(config, devices, config.placement.mode)
+    return scaled.model_copy(
+        update={
+            "env": env.model_copy(update=changed | {"on_devices": on_devices}),
+            "placement": scaled.placement.model_copy(update={"time_scale": scale}),
+        }
+    )
+
+
+def as_reference(config: RunConfig, profile: Profile) -> tuple[RunConfig, Profile]:
+    """Phase by phase, as RL4VLA and SimpleVLA-RL do it: all slots wait for each other at every step, finished episodes
+    run on to the horizon, and training begins when all are done. Generous in two points: what lies behind an episode's
+    end is not trained on, so the learner's cost is that of the executed chunks; and no final observation is inferred,
+    which only some slots would ask for while the others are done."""
+    env, placement = config.env, config.placement
+    assert isinstance(env, WorkloadConfig)
+    train = profile.train.model_copy(update={"each": profile.train.each * (1 - env.length_spread / 2)})
+    devices = placement.devices or 1
+    workers = 1 if env.on_devices else placement.env_workers // devices
+    slots = workers * placement.slots_per_worker  # of one server: all that play wait for each other
+    playing = min(slots, config.train.batch_episodes // devices)
+    lockstep = placement.model_copy(update={"max_wait_ms": 600_000.0, "max_batch": playing})
+    algo = config.algo
+    if algo.final_values != "never":
+        algo = algo.model_copy(update={"bootstrap": "never"})
+    return (
+        config.model_copy(
+            update={
+                "mode": "sync",
+                "algo": algo,
+                "env": env.model_copy(update={"length_spread": 0.0}),
+                "placement": lockstep,
+            }
+        ),
+        profile.model_copy(update={"train": train}),
+    )
+
+
+def run_virtual(config: RunConfig, profile: Profile, plan: Plan, iterations: int) -> Measured:
+    """On virtual devices, in the profile's time."""
+    layout = plan.layout
+    with tempfile.TemporaryDirectory() as folder:
+        save_profile(profile, Path(folder) / "profile.yaml")
+        changed = {
+            "virtual": str(Path(folder) / "profile.yaml"),
+            "mode": layout.mode,
+            "inference_devices": len(layout.inference) if layout.mode != "collocated" else None,
+            "simulator_devices": len(layout.simulators) or None if layout.mode != "collocated" else None,
+            "offload": "always" if plan.offload else "never",
+            "max_wait_ms": config.placement.max_wait_ms * config.placement.time_scale,
+        }
+        placement = config.placement.model_copy(update=changed)
+        found = run_real(config.model_copy(update={"placement": placement}), iterations)
+    return replace(found, seconds=found.seconds / config.placement.time_scale)
+
+
+def run_real(config: RunConfig, iterations: int) -> Measured:
+    """Train, and look at the iterations after the first and before the last."""
+    from vla_rl.commands.train import train
+
+    sync = config.mode == "sync"
+    warmup = 1 if sync else config.train.max_age + 3  # until what was played before the first update has been trained
+    rounds = {
+        "iterations": warmup + iterations + (0 if sync else COOLDOWN),
+        "eval_episodes": 0,
+        "checkpoint_every": 10**6,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        log = {"dir": folder, "name": "run", "tensorboard": False, "wandb": "off", "video": False}
+        train(
+            config.model_copy(
+                update={
+                    "train": config.train.model_copy(update=rounds),
+                    "log": config.log.model_copy(update=log),
+                }
+            )
+        )
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+    measured = [m for m in map(json.loads, lines) if m["iteration"] > 0][warmup : warmup + iterations]
+    if len(measured) < iterations:
+        raise KeyboardInterrupt  # the run ended early, and in order
+
+    seconds = [m["time/iteration_s"] for m in measured]
+
+    def played(name: str) -> float:
+        """In an iteration. What is trained in a few is not of the mean size, and may have been played before."""
+        return sum(m[f"throughput/{name}_per_s"] * s for m, s in zip(measured, seconds, strict=True)) / iterations
+
+    cpu = sum(m["machine/cpu"] for m in measured) / iterations
+    return Measured(sum(seconds) / iterations, played("env_steps"), played("chunks"), cpu)
+
+
+def _lengths(config: RunConfig) -> tuple[int, float]:
+    env = config.env
+    assert isinstance(env, WorkloadConfig)
+    return env.max_episode_steps, env.length_spread

@@ -1,0 +1,187 @@
+"""How fast is LIBERO, on one core, beside its peers? `vla-rl benchmark simulator`.
+
+Each contestant is a process of its own (``envs.libero.benchmark_worker``), all pinned to the same core. They take turns in
+rounds, so that whatever else happens on the machine happens to all of them; medians over all rounds are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from envs.libero.benchmark_worker import Setup
+from envs.libero.protocol.tasks import STEP_LIMITS
+from vla_rl.commands.run_folder import machine
+from vla_rl.core.errors import UserError
+from vla_rl.observability.console import ProgressDisplay, make_console
+
+GPU_RENDER_S = 2e-3  # of one image, for the arithmetic of a machine with a GPU
+_CHUNKS = 3  # a turn
+
+
+@dataclass(slots=True)
+class Figures:
+    """Seconds measured of one contestant."""
+
+    chunk: list[float] = field(default_factory=list)  # one rendered chunk
+    blind_chunk: list[float] = field(default_factory=list)  # without rendering
+    bare: list[float] = field(default_factory=list)  # the substeps of one control step, nothing around them
+    reset: list[float] = field(default_factory=list)  # to another initial state of the same task
+    switch: list[float] = field(default_factory=list)  # to another task
+    memory: dict[str, float] = field(default_factory=dict)  # bytes of the "process", and of each further "slot"
+
+    def medians(self) -> dict[str, float | None]:
+        return {name: median(v) if v else None for name, v in asdict(self).items() if isinstance(v, list)}
+
+
+class _Contestant:
+    """The parent's end of one contestant's process."""
+
+    def __init__(self, name: str, setup: Setup) -> None:
+        self.name, self.figures = name, Figures()
+        # Not a pipe: nobody would empty it while the contest runs. Closed with the process.
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "envs.libero.benchmark_worker", name, json.dumps(asdict(setup))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "1"},
+            text=True,
+        )
+        self.assets: str = self._answer()["assets"]
+
+    def ask(self, what: str, **values: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": what} | values) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._complaints.seek(0)
+            raise UserError(f"{self.name} failed:\n{self._complaints.read()[-2000:]}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._complaints.close()
+
+
+def contest(setup: Setup, names: Sequence[str], rounds: int, console: Console) -> dict[str, Any]:
+    """All contestants in turns; returns what was measured, JSON-able.
+
+    Raises UserError where one cannot be started, or where they do not arrive at the same state.
+    """
+    contestants: list[_Contestant] = []
+    try:
+        for name in names:
+            contestants.append(_Contestant(name, setup))
+        with ProgressDisplay(console, f"{setup.cameras} camera(s)", rounds + 1) as progress:
+            for number in range(rounds + 1):
+                _require_equal({c.name: _turn(c, number, first=number == 0) for c in contestants})
+                progress.update(number + 1, "")
+    finally:
+        for contestant in contestants:
+            contestant.close()
+    return {
+        "setup": asdict(setup),
+        "assets": contestants[0].assets,
+        "rounds": rounds,
+        "seconds": {c.name: asdict(c.figures) | {"median": c.figures.medians()} for c in contestants},
+    }
+
+
+def _turn(contestant: _Contestant, number: int, *, first: bool) -> list[float]:
+    """One contestant's part of a round; returns the simulator's state after its rendered chunks."""
+    figures = Figures() if first else contestant.figures  # the first time compiles and fills caches
+    for other in (True, False):
+        figures.switch += contestant.ask("reset", other=other, init_state=number)["seconds"]
+    figures.reset += contestant.ask("reset", other=False, init_state=number + 1)["seconds"]
+    figures.chunk += contestant.ask("chunks", count=_CHUNKS, seed=number, blind=False)["seconds"]
+    state: list[float] = contestant.ask("state")["state"]
+    if first:  # before a peer builds a second environment for its blind steps
+        contestant.figures.memory = contestant.ask("memory")
+    figures.blind_chunk += contestant.ask("chunks", count=_CHUNKS, seed=number, blind=True)["seconds"]
+    figures.bare += contestant.ask("bare", count=10)["seconds"]
+    return state
+
+
+def _require_equal(states: dict[str, list[float]]) -> None:
+    (first, expected), *others = states.items()
+    for name, state in others:
+        if state != expected:
+            raise UserError(f"{name} and {first} played the same actions and arrived at different states")
+
+
+def simulator_command(args: Any) -> int:
+    """Measure with one camera and with two, print the tables."""
+    if args.suite not in STEP_LIMITS:
+        raise UserError(f"--suite {args.suite}: LIBERO has {', '.join(STEP_LIMITS)}")
+    console = make_console()
+    names = ["vla_rl", "hf-libero", *(["lerobot"] if find_spec("lerobot") else [])]
+    results = []
+    for cameras in (1, 2):
+        setup = Setup(args.suite, 0, 1, cameras, args.image_size, args.chunk_size)
+        result = contest(setup, names, args.rounds, console)
+        console.print(_table(result))
+        results.append(result)
+    if "lerobot" not in names:
+        console.print("lerobot is not installed here, so it is missing: see scripts/benchmark_simulator.sh")
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n")
+    return 0
+
+
+def _table(result: dict[str, Any]) -> Table:
+    setup = result["setup"]
+    table = Table(
+        title=f"{setup['suite']}, one core, {setup['cameras']} camera(s) of {setup['image_size']} pixels, chunks of "
+        f"{setup['chunk_size']} steps, assets: {result['assets']}; of medians, in brackets: vla_rl's over it",
+    )
+    table.add_column("in a second")
+    medians = {name: figures["median"] for name, figures in result["seconds"].items()}
+    for name in medians:
+        table.add_column(name, justify="right")
+    chunk = setup["chunk_size"]
+    for label, key, count in (
+        ("rendered chunks", "chunk", 1),
+        ("control steps without rendering", "blind_chunk", chunk),
+        ("control steps of bare physics", "bare", 1),
+        ("resets, same task, settled", "reset", 1),
+        ("resets, other task, settled", "switch", 1),
+    ):
+        table.add_row(label, *_cells([m[key] and count / m[key] for m in medians.values()]))
+    frames = {name: 1 if name == "vla_rl" else chunk for name in medians}
+    arithmetic = [
+        m["blind_chunk"] and 1 / (m["blind_chunk"] + frames[name] * setup["cameras"] * GPU_RENDER_S)
+        for name, m in medians.items()
+    ]
+    table.add_row(f"arithmetic: chunks, {GPU_RENDER_S * 1e3:.0f} ms a frame (GPU)", *_cells(arithmetic))
+    for label, key in (("memory of the process", "process"), ("memory of a further slot", "slot")):
+        memory = [figures["memory"][key] / 2**20 for figures in result["seconds"].values()]
+        table.add_row(label, *(f"{m:.0f} MiB" if m >= 1 else "below 1 MiB" for m in memory))
+    return table
+
+
+def _cells(rates: Sequence[float | None]) -> list[str]:
+    ours = rates[0]
+    cells = []
+    for rate in rates:
+        ratio = f" ({ours / rate:.1f}x)" if rate and ours and rate is not ours else ""
+        cells.append(f"{rate:.2f}{ratio}" if rate else "-")
+    return cells

@@ -1,0 +1,80 @@
+"""Demonstrations by the scripted expert, in several processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import replace
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from envs import EnvConfig
+from vla_rl.commands.run_folder import new_folder
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.records import EnvSpec, Episode
+from vla_rl.observability.console import ProgressDisplay
+from vla_rl.replay.schedule import training_episode
+
+_DEMO_STREAM = 0x5EED  # with the run's seed: demonstrations and training never share a placement
+
+_played: Synchronized[int]  # episodes done by all processes of the pool
+
+
+def collect_demonstrations(config: RunConfig, spec: EnvSpec, console: Console) -> list[Path]:
+    """Let the expert play ``sft.demo_episodes`` episodes in ``placement.env_workers`` processes.
+
+    Returns the files, one a process, in a new folder below ``log.dir``. Failed episodes are left out.
+    """
+    folder = new_folder(Path(config.log.dir), f"demos-{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    episodes = [demonstration_episode(i, len(spec.instructions), config.seed) for i in range(config.sft.demo_episodes)]
+    workers = min(config.placement.env_workers, len(episodes))
+    shares = [episodes[w::workers] for w in range(workers)]
+    paths = [folder / f"part{w}.hdf5" for w in range(workers)]
+    context = multiprocessing.get_context("spawn")
+    counter = context.Value("i", 0)
+    with (
+        ProcessPoolExecutor(workers, mp_context=context, initializer=_share_counter, initargs=(counter,)) as pool,
+        ProgressDisplay(console, "demonstrations", len(episodes)) as progress,
+    ):
+        jobs = [
+            pool.submit(_collect, config.env, share, path, config.sft.demo_noise)
+            for share, path in zip(shares, paths, strict=True)
+        ]
+        pending = set(jobs)
+        while pending:
+            _, pending = wait(pending, timeout=0.5)
+            progress.update(counter.value)
+        written = sum(job.result() for job in jobs)
+    console.print(f"{folder}: {written} of {len(episodes)} episodes succeeded and were kept", highlight=False)
+    return paths
+
+
+def demonstration_episode(number: int, num_tasks: int, seed: int) -> Episode:
+    """The ``number``-th demonstration: placements sampled by the simulator, apart from those of training."""
+    draw = int(np.random.SeedSequence((seed, number, _DEMO_STREAM)).generate_state(1)[0])
+    return replace(training_episode(number, number % num_tasks, seed), seed=draw)
+
+
+def _share_counter(counter: Synchronized[int]) -> None:
+    global _played
+    _played = counter
+
+
+def _collect(env_config: EnvConfig, episodes: list[Episode], path: Path, noise: float) -> int:
+    """In a process of its own; returns how many demonstrations were written."""
+    from envs import make_env
+    from envs.base.demonstrations import CollectCounts, collect
+
+    def count(_: CollectCounts) -> None:
+        with _played.get_lock():
+            _played.value += 1
+
+    env = make_env(env_config, 1)
+    try:
+        return collect(env, episodes, path, noise=noise, progress=count).written
+    finally:
+        env.close()

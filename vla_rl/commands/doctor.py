@@ -1,0 +1,181 @@
+"""``vla-rl doctor``: what this machine has for training, what it lacks, and how to mend each lack."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from envs.base import EnvError
+from envs.libero.assets.resolve import cache_dir, resolve_assets
+from envs.libero.bootstrap import select_gl_backend
+from envs.maniskill.bootstrap import INSTALL as MANISKILL_EXTRA
+from envs.maniskill.vulkan import vulkan_devices, vulkan_problem
+from vla_rl.core.machine import GIB, Machine, library_loads
+
+_LIBERO_EXTRA = 'bash scripts/setup.sh, or pip install "vla_rl[libero]"'
+_CORE_EXTRA = "bash scripts/setup.sh, or pip install vla_rl"
+_SIMULATORS = {"libero": "hf-libero", "robosuite": "robosuite", "mujoco": "mujoco"}  # import name: distribution
+_MANISKILL = ("mani_skill", "sapien")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. ``remedy`` is empty where nothing is missing."""
+
+    topic: str
+    found: str
+    remedy: str = ""
+    required: bool = False  # configs/libero_ppo.yaml cannot train while this is missing
+
+    @property
+    def state(self) -> str:
+        if not self.remedy:
+            return "ok"
+        return "missing" if self.required else "note"
+
+
+def doctor_command(args: argparse.Namespace) -> int:
+    """Print what was found, and write it to ``args.json`` where given. 0 where training can run, else 1."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from vla_rl.observability.console import make_console
+
+    findings = examine()
+    ready = all(finding.state != "missing" for finding in findings)
+    if args.json is not None:
+        rows = [asdict(finding) | {"state": finding.state} for finding in findings]
+        args.json.write_text(json.dumps({"ready": ready, "findings": rows}, indent=2) + "\n")
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "what", "found", "remedy"):
+        table.add_column(column, overflow="fold")
+    styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
+    for finding in findings:
+        state = f"[{styles[finding.state]}]{finding.state}[/]"
+        table.add_row(state, finding.topic, escape(finding.found), escape(finding.remedy))
+    console = make_console()
+    console.print(table)
+    console.print("Training can run." if ready else "Training cannot run yet: mend what is marked as missing.")
+    return 0 if ready else 1
+
+
+def examine() -> list[Finding]:
+    """Everything the report holds, in its order."""
+    machine = Machine.detect()
+    return [
+        _python(),
+        _processors(machine),
+        *_torch(machine),
+        *(_package(name, name, _CORE_EXTRA, required=True) for name in ("ray", "deepspeed", "transformers")),
+        *(_package(name, dist, _LIBERO_EXTRA, required=True) for name, dist in _SIMULATORS.items()),
+        _gl(),
+        *(_package(name, name, f"only for ManiSkill tasks: {MANISKILL_EXTRA}", required=False) for name in _MANISKILL),
+        _vulkan(),
+        _assets(),
+        _space("run folder's disk", Path.cwd(), 5 * GIB, "free some space, or set log.dir to another disk"),
+        _space("cache folder's disk", cache_dir(), 5 * GIB, "free some space, or set VLA_RL_CACHE to another disk"),
+        _space("shared memory", Path("/dev/shm"), GIB, "enlarge /dev/shm; in Docker: --shm-size=4g"),
+    ]
+
+
+def _python() -> Finding:
+    found = f"{platform.python_version()} ({sys.executable})"
+    fits = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    return Finding("Python", found, "" if fits else "use Python 3.11 or 3.12", required=True)
+
+
+def _processors(machine: Machine) -> Finding:
+    found = f"{machine.cpus} cores, {machine.memory / GIB:.1f} GiB memory"
+    few = machine.memory < 8 * GIB
+    remedy = "lower placement.env_workers: the default run is made for 8 GiB" if few else ""
+    return Finding("processors", found, remedy)
+
+
+def _torch(machine: Machine) -> Iterator[Finding]:
+    usable = False
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a shared library of a CUDA build is missing
+        yield Finding("torch", f"cannot be imported: {error}", _CORE_EXTRA, required=True)
+    else:
+        usable = torch.cuda.is_available()
+        build = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
+        yield Finding("torch", f"{torch.__version__}, {build}", required=True)
+    names = ", ".join(f"{gpu.name} ({gpu.memory / GIB:.0f} GiB)" for gpu in machine.gpus)
+    if not machine.gpus:
+        remedy = "none needed for the tiny policy; a 7b policy needs an NVIDIA GPU and its driver"
+        yield Finding("GPU", "none", remedy)
+    elif not usable:
+        yield Finding("GPU", f"{names}, not usable by torch", "install a CUDA build of torch that fits the driver")
+    else:
+        yield Finding("GPU", names)
+
+
+def _package(module: str, distribution: str, remedy: str, *, required: bool) -> Finding:
+    if importlib.util.find_spec(module) is None:
+        return Finding(module, "not installed", remedy, required)
+    try:
+        return Finding(module, importlib.metadata.version(distribution), required=required)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(module, "of unknown version", required=required)
+
+
+def _gl() -> Finding:
+    """Which off-screen renderer MuJoCo would use."""
+    chosen = os.environ.get("MUJOCO_GL")
+    libraries = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6"), "egl": ("libEGL.so.1",)}
+    loading = [name for name, files in libraries.items() if library_loads(*files)]
+    loads = f"loads: {', '.join(loading) or 'none'}"
+    try:
+        backend = select_gl_backend()
+    except EnvError as error:
+        return Finding("off-screen GL", loads, str(error), required=True)
+    finally:
+        _restore("MUJOCO_GL", chosen)
+    return Finding("off-screen GL", f"MUJOCO_GL={backend} ({'as set' if chosen else 'chosen'}); {loads}", required=True)
+
+
+def _vulkan() -> Finding:
+    """What ManiSkill could draw with."""
+    devices, problem = vulkan_devices(), vulkan_problem()
+    found = "no loader (libvulkan)" if devices is None else "; ".join(map(str, devices)) or "no device"
+    return Finding("Vulkan", found, f"only for ManiSkill tasks: {problem}" if problem else "")
+
+
+def _assets() -> Finding:
+    offline = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"  # looking must not start a download
+    try:
+        assets = resolve_assets()
+    except EnvError as error:
+        return Finding("LIBERO assets", "none", str(error), required=True)
+    finally:
+        _restore("HF_HUB_OFFLINE", offline)
+    remedy = ""
+    if assets.origin == "stand-ins":
+        remedy = "results on them are no benchmark numbers; the first run asks the hub, or set LIBERO_ASSETS to a copy"
+    return Finding("LIBERO assets", f"{assets.origin}: {assets.path}", remedy, required=False)
+
+
+def _space(topic: str, folder: Path, enough: int, remedy: str) -> Finding:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    usage = shutil.disk_usage(folder)
+    found = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free ({folder})"
+    return Finding(topic, found, remedy if usage.free < enough else "")
+
+
+def _restore(variable: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = value

@@ -1,0 +1,110 @@
+"""Evaluation on a started cluster, and `vla-rl eval`: simulators and inference servers without a learner."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from vla_rl.cluster.cluster import Cluster
+from vla_rl.commands.run_folder import RunFolder, git_commit, write_video
+from vla_rl.config.loading import load_config
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
+from vla_rl.core.machine import Machine
+from vla_rl.core.records import EnvSpec
+from vla_rl.observability.console import make_console
+from vla_rl.observability.success_rate import Evaluation
+from vla_rl.placement.checks import machine_checks
+from vla_rl.placement.planner import plan_run
+from vla_rl.replay.schedule import evaluation_episodes
+from vla_rl.replay.store import StoreRules
+
+STALL_S = 900.0  # without a single finished episode for this long, something is wrong
+
+
+def evaluate_command(args: Any) -> int:
+    """Evaluate a run's newest checkpoint, or a policy checkpoint, as the arguments of `vla-rl eval` say."""
+    config = _config(args.target, args.config, args.overrides)
+    episodes = args.episodes or config.train.eval_episodes or 50
+    evaluation = evaluate_policy(config, episodes, greedy=not args.sampled, record=3 if args.video else 0)
+    console = make_console()
+    about = f"{evaluation.spec.name}, assets: {evaluation.spec.assets}"
+    console.print(f"{config.policy.checkpoint} on {about}", highlight=False, markup=False)
+    console.print(evaluation.text(), highlight=False, markup=False)
+    if evaluation.spec.assets == "stand-ins":
+        console.print("on stand-in assets: not a benchmark number", highlight=False)
+    if args.video and evaluation.frames:
+        write_video(args.video, [frame for episode in evaluation.frames for frame in episode])
+        console.print(f"video: {args.video}", highlight=False, markup=False)
+    if args.json:
+        record = {"checkpoint": config.policy.checkpoint, "git_commit": git_commit()} | evaluation.record()
+        args.json.write_text(json.dumps(record, indent=2) + "\n")
+    return 0
+
+
+def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: int = 0) -> Evaluation:
+    """Play ``episodes`` over the benchmark's initial states with ``policy.checkpoint`` as it is."""
+    from envs import env_spec
+    from vla_rl.policies import check_policy
+
+    spec = env_spec(config.env)
+    check_policy(config.policy, spec)
+    rules = StoreRules(config.train.batch_episodes, 0, len(spec.instructions), config.seed, iterations=0)
+    plan = plan_run(config, spec, training=False)
+    with make_console().status("starting processes") as line, Cluster(config, plan, spec, rules) as cluster:
+        cluster.start(None, 0)
+        cluster.open_for_work()
+        return run_evaluation(
+            cluster, spec, episodes, config.seed, greedy=greedy, record=record, status=lambda text: line.update(text)
+        )
+
+
+def _config(target: Path, file: Path | None, overrides: list[str]) -> RunConfig:
+    """The config of a run folder, or that of the run a checkpoint belongs to, pointing at the checkpoint."""
+    if (target / "config.yaml").is_file():
+        run = RunFolder(target, load_config(target / "config.yaml"))
+        checkpoint, default = run.checkpoints.newest() / "policy", target / "config.yaml"
+    elif (target / "policy").is_dir():
+        checkpoint, default = target / "policy", target.parent.parent / "config.yaml"
+    else:
+        checkpoint, default = target, target / "config.yaml"
+    file = file or (default if default.is_file() else None)
+    if file is None:
+        raise UserError(
+            f"{target}: neither a run folder nor a checkpoint of one, so its simulator is not known; "
+            "give the config with --config FILE"
+        )
+    plain = [f"policy.checkpoint={json.dumps(str(checkpoint))}", "policy.lora=null"]  # adapters are merged there
+    return load_config(file, [*plain, *overrides], machine_checks(Machine.detect()))
+
+
+def run_evaluation(
+    cluster: Cluster,
+    spec: EnvSpec,
+    episodes: int,
+    seed: int,
+    *,
+    greedy: bool,
+    record: int,
+    status: Any,
+) -> Evaluation:
+    """Play evaluation episodes on a started cluster. ``status``: called with a line of progress."""
+    orders = evaluation_episodes(
+        0, episodes, len(spec.instructions), spec.init_states, seed, greedy=greedy, record=record
+    )
+    cluster.call_store("order_evaluation", orders)
+    kind = "greedy" if greedy else "sampled"
+    patience, done = time.monotonic() + STALL_S, 0
+    while True:
+        ref: Any = cluster.store.evaluation_results.remote(episodes, 2.0)
+        results = cluster.get(ref, "evaluation episodes", 120.0)
+        if results is not None:
+            return Evaluation(spec, greedy, tuple(results))
+        now_done = cluster.call_store("evaluations_done")
+        status(f"evaluating ({kind}): {now_done} of {episodes} episodes")
+        if now_done != done:
+            done, patience = now_done, time.monotonic() + STALL_S
+        if time.monotonic() > patience:
+            raise TimeoutError(f"no evaluation episode finished for {STALL_S:.0f} s ({done} of {episodes} done)")

@@ -1,0 +1,22 @@
+"""Pictures of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vla_rl.core.errors import UserError
+from vla_rl.observability.plots import draw_comparison, draw_curves, read_metrics
+
+
+def plot_command(args: Any) -> int:
+    """`vla-rl plot`: the curves of one run, or several runs in one picture."""
+    runs = {path.stem if path.is_file() else path.name: read_metrics(path) for path in args.runs}
+    if len(runs) < len(args.runs):
+        raise UserError(f"two of {', '.join(map(str, args.runs))} have the same name: rename one, names are the labels")
+    if len(runs) == 1:
+        ((name, metrics),) = runs.items()
+        draw_curves(metrics, args.output, name)
+    else:
+        draw_comparison(runs, args.output)
+    print(args.output)
+    return 0

@@ -1,0 +1,238 @@
+"""What a run leaves behind.
+
+runs/NAME/
+    config.yaml      the resolved configuration
+    metadata.json    versions, git commit, machine, assets
+    metrics.jsonl    one line an iteration
+    tensorboard/     the same for TensorBoard (and Weights & Biases, with log.wandb)
+    checkpoints/     see checkpoint.py
+    profile.yaml     what things cost, as the run has measured it; with every checkpoint
+    moves.jsonl      one line for each move to a better plan (placement.replan_every)
+    evaluations/     one JSON file an evaluation; a video beside it
+    curves.png       drawn at the end
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_rl.commands.checkpoints import Checkpoints
+from vla_rl.config.loading import dump_config
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
+from vla_rl.core.records import EnvSpec
+from vla_rl.placement.profile import Profile, save_profile
+
+_PACKAGES = (
+    *("torch", "ray", "deepspeed", "transformers", "peft", "gymnasium", "numpy"),
+    *("mujoco", "robosuite", "hf-libero", "mani_skill", "sapien"),
+)
+_VIDEO_FPS = 20  # LIBERO's control rate: videos play in real time
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """Make a folder of that name, or numbered where another command took the name within the same second."""
+    folder, number = parent / name, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = parent / f"{name}-{number}"
+
+
+class RunFolder:
+    """One run's folder and its loggers."""
+
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        self.path = path
+        self.config = config
+        self.checkpoints = Checkpoints(path / "checkpoints", config.train.keep_checkpoints)
+        self._tensorboard: Any = None
+        self._wandb: Any = None
+
+    @classmethod
+    def create(cls, config: RunConfig, spec: EnvSpec, argv: Sequence[str]) -> RunFolder:
+        """Make the folder and write what is known at the start. Raises UserError where log.name is taken."""
+        parent, name = Path(config.log.dir), config.log.name
+        if name is None:
+            path = new_folder(parent, f"{config.algo.name}-{config.env.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        else:
+            path = parent / name
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                raise UserError(
+                    f"log.name={name!r}: {path} exists; continue that run with --resume {path}, or choose another name"
+                ) from None
+        (path / "config.yaml").write_text(dump_config(config))
+        (path / "metadata.json").write_text(json.dumps(metadata(spec, argv), indent=2) + "\n")
+        run = cls(path, config)
+        run._open_loggers(0)
+        return run
+
+    @classmethod
+    def reopen(cls, path: Path, config: RunConfig, iteration: int) -> RunFolder:
+        """Continue at ``iteration``: metrics logged later than the checkpoint are forgotten."""
+        run = cls(path, config)
+        kept = [line for line in run._metric_lines() if json.loads(line)["iteration"] <= iteration]
+        run._metrics_file.write_text("".join(line + "\n" for line in kept))
+        (path / "config.yaml").write_text(dump_config(config))
+        run._open_loggers(iteration)
+        return run
+
+    @property
+    def _metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def _metric_lines(self) -> list[str]:
+        """Complete lines only: a crash may have cut the last one."""
+        if not self._metrics_file.exists():
+            return []
+        return [line for line in self._metrics_file.read_text().split("\n")[:-1] if line]
+
+    def metrics(self) -> list[dict[str, float]]:
+        return [json.loads(line) for line in self._metric_lines()]
+
+    def _open_loggers(self, iteration: int) -> None:
+        log = self.config.log
+        if log.tensorboard:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+            self._tensorboard = EventFileWriter(str(self.path / "tensorboard"))
+        if log.wandb != "off":
+            import wandb
+
+            self._wandb = wandb.init(
+                project=log.wandb_project,
+                name=self.path.name,
+                id=self.path.name,
+                resume="allow" if iteration else None,
+                mode=log.wandb,
+                dir=str(self.path),
+                config=self.config.model_dump(),
+                settings=wandb.Settings(silent=True),
+            )
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Append one iteration's metrics everywhere. ``iteration``: updates done."""
+        record = {"iteration": iteration, "time": time.time()} | {k: _rounded(v) for k, v in metrics.items()}
+        with self._metrics_file.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        if self._tensorboard:
+            self._tensorboard.add_event(_tensorboard_event(iteration, metrics))
+            self._tensorboard.flush()
+        if self._wandb:
+            self._wandb.log(dict(metrics), step=iteration)
+
+    def save_profile(self, profile: Profile) -> None:
+        """Written under another name first: a crash leaves the one before."""
+        partial = self.path / "profile.yaml.partial"
+        save_profile(profile, partial)
+        partial.replace(self.path / "profile.yaml")
+
+    def log_move(self, iteration: int, move: Mapping[str, Any]) -> None:
+        with (self.path / "moves.jsonl").open("a") as file:
+            file.write(json.dumps({"iteration": iteration, "time": time.time()} | dict(move)) + "\n")
+
+    def save_evaluation(self, name: str, record: Mapping[str, Any], frames: Sequence[Sequence[np.ndarray]]) -> None:
+        """evaluations/NAME.json and, where there are frames, NAME.mp4: the episodes one after the other."""
+        folder = self.path / "evaluations"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+        shown = [frame for episode in frames for frame in episode]
+        if shown:
+            write_video(folder / f"{name}.mp4", shown)
+
+    def close(self) -> None:
+        if self._tensorboard:
+            self._tensorboard.close()
+        if self._wandb:
+            self._wandb.finish()
+
+
+def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
+    """An H.264 video of uint8 [H, W, 3] frames, playable everywhere."""
+    import imageio
+
+    with imageio.get_writer(path, fps=_VIDEO_FPS, codec="libx264", macro_block_size=2) as writer:
+        for frame in frames:
+            writer.append_data(frame)  # type: ignore[attr-defined]
+
+
+def metadata(spec: EnvSpec, argv: Sequence[str]) -> dict[str, Any]:
+    """What somebody needs to know to trust or repeat a result."""
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": [Path(argv[0]).name, *argv[1:]],
+        "git_commit": git_commit(),
+        "python": sys.version.split()[0],
+        "packages": {name: _package_version(name) for name in _PACKAGES},
+        "machine": machine(),
+        "simulator": spec.name,
+        "assets": spec.assets,
+        "instructions": list(spec.instructions),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The machine, for the record of a result."""
+    return {
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of this source tree, with ``+changes`` where it was edited since; None outside a git checkout."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        return commit + ("+changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+def _package_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _tensorboard_event(iteration: int, metrics: Mapping[str, float]) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+    return Event(wall_time=time.time(), step=iteration, summary=Summary(value=values))

@@ -1,0 +1,179 @@
+"""`vla-rl sft`: a warm start by behaviour cloning.
+
+scripted expert ──▶ HDF5 demonstrations ──▶ action chunks ──▶ cross-entropy over the bins ──▶ checkpoint
+(or official files)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+
+from vla_rl.commands.demonstrations import collect_demonstrations
+from vla_rl.commands.run_folder import metadata
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.records import EnvSpec
+from vla_rl.observability.console import ProgressDisplay, make_console
+from vla_rl.placement.checks import machine_checks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from envs.base.demonstrations import Demonstrations
+    from vla_rl.policies import OpenVLAOFT
+
+_WARMUP_SHARE = 0.05  # of the updates
+
+
+def sft_command(args: Any) -> int:
+    """Collect or read demonstrations, clone them, save the checkpoint and evaluate it."""
+    from vla_rl.commands.evaluate import evaluate_policy
+    from vla_rl.config.loading import load_config
+    from vla_rl.core.machine import Machine
+
+    config = load_config(
+        args.config, [*args.overrides, "policy.checkpoint=null", "policy.lora=null"], machine_checks(Machine.detect())
+    )
+    console = make_console()
+    figures = clone(config, console)
+    if config.train.eval_episodes:
+        policy = config.policy.model_copy(update={"checkpoint": config.sft.output})
+        trained = config.model_copy(update={"policy": policy})
+        for greedy in (True, False):
+            evaluation = evaluate_policy(trained, config.train.eval_episodes, greedy=greedy)
+            console.print(evaluation.text(), highlight=False)
+            figures["greedy" if greedy else "sampled"] = evaluation.record()
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+def clone(config: RunConfig, console: Console) -> dict[str, Any]:
+    """Behaviour cloning as ``config.sft`` says; writes the checkpoint and returns figures about it."""
+    import torch
+
+    from envs import env_spec
+    from envs.base.demonstrations import read_demonstrations
+    from vla_rl.policies import save_policy
+
+    spec = env_spec(config.env)
+    console.print(f"{spec.name}, assets: {spec.assets}", highlight=False)
+    paths = [Path(p) for p in config.sft.demos] or collect_demonstrations(config, spec, console)
+    demos = read_demonstrations(
+        paths, instructions=spec.instructions, views=spec.views, image_size=spec.image_size, proprio=spec.proprio_dim
+    )
+    console.print(f"{demos.num_demonstrations} demonstrations, {len(demos.actions)} steps", highlight=False)
+    torch.set_num_threads(config.sft.threads)
+    policy = _new_policy(config, spec, demos)
+    start = time.monotonic()
+    losses = _train(config, policy, demos, console)
+    figures = {
+        "demonstrations": demos.num_demonstrations,
+        "steps": len(demos.actions),
+        "updates": config.sft.updates,
+        "final_loss": round(float(np.mean(losses[-100:])), 4),
+        "seconds": round(time.monotonic() - start, 1),
+    }
+    save_policy(policy, config.sft.output, figures | metadata(spec, sys.argv))
+    console.print(f"checkpoint: {config.sft.output}, trained in {figures['seconds']} s", highlight=False)
+    return figures
+
+
+def _new_policy(config: RunConfig, spec: EnvSpec, demos: Demonstrations) -> OpenVLAOFT:
+    """Random weights, with the statistics of the demonstrations."""
+    from vla_rl.policies import ActionCodec, Bounds, make_architecture, make_policy
+
+    codec = ActionCodec.from_actions(demos.actions)
+    proprio = Bounds.from_samples(demos.proprio) if spec.proprio_dim else None
+    return make_policy(make_architecture(config.policy, spec), spec.instructions, codec, proprio, seed=config.seed)
+
+
+def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console: Console) -> list[float]:
+    """``sft.updates`` steps of AdamW; returns the loss of each."""
+    import torch
+
+    sft = config.sft
+    optimizer = torch.optim.AdamW(
+        policy.trunk_parameters(), lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_schedule(sft.updates))
+    chunks, mask = demos.chunks(config.policy.chunk_size)
+    tokens = policy.codec.encode(chunks)
+    rng = np.random.default_rng(config.seed)
+    losses: list[float] = []
+    policy.train()
+    with ProgressDisplay(console, "cloning", sft.updates) as progress:
+        for update in range(sft.updates):
+            rows = rng.integers(len(tokens), size=sft.batch)
+            images = shift_images(demos.images[rows], rng, sft.max_shift)
+            output = policy(
+                torch.from_numpy(images),
+                torch.from_numpy(demos.proprio[rows]),
+                torch.from_numpy(demos.task[rows]),
+                temperature=1.0,
+            )
+            loss = cloning_loss(
+                output.logits, torch.from_numpy(tokens[rows]), torch.from_numpy(mask[rows]), sft.bin_smoothing
+            )
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+            progress.update(update + 1, f"loss {np.mean(losses[-50:]):.3f}")
+    policy.eval()
+    return losses
+
+
+def learning_rate_schedule(updates: int) -> Callable[[int], float]:
+    """Factor of the peak learning rate at each update: a linear rise, then half a cosine."""
+    warmup = max(1, round(_WARMUP_SHARE * updates))
+
+    def factor(update: int) -> float:
+        if update < warmup:
+            return (update + 1) / warmup
+        return 0.5 * (1 + math.cos(math.pi * (update - warmup) / max(1, updates - warmup)))
+
+    return factor
+
+
+def cloning_loss(logits: Tensor, tokens: Tensor, mask: Tensor, smoothing: float) -> Tensor:
+    """Mean cross-entropy of the demonstrated bins.
+
+    Args:
+        logits: [N, K, A, 256].
+        tokens: uint8 [N, K, A].
+        mask: bool [N, K], steps within the demonstration.
+        smoothing: standard deviation, in bins, of a normal distribution around the demonstrated bin as the target (a
+            neighbouring bin is nearly the same action); 0: that bin alone.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    if smoothing == 0:
+        losses = F.cross_entropy(logits.flatten(0, 2), tokens.long().flatten(), reduction="none").view(tokens.shape)
+    else:
+        distance = torch.arange(logits.shape[-1]) - tokens.long().unsqueeze(-1)
+        target = torch.softmax(-0.5 * (distance / smoothing) ** 2, dim=-1)
+        losses = -(target * F.log_softmax(logits, dim=-1)).sum(-1)
+    weights = mask.unsqueeze(-1).expand_as(losses).to(losses.dtype)
+    return (losses * weights).sum() / weights.sum()
+
+
+def shift_images(images: np.ndarray, rng: np.random.Generator, max_shift: int) -> np.ndarray:
+    """Each row's views moved by the same random number of pixels; what comes in repeats the edge."""
+    if max_shift == 0:
+        return images
+    size = images.shape[2]
+    padded = np.pad(images, ((0, 0), (0, 0), (max_shift, max_shift), (max_shift, max_shift), (0, 0)), mode="edge")
+    offsets = rng.integers(2 * max_shift + 1, size=(len(images), 2))
+    return np.stack([p[:, y : y + size, x : x + size] for p, (y, x) in zip(padded, offsets, strict=True)])

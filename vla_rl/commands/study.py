@@ -1,0 +1,213 @@
+"""Several variants of a run, each with several seeds, side by side: `vla-rl study`.
+
+    study file ──▶ all configs checked ──▶ runs, seed after seed, or some at a time ──▶ table, picture, figures
+
+A study that was interrupted goes on where it stood: complete runs are not repeated, an incomplete one is resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+from rich.console import Console
+from rich.table import Table
+
+from vla_rl.commands.run_folder import machine
+from vla_rl.config.loading import load_config
+from vla_rl.config.run_config import RunConfig
+from vla_rl.config.yaml_file import load_model
+from vla_rl.core.errors import UserError
+from vla_rl.core.machine import Machine
+from vla_rl.observability.console import make_console
+from vla_rl.observability.plots import Metrics, draw_study, rollouts_key, series, smoothed
+from vla_rl.placement.checks import machine_checks
+
+WINDOW = 5  # iterations of the moving mean in which a success rate counts as reached
+
+
+class StudyFile(BaseModel):
+    """What a study compares."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    config: Path = Field(description="The configuration that all variants share.")
+    overrides: list[str] = Field([], description="KEY=VALUE pairs for all variants.")
+    variants: dict[str, list[str]] = Field(min_length=2, description="Name of each, and its own KEY=VALUE pairs.")
+    seeds: list[int] = Field(min_length=1)
+    threshold: float = Field(0.8, gt=0, le=1, description="Success of the rollouts to which the time is taken.")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One variant with one seed."""
+
+    variant: str
+    seed: int
+    folder: Path
+    overrides: list[str]
+    config: RunConfig
+
+
+def study_command(args: Any) -> int:
+    """Run what is missing of the study, then show it; see ``vla-rl study --help``."""
+    study = read_study(args.study)
+    runs = list(plan_runs(study, args.runs / args.study.stem))
+    console = make_console()
+    execute_all(study.config, [run for run in runs if not is_complete(run)], args.jobs, console)
+    metrics: dict[str, list[Metrics]] = {name: [] for name in study.variants}
+    for run in runs:
+        metrics[run.variant].append(_read(run))
+    rows = {name: summarize(of_seeds, study.threshold) for name, of_seeds in metrics.items()}
+    console.print(make_table(study, rows))
+    if args.output:
+        draw_study(metrics, args.output, study.title)
+        console.print(str(args.output))
+    if args.json:
+        record = {"title": study.title, "study": study.model_dump(mode="json"), "machine": machine(), "variants": rows}
+        args.json.write_text(json.dumps(record, indent=2) + "\n")
+    return 0
+
+
+def read_study(path: Path) -> StudyFile:
+    """Raises UserError with all mistakes of the file."""
+    return load_model(path, StudyFile, "a study, such as configs/studies/staleness.yaml")
+
+
+def plan_runs(study: StudyFile, folder: Path) -> Iterator[Run]:
+    """All runs, seed after seed, so that an unfinished study holds every variant equally often.
+
+    Raises UserError where a variant's config is refused.
+    """
+    for seed in study.seeds:
+        for variant, changes in study.variants.items():
+            name = f"{variant.replace(' ', '_').replace('/', '-')}-seed{seed}"
+            overrides = [*study.overrides, *changes, f"seed={seed}", f"log.dir={folder}", f"log.name={name}"]
+            config = load_config(study.config, overrides, machine_checks(Machine.detect()))
+            yield Run(variant, seed, folder / name, overrides, config)
+
+
+def is_complete(run: Run) -> bool:
+    """Whether all iterations are done, or the time was up. ``curves.png`` is the last thing that a run writes."""
+    return (run.folder / "curves.png").is_file() and _read(run)[-1]["iteration"] > 0 and not _was_stopped(run)
+
+
+def _was_stopped(run: Run) -> bool:
+    last, train = _read(run)[-1], run.config.train
+    in_time = train.max_minutes is None or last["time/seconds"] < 60 * train.max_minutes
+    return last["iteration"] < train.iterations and in_time
+
+
+def execute_all(config: Path, missing: Sequence[Run], jobs: int, console: Console) -> None:
+    """``jobs`` runs at a time, in their order. Where one fails those under way are waited for, and none begins."""
+    started, over = time.monotonic(), Event()
+    console.print(f"{len(missing)} runs to do, {jobs} at a time")
+
+    def unless_over(run: Run) -> None:
+        if over.is_set():
+            return
+        try:
+            execute(config, run)
+        except BaseException:
+            over.set()  # before this thread takes the next run
+            raise
+
+    with ThreadPoolExecutor(jobs) as pool:
+        under_way = {pool.submit(unless_over, run): run for run in missing}
+        try:
+            for done, future in enumerate(as_completed(under_way), 1):
+                future.result()
+                run = under_way[future]
+                left = (time.monotonic() - started) / done * (len(missing) - done) / 60
+                console.print(f"{done} of {len(missing)}: {run.variant}, seed {run.seed}; about {left:.0f} min left")
+        except BaseException:
+            over.set()
+            raise
+
+
+def execute(config: Path, run: Run) -> None:
+    """Train, in a process of its own; what it prints goes to a file. Raises UserError where it fails or is stopped."""
+    command = [sys.executable, "-m", "vla_rl.commands.cli", "train"]
+    if list((run.folder / "checkpoints").glob("*")):
+        command += ["--resume", str(run.folder)]
+    elif run.folder.exists():
+        raise UserError(f"{run.folder} holds an unfinished run without a checkpoint: remove it, then start again")
+    else:
+        command += [str(config), *run.overrides]
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    log = run.folder.with_suffix(".log")
+    with log.open("ab") as out:  # Ctrl-C reaches the run as well: it writes a checkpoint and ends
+        status = subprocess.run(
+            command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False
+        ).returncode
+    if status or not is_complete(run):
+        raise UserError(
+            f"{run.folder} ended early with status {status}; see {log}, then start the study again to go on"
+        )
+
+
+def _read(run: Run) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def summarize(of_seeds: list[Metrics], threshold: float) -> dict[str, list[float]]:
+    """Of each figure the value of every seed; ``threshold`` as of the study. Figures no run has are left out."""
+
+    def last(key: str) -> list[float]:
+        return [float(y[-1]) for y in (series(m, key)[1] for m in of_seeds) if len(y)]
+
+    def mean(key: str) -> list[float]:
+        return [float(y.mean()) for y in (series(m, key)[1] for m in of_seeds) if len(y)]
+
+    reached = [time_to(m, threshold) for m in of_seeds]
+    figures = {
+        "greedy success": last("eval/greedy_success"),
+        "sampled success": last("eval/sampled_success"),
+        f"minutes to {threshold:.0%}": [t for t in reached if t is not None],
+        "minutes in all": [m[-1]["time/seconds"] / 60 for m in of_seeds],
+        "mean age": mean("rollout/age_mean"),
+        "effective samples": mean("learner/ess"),
+        "clipped": mean("learner/clip_fraction"),
+    }
+    return {name: values for name, values in figures.items() if values}
+
+
+def time_to(metrics: Metrics, threshold: float) -> float | None:
+    """Minutes of training, without evaluations, until the rollouts' moving mean reaches a success rate; None: never."""
+    _, success = series(metrics, rollouts_key(metrics))
+    _, seconds = series(metrics, "time/iteration_s")
+    above = np.flatnonzero(smoothed(success, WINDOW) >= threshold)
+    return float(seconds[: above[0] + 1].sum() / 60) if len(above) else None
+
+
+def make_table(study: StudyFile, rows: Mapping[str, dict[str, list[float]]]) -> Table:
+    """Mean and standard error over the seeds."""
+    table = Table(title=f"{study.title}: mean of {len(study.seeds)} seeds ± standard error")
+    table.add_column("variant")
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    for name in names:
+        table.add_column(name, justify="right")
+    for variant, row in rows.items():
+        table.add_row(variant, *(_cell(name, row.get(name, []), len(study.seeds)) for name in names))
+    return table
+
+
+def _cell(name: str, values: list[float], seeds: int) -> str:
+    if not values:
+        return "never"
+    error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
+    missing = f" ({len(values)} of {seeds})" if len(values) < seeds else ""
+    if name.startswith("minutes") or name == "mean age":
+        return f"{np.mean(values):.2f} ± {error:.2f}{missing}"
+    return f"{100 * np.mean(values):.1f} ± {100 * error:.1f} %{missing}"

@@ -1,0 +1,181 @@
+"""From a YAML file and ``key=value`` overrides to a validated ``RunConfig``, and back.
+
+Everything wrong is reported at once: malformed overrides, duplicate and unknown keys, wrong types, values out of range
+and combinations that cannot run (``config_checks``), each on a line of its own with its place and its remedy.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from vla_rl.config.checks import Check, config_checks
+from vla_rl.config.messages import ConfigError, KeyPath, Problem, default_kind, explain, kinds
+from vla_rl.config.run_config import RunConfig
+from vla_rl.config.yaml_file import parse_value, read_config_files
+
+__all__ = ["ConfigError", "dump_config", "load_config"]
+
+COMMAND_LINE = "command line"
+_OVERRIDE_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def load_config(path: Path | None, overrides: Sequence[str] = (), checks: Sequence[Check] = ()) -> RunConfig:
+    """Read ``path`` over the defaults, or over the file that its key ``base`` names, then apply ``overrides`` in order.
+
+    An override is ``key.of.group=VALUE`` with VALUE in YAML: ``train.iterations=2``, ``env.tasks=[0,1]``,
+    ``log.name=null``. ``env=NAME`` and ``algo=NAME`` select a simulator or an algorithm: a new name starts from that
+    one's defaults, the name that is already selected changes nothing. A file may use the same short form.
+
+    With ``machine``, what the run needs and this machine lacks is a problem too: a checkpoint folder that does not
+    exist, more learner processes than processors.
+
+    Raises ConfigError, which holds every problem found.
+    """
+    draft = _Draft()
+    files = [] if path is None else read_config_files(path)
+    for file in files:
+        draft.problems += file.problems
+        draft.assign((), file.values, "")
+        draft.places |= file.places
+    for text in overrides:
+        _apply_override(text, draft)
+    for key, value in list(_leaves(draft.data)):
+        if isinstance(value, str) and "${" in value:
+            draft.refuse(Problem(key, "interpolation is not supported; write the value itself", value))
+        elif isinstance(value, float) and not math.isfinite(value):
+            draft.refuse(Problem(key, "must be a finite number", value))
+    config = _validated(draft)
+    if all(file.readable for file in files) and config is not None:
+        for check in (*config_checks(), *checks):
+            # A check that reads a refused key would judge the default that stands in its place.
+            if not any(map(draft.was_refused, check.reads)):
+                draft.problems += [draft.placed(problem) for problem in check.find(config)]
+    if draft.problems or config is None:
+        raise ConfigError(draft.problems)
+    return config
+
+
+def dump_config(config: RunConfig) -> str:
+    """Every key as YAML; ``load_config`` reads an equal config from it."""
+    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A config in the making: plain data, the place where each value was given, and what is wrong so far."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    places: dict[KeyPath, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    refused: list[KeyPath] = field(default_factory=list)
+
+    def assign(self, key: tuple[str, ...], value: Any, place: str) -> None:
+        """Set ``key``, or merge into it where ``value`` is a mapping.
+
+        A new name in a group of several kinds drops the keys of the old kind.
+        """
+        if len(key) == 1 and kinds(key[0]) and isinstance(value, str):
+            key = (*key, "name")
+        if isinstance(value, Mapping) and (value or not key):
+            for name in sorted(value, key=lambda name: name != "name"):  # a kind is selected before its keys are set
+                self.assign((*key, str(name)), value[name], place)
+            return
+        if len(key) == 2 and key[1] == "name" and kinds(key[0]) and value != self._selected(key[0]):
+            self.data[key[0]] = {}
+        group = self.data
+        for part in key[:-1]:
+            if not isinstance(group.get(part), dict):
+                group[part] = {}
+            group = group[part]
+        if value != {} or not isinstance(group.get(key[-1]), dict):
+            group[key[-1]] = value
+            self.places[key] = place
+
+    def refuse(self, problem: Problem) -> None:
+        """Report a problem and remove its value, so that the rest can still be judged."""
+        self.problems.append(self.placed(problem))
+        self.remove(problem.key)
+
+    def remove(self, key: KeyPath) -> None:
+        """Take out a value: a list whole where one item is wrong, a group whole where its kind is unknown."""
+        names = [part for part in key if isinstance(part, str)]
+        if len(names) == 2 and names[1] == "name" and kinds(names[0]):
+            names.pop()
+        self.refused.append(tuple(names))
+        group: Any = self.data
+        for name in names[:-1]:
+            group = group.get(name, {})
+        group.pop(names[-1], None)
+
+    def was_refused(self, key: KeyPath) -> bool:
+        """Whether ``key``, a key in it or a group around it was removed."""
+        return any(key[: len(gone)] == gone[: len(key)] for gone in self.refused)
+
+    def placed(self, problem: Problem) -> Problem:
+        """``problem`` with the place where the value of its key, or the first one in its group, was given."""
+        key = tuple(part for part in problem.key if isinstance(part, str))
+        inside = (place for given, place in self.places.items() if given[: len(key)] == key)
+        return replace(problem, place=problem.place or self.places.get(key) or next(inside, ""))
+
+    def _selected(self, group: str) -> Any:
+        values = self.data.get(group)
+        return values.get("name", default_kind(group)) if isinstance(values, dict) else default_kind(group)
+
+
+def _validated(draft: _Draft) -> RunConfig | None:
+    """The config, with defaults in place of the values that were refused; None where that is not valid either."""
+    for _ in range(4):
+        for group in filter(kinds, RunConfig.model_fields):
+            values = draft.data.setdefault(group, {})
+            if isinstance(values, dict):
+                values.setdefault("name", default_kind(group))
+        try:
+            # Through JSON, whose strict mode takes a list for a tuple but neither "3" nor true for a number.
+            return RunConfig.model_validate_json(json.dumps(draft.data, default=str), strict=True)
+        except ValidationError as failure:
+            selected = copy.deepcopy(draft.data)
+            earlier = list(draft.refused)
+            errors = failure.errors(include_url=False)
+            wrong = [error["loc"] for error in errors]
+            for error in errors:
+                if any(error["loc"] == place[: len(error["loc"])] != place for place in wrong):
+                    continue  # a list that lacks the items that are wrong
+                problem = explain(error, selected)
+                if any(problem.key == gone[: len(problem.key)] for gone in earlier):
+                    draft.remove(problem.key)  # judged with a default in place of a refused value
+                else:
+                    draft.refuse(problem)
+    return None
+
+
+def _leaves(value: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(value, (dict, list)):
+        for part, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(inner, (*key, part))
+    else:
+        yield key, value
+
+
+def _apply_override(text: str, draft: _Draft) -> None:
+    name, equals, value = text.partition("=")
+    if not equals or not _OVERRIDE_KEY.fullmatch(name):
+        remedy = "is not an override; write KEY=VALUE, such as train.iterations=2"
+        draft.problems.append(Problem((text,), remedy, place=COMMAND_LINE))
+        return
+    key = tuple(name.split("."))
+    try:
+        draft.assign(key, parse_value(value), COMMAND_LINE)
+    except (yaml.YAMLError, OmegaConfBaseException):
+        draft.refuse(Problem(key, "is not valid YAML; close its brackets and quotes", value, COMMAND_LINE))

@@ -1,0 +1,187 @@
+"""What is wrong with a config, in words: one line a problem, with the value found, its place and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
+
+KeyPath = tuple[str | int, ...]
+NO_VALUE = object()
+
+_NOT_TEXT = re.compile(r"[-+.\deE_]*\d[-+.\deE_]*|null|true|false|~")
+
+_WRONG_TYPE = {
+    "int": "must be a whole number, written without point, exponent or quotes",
+    "float": "must be a number",
+    "bool": "must be true or false",
+    "string": "must be text: put it in quotes",
+    "tuple": "must be a list, such as [0,1]",
+}
+_OUT_OF_RANGE = {
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} items",
+    "too_long": "must have at most {max_length} items",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to mend."""
+
+    key: KeyPath
+    text: str  # what is wrong, and the remedy
+    value: Any = NO_VALUE
+    place: str = ""  # "file:line", "command line", or empty for a default
+
+    def __str__(self) -> str:
+        value = "" if self.value is NO_VALUE else f"={_shown(self.value)}"
+        place = f" ({self.place})" if self.place else ""
+        return f"{dotted(self.key)}{value}{place}: {self.text}"
+
+
+class ConfigError(UserError):
+    """A config cannot be used; ``problems`` holds one line for each thing to mend."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(str(problem) for problem in problems)
+        count = len(self.problems)
+        head = "the config has a problem:" if count == 1 else f"the config has {count} problems:"
+        super().__init__("\n  ".join((head, *self.problems)))
+
+
+def dotted(key: KeyPath) -> str:
+    """``("env", "tasks", 0)`` as ``env.tasks[0]``."""
+    text = ""
+    for part in key:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def kinds(group: str) -> dict[str, type[BaseModel]]:
+    """The classes that a group of ``RunConfig`` can be, by name; empty where it comes in one kind without a name."""
+    found: dict[str, type[BaseModel]] = {}
+    for member in _classes(RunConfig, group):
+        name = member.model_fields.get("name")
+        if name is not None and get_origin(name.annotation) is Literal:
+            found |= dict.fromkeys(get_args(name.annotation), member)
+    return found
+
+
+def default_kind(group: str) -> str:
+    return RunConfig.model_fields[group].get_default(call_default_factory=True).name
+
+
+def explain(error: ErrorDetails, data: Mapping[str, Any]) -> Problem:
+    """Put one of pydantic's findings about ``data`` into words."""
+    key, kind, found = _key(error), error["type"], error["input"]
+    context = error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return Problem(key, f"unknown key; {_suggest_key(key, data)}", found)
+    if kind == "union_tag_invalid":
+        return Problem((*key, "name"), _suggest_value(context["tag"], list(kinds(str(key[0])))), context["tag"])
+    if kind == "literal_error":
+        return Problem(key, _suggest_value(found, _literals(key, data)), found)
+    if kind in ("model_type", "dict_type"):
+        return Problem(key, f"is a group of keys; set one of {_listed(key, data)}", found)
+    if kind == "value_error":
+        return Problem(key, str(context["error"]))
+    if kind == "missing":  # all keys have defaults: this is an item of a list
+        return Problem(key, "has too few items", found)
+    if kind in _OUT_OF_RANGE:
+        return Problem(key, _OUT_OF_RANGE[kind].format(**context), found)
+    return Problem(key, _WRONG_TYPE.get(kind.split("_")[0], error["msg"]), found)
+
+
+def _key(error: ErrorDetails) -> KeyPath:
+    """Where to mend the error: without the kind that pydantic puts after the name of a group of several kinds."""
+    key = error["loc"][:-1] if error["type"] == "missing" else error["loc"]
+    info = RunConfig.model_fields.get(str(key[0]))
+    return (key[0], *key[2:]) if info is not None and info.discriminator else key
+
+
+def _classes(owner: type[BaseModel], name: str) -> list[type[BaseModel]]:
+    info = owner.model_fields.get(name)
+    candidates = (get_args(info.annotation) or (info.annotation,)) if info is not None else ()
+    return [member for member in candidates if isinstance(member, type) and issubclass(member, BaseModel)]
+
+
+def _fields(key: KeyPath, data: Mapping[str, Any]) -> list[str]:
+    """Names of the keys in the group at ``key``, for the kind that ``data`` selects."""
+    return list(_group(key, data).model_fields)
+
+
+def _group(key: KeyPath, data: Mapping[str, Any]) -> type[BaseModel]:
+    group: type[BaseModel] = RunConfig
+    for part in key:
+        found = _classes(group, str(part))
+        if group is RunConfig and kinds(str(part)):
+            values = data.get(str(part))
+            selected = values.get("name") if isinstance(values, Mapping) else None
+            group = kinds(str(part)).get(str(selected), found[0])
+        elif found:
+            group = found[0]
+    return group
+
+
+def _literals(key: KeyPath, data: Mapping[str, Any]) -> list[str]:
+    """Allowed values of the key at ``key``; of a list, those of its items."""
+    names = [part for part in key if isinstance(part, str)]
+    pending = [_group(tuple(names[:-1]), data).model_fields[names[-1]].annotation]
+    values: list[str] = []
+    while pending:
+        annotation = pending.pop(0)
+        if get_origin(annotation) is Literal:
+            values += get_args(annotation)
+        else:
+            pending += get_args(annotation)
+    return values
+
+
+def _listed(key: KeyPath, data: Mapping[str, Any]) -> str:
+    return ", ".join(dotted((*key, name)) for name in _fields(key, data))
+
+
+def _suggest_value(found: Any, allowed: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(found), allowed, n=1)
+    return f"unknown value; {f'did you mean {near[0]}? ' if near else ''}allowed: {', '.join(allowed)}"
+
+
+def _suggest_key(key: KeyPath, data: Mapping[str, Any]) -> str:
+    name, siblings = str(key[-1]), _fields(key[:-1], data)
+    near = difflib.get_close_matches(name, siblings, n=1)
+    if near:
+        return f"did you mean {dotted((*key[:-1], near[0]))}?"
+    if len(key) == 2:
+        for other, kind in kinds(str(key[0])).items():
+            if name in kind.model_fields:
+                selected = _group(key[:-1], data).model_fields["name"].default
+                return f"it is a key of {key[0]}={other}, and {selected} is selected"
+    leaves = {leaf: f"{group}.{leaf}" for group in RunConfig.model_fields for leaf in _leaves(group, data)}
+    near = difflib.get_close_matches(name, leaves, n=1, cutoff=0.8)
+    if near:
+        return f"did you mean {leaves[near[0]]}?"
+    return f"known keys: {_listed(key[:-1], data)}"
+
+
+def _leaves(group: str, data: Mapping[str, Any]) -> list[str]:
+    return _fields((group,), data) if _classes(RunConfig, group) else []
+
+
+def _shown(value: Any) -> str:
+    """As one would write it in YAML: text in quotes only where it would else be read as something else."""
+    bare = isinstance(value, str) and value.strip() and not _NOT_TEXT.fullmatch(value)
+    text = value if bare else json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,129 @@
+"""A YAML config file, and the one that it changes, as plain values, each with the line that gave it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+
+from vla_rl.config.messages import KeyPath, Problem
+from vla_rl.core.errors import UserError
+
+SHIPPED_CONFIGS = Path(__file__).parents[2] / "configs"
+BASE = "base"  # the key of a file that names the config which it changes, relative to its own folder
+
+
+@dataclass(slots=True)
+class ConfigFile:
+    """What a file holds, and what is wrong with its form."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[KeyPath, str] = field(default_factory=dict)  # "file:line" of each key
+    problems: list[Problem] = field(default_factory=list)
+    readable: bool = True  # False: values are missing
+
+
+def parse_value(text: str) -> Any:
+    """A value in YAML, as OmegaConf reads it (``1e-4`` is a number).
+
+    Raises yaml.YAMLError or OmegaConfBaseException.
+    """
+    return _plain(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+
+
+def read_config_files(path: Path) -> list[ConfigFile]:
+    """``path``, and before it its base, and that one's. Nothing that the files hold raises: see ``problems``."""
+    files, seen = [read_config_file(path)], [path.resolve()]
+    while (base := files[0].values.pop(BASE, None)) is not None:
+        place = files[0].places.pop((BASE,), "")
+        path = path.parent / str(base)
+        wrong = "is this file itself, or changes it; name another" if path.resolve() in seen else ""
+        if not path.is_file():
+            wrong = f"there is no file {path}; a base is looked for beside the file that names it"
+            files[0].readable = False
+        if wrong:
+            files[0].problems.append(Problem((BASE,), wrong, base, place))
+            break
+        seen.append(path.resolve())
+        files.insert(0, read_config_file(path))
+    return files
+
+
+def read_config_file(path: Path) -> ConfigFile:
+    """Read ``path`` alone. Nothing that the file holds raises: see ``problems``."""
+    file = ConfigFile()
+    place, wrong = str(path), ""
+    try:
+        file.values = _read(path, file)
+    except FileNotFoundError:
+        wrong = f"does not exist{_shipped()}"
+    except (OSError, UnicodeDecodeError) as error:
+        wrong = f"cannot be read ({error}); name a YAML text file"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else place
+        wrong = f"not valid YAML: {error.problem or error.context}; mend this line or the one before"
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        wrong = f"not valid YAML: {str(error).splitlines()[0]}"
+    if wrong:
+        file.readable = False
+        file.problems.append(Problem((place,), wrong))
+    return file
+
+
+def _read(path: Path, file: ConfigFile) -> dict[str, Any]:
+    text = path.read_text(encoding="utf-8")
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="aliases are not supported", problem_mark=event.start_mark)
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is None:
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        raise yaml.MarkedYAMLError(problem="expected groups of KEY: VALUE", problem_mark=root.start_mark)
+    _note_keys(root, (), path, file)
+    return _plain(OmegaConf.create(yaml.serialize(root)))
+
+
+def _note_keys(group: yaml.MappingNode, above: KeyPath, path: Path, file: ConfigFile) -> None:
+    """Note the line of each key; of a key given twice, report the second and take it out."""
+    seen: dict[str, int] = {}
+    for pair in list(group.value):
+        name, line = str(pair[0].value), pair[0].start_mark.line + 1
+        key = (*above, name)
+        if name in seen:
+            file.problems.append(Problem(key, f"given before on line {seen[name]}; keep one", place=f"{path}:{line}"))
+            group.value.remove(pair)
+            continue
+        seen[name] = line
+        file.places[key] = f"{path}:{line}"
+        if isinstance(pair[1], yaml.MappingNode):
+            _note_keys(pair[1], key, path, file)
+
+
+def _plain(values: Any) -> dict[str, Any]:
+    return OmegaConf.to_container(values)  # type: ignore[return-value]
+
+
+def _shipped() -> str:
+    names = sorted(file.name for file in SHIPPED_CONFIGS.glob("*.yaml"))
+    return f"; configs that come with vla_rl: {', '.join(f'configs/{name}' for name in names)}" if names else ""
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load_model(path: Path, kind: type[Model], what: str) -> Model:
+    """The file as a ``kind``. Raises UserError with all of its mistakes; ``what`` says what it should be."""
+    try:
+        return kind.model_validate(yaml.safe_load(path.read_text()))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as {what}: {error}") from error
+    except ValidationError as error:
+        problems = "".join(f"\n  {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False))
+        raise UserError(f"{path} is not {what}:{problems}") from None

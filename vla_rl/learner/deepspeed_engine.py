@@ -1,0 +1,105 @@
+"""DeepSpeed around a policy: how its engine is set up, what it holds, and what fits into it again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.config.run_config import LearnerConfig
+from vla_rl.core.devices.offload import Offloader
+from vla_rl.core.errors import UserError
+from vla_rl.policies import OpenVLAOFT
+
+
+def make_engine(policy: OpenVLAOFT, settings: LearnerConfig) -> tuple[Any, Any]:
+    """(engine, its optimizer): AdamW, with a learning rate of its own for the value head. Collective."""
+    import deepspeed
+
+    value_lr = settings.lr if settings.value_lr is None else settings.value_lr
+    groups: list[dict[str, Any]] = [
+        {"params": list(policy.trunk_parameters()), "lr": settings.lr, "peak_lr": settings.lr},
+        {"params": list(policy.value_parameters()), "lr": value_lr, "peak_lr": value_lr},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=settings.betas, weight_decay=settings.weight_decay)
+    # DeepSpeed's buckets are for large models: 2 GB each, which moving a state to and fro would fill with zeros
+    bucket = min(500_000_000, sum(weight.numel() for group in groups for weight in group["params"]))
+    config = {
+        "train_micro_batch_size_per_gpu": settings.micro_batch,
+        # boundaries are set by hand: the number of micro-batches differs from one optimizer step to the next
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": settings.max_grad_norm,
+        "zero_optimization": {
+            "stage": settings.zero_stage,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+        },
+        "bf16": {"enabled": settings.precision == "bf16"},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    engine, wrapped, _, _ = deepspeed.initialize(model=policy, optimizer=optimizer, config=config)
+    return engine, wrapped
+
+
+def make_offloader(engine: Any, reference: OpenVLAOFT | None, device: torch.device) -> Offloader:
+    """For all that a learner holds on its device: weights, gradients, optimizer state, master weights, buffers, and the
+    copy that is its reference.
+
+    Frozen weights and the reference are constant. ZeRO-3 has its frozen weights in one buffer with what trains.
+    """
+    models: list[nn.Module] = [engine.module, *([] if reference is None else [reference])]
+    weights = [weight for model in models for weight in model.parameters()]
+    buffers = [buffer for model in models for buffer in model.buffers()]
+    mixed = set(engine.module.parameters()) if engine.zero_optimization_stage() == 3 else set()
+    offloader = Offloader(
+        device,
+        lambda: tensors_held(weights, buffers, engine.optimizer),
+        constant=[weight for weight in weights if not weight.requires_grad and weight not in mixed],
+    )
+    for model in models:
+        offloader.guard(model)
+    return offloader
+
+
+def tensors_held(*roots: object) -> Iterator[Tensor]:
+    """All tensors that are reached from ``roots`` through containers, optimizers and DeepSpeed's objects, with their
+    gradients and with what DeepSpeed hangs on them.
+
+    A search, not a list of names: every ZeRO stage and precision has other buffers, under names that change between
+    releases.
+    """
+    seen: dict[int, object] = {}  # keeps them alive: another object would get the id of one that is gone
+    rest = list(roots)
+    while rest:
+        item = rest.pop()
+        if id(item) in seen or isinstance(item, nn.Module):
+            continue
+        seen[id(item)] = item
+        if isinstance(item, Tensor):
+            yield item
+            if item.is_leaf:
+                rest.append(item.grad)
+        elif isinstance(item, Mapping):
+            rest += [*item.keys(), *item.values()]
+        elif isinstance(item, (list, tuple, set, frozenset, deque)):
+            rest += item
+        if isinstance(item, (Tensor, torch.optim.Optimizer)) or type(item).__module__.startswith("deepspeed."):
+            rest += getattr(item, "__dict__", {}).values()
+
+
+def load_trained(src: dict[str, Tensor], dst: OpenVLAOFT) -> None:
+    """Load weights; strict about what trains, the rest is in no learner's state. Raises UserError."""
+    try:
+        keys = dst.load_state_dict(src, strict=False)
+        wrong = [*(dst.trained_parameters().keys() & keys.missing_keys), *keys.unexpected_keys]
+    except RuntimeError as error:  # shapes, one a line
+        wrong = [line.strip() for line in str(error).splitlines()[1:]]
+    if wrong:
+        raise UserError(
+            f"policy: the saved learner has other weights ({len(wrong)} differ, such as {min(wrong)}); resume with "
+            "the run's own policy.size and policy.lora, or start a new run from its policy by policy.checkpoint"
+        )

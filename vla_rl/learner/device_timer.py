@@ -1,0 +1,38 @@
+"""How long a device computes, measured without making the process wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from vla_rl.observability.meter import Meter
+
+
+class DeviceTimer:
+    """Into a meter: on a GPU by events in its stream, elsewhere by the clock."""
+
+    def __init__(self, device: torch.device, meter: Meter) -> None:
+        self._device, self._meter = device, meter
+        self._calls: list[tuple[str, float, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def time(self, activity: str, size: float) -> Iterator[None]:
+        """Of a GPU, what the block gives it to do; the meter has it after ``read``."""
+        if self._device.type != "cuda":
+            with self._meter.time(activity, size):
+                yield
+            return
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        yield
+        last.record()
+        self._calls.append((activity, size, first, last))
+
+    def read(self) -> None:
+        """Wait until the device has done all that was timed, and count it."""
+        for activity, size, first, last in self._calls:
+            last.synchronize()
+            self._meter.add(activity, first.elapsed_time(last) * 1e-3, size)
+        self._calls.clear()

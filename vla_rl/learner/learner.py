@@ -1,0 +1,322 @@
+"""One rank of the learner: DeepSpeed around the policy, and the update on one super-batch.
+
+Every rank sees the whole super-batch (it is mapped, not copied) and computes the same targets from it; only the forward
+and backward passes are divided. So no statistic depends on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from algos.algorithm import Algorithm
+from algos.counts import Counts
+from algos.targets import Targets
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.devices.lock import Turn
+from vla_rl.core.ipc.weights import WeightPublisher
+from vla_rl.core.records import SuperBatch
+from vla_rl.learner.deepspeed_engine import load_trained, make_engine, make_offloader
+from vla_rl.learner.device_timer import DeviceTimer
+from vla_rl.observability.meter import Meter
+from vla_rl.policies import OpenVLAOFT, PolicyOutput, token_entropy, token_logprobs
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def join_ranks(rank: int, world_size: int, address: str, port: int, device: str) -> None:
+    """Enter the process group of the learner; collective, called once before a Learner is made."""
+    os.environ |= {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": "0" if device == "cuda" else str(rank),
+        "DS_ACCELERATOR": device,
+    }
+    import deepspeed
+    from deepspeed.ops import __compatible_ops__
+
+    __compatible_ops__["deepspeed_shm_comm"] = False  # else compiled at first use, for tens of seconds
+    deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
+
+
+class Learner:
+    """Trains a policy on super-batches and hands its weights over."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        policy: OpenVLAOFT,
+        algorithm: Algorithm,
+        *,
+        rank: int,
+        world_size: int,
+        device: str,
+        turn: Turn = nullcontext,
+        offload: bool = False,
+    ) -> None:
+        """``join_ranks`` comes first. Moves ``policy`` to ``device`` and the configured precision. ``turn``: on a
+        device that others use as well; a micro-batch takes one. ``offload``: with ``release`` the state leaves the
+        device, until something here needs it."""
+        self.config = config
+        self.algorithm = algorithm
+        self.meter = Meter()
+        self._grad_norm = 0.0
+        self._turn, self._offload_on_release = turn, offload
+        self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
+        self._timer = DeviceTimer(self._device, self.meter)
+        policy.to(device=self._device, dtype=DTYPES[config.learner.precision])
+        copied = algorithm.needs_reference and not policy.adapted  # else the frozen weights are the reference
+        self._reference = copy.deepcopy(policy).requires_grad_(False) if copied else None
+        self._engine, self._optimizer = make_engine(policy, config.learner)
+        self.policy: OpenVLAOFT = self._engine.module
+        self._memory = make_offloader(self._engine, self._reference, self._device)
+
+    # --- one update -------------------------------------------------------------------------------------------------
+
+    def update(self, batch: SuperBatch, iteration: int) -> dict[str, float]:
+        """All epochs and minibatches of one iteration; returns global metrics (the same on every rank)."""
+        self.onload()
+        with self.meter.time("train"):
+            time.sleep(self.config.learner.latency_ms * 1e-3)
+            self._set_learning_rate(iteration)
+            batch, targets = self._targets(batch)
+            sums: dict[str, float] = defaultdict(float)
+            grad_norms: list[float] = []
+            for epoch in range(self.algorithm.epochs):
+                for rows in self._minibatches(batch.num_chunks, iteration, epoch):
+                    for name, value in self._optimizer_step(batch, targets, rows, iteration).items():
+                        sums[name] += value
+                    grad_norms.append(self._grad_norm)
+            self._timer.read()
+            self.meter.count("updates")
+            metrics = self.algorithm.finish_metrics(dict(sums), targets)
+            metrics |= {"grad_norm": float(np.mean(grad_norms)), "lr": self._optimizer.param_groups[0]["lr"]}
+            if self._offload_on_release:
+                metrics["offloaded_gib"] = self._memory.gib
+            return {f"learner/{name}": value for name, value in metrics.items()}
+
+    def _targets(self, batch: SuperBatch) -> tuple[SuperBatch, Targets]:
+        """Targets, and the batch with recomputed final values where the algorithm wants recomputed numbers."""
+        logprobs = values = reference = None
+        if self.algorithm.needs_reference:
+            with self._as_reference() as model:
+                reference, _ = self._evaluate(model, batch)
+        if self.algorithm.needs_recompute:
+            logprobs, values = self._evaluate(self._engine, batch)
+            batch = replace(batch, final_value=self._final_values(batch))
+        return batch, self.algorithm.targets(batch, logprobs, values, reference)
+
+    @contextmanager
+    def _as_reference(self) -> Iterator[Any]:
+        """The policy that the run began with: a copy of it, or the one in training without its adapters."""
+        if self._reference is not None:
+            yield self._reference
+        else:
+            with self.policy.reference():
+                yield self._engine
+
+    def _minibatches(self, chunks: int, iteration: int, epoch: int) -> list[np.ndarray]:
+        """A random division of all chunks, the same on every rank."""
+        order = np.random.default_rng((self.config.seed, iteration, epoch)).permutation(chunks)
+        return np.array_split(order, min(chunks, self.algorithm.minibatches))
+
+    def _set_learning_rate(self, iteration: int) -> None:
+        warmup = self.config.learner.warmup_iterations
+        factor = min(1.0, (iteration + 1) / (warmup + 1))
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+
+    def _micro_batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
+        """This rank's share of ``rows`` as (chunk rows, is padding); as many on every rank, for the collectives."""
+        mine = rows[self._rank :: self._world_size]
+        largest_share = -(-len(rows) // self._world_size)
+        parts = max(1, -(-largest_share // self.config.learner.micro_batch))
+        for part in np.array_split(mine, parts):
+            yield (part, False) if part.size else (rows[:1], True)
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _output(self, model: Any, batch: SuperBatch, obs_rows: np.ndarray, task: np.ndarray) -> PolicyOutput:
+        policy = self.config.policy
+        return model(
+            self._tensor(batch.images[obs_rows]),
+            self._tensor(batch.proprio[obs_rows]),
+            self._tensor(task),
+            policy.temperature,
+            policy.detach_value,
+        )
+
+    def _forward(self, batch: SuperBatch, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """logprobs [n, K, A], entropy [n, K, A], values [n] of these chunks under the current weights."""
+        output = self._output(self._engine, batch, batch.obs_row[rows], batch.task[rows])
+        logprobs = token_logprobs(output.logits, self._tensor(batch.tokens[rows]))
+        return logprobs, token_entropy(output.logits), output.values.float()
+
+    def _optimizer_step(
+        self, batch: SuperBatch, targets: Targets, rows: np.ndarray, iteration: int
+    ) -> dict[str, float]:
+        counts = Counts.of(batch.num_steps[rows])
+        sums: dict[str, torch.Tensor] = {}
+        parts = list(self._micro_batches(rows))
+        for i, (part, padding) in enumerate(parts):
+            tensors = targets.rows(part, self._device)
+            if padding:  # chunks without an executed step count nowhere
+                tensors = replace(tensors, num_steps=torch.zeros_like(tensors.num_steps))
+            with self._turn():
+                with self._timer.time("micro_batch", len(part)):
+                    logprobs, entropy, values = self._forward(batch, part)
+                    loss, metrics = self.algorithm.loss(logprobs, entropy, values, tensors, counts, iteration)
+                    self._engine.set_gradient_accumulation_boundary(i == len(parts) - 1)
+                    # DeepSpeed averages gradients over the ranks; our losses are shares of one sum
+                    self._engine.backward(loss * self._world_size)
+                if i < len(parts) - 1:
+                    self._engine.step()  # of the micro-batch; the weights stay
+                else:
+                    with self._timer.time("step", 1):
+                        self._grad_norm = self._measure_grad_norm()
+                        self._engine.step()
+                self._finish_on_device()
+            for name, value in metrics.items():
+                sums[name] = sums[name] + value.detach() if name in sums else value.detach()
+        return self._sum_over_ranks(sums)
+
+    def _finish_on_device(self) -> None:
+        """A GPU works on after the call that gave it work has returned: only now may another have its turn."""
+        if self._device.type == "cuda" and self._turn is not nullcontext:
+            torch.cuda.synchronize(self._device)
+
+    def _measure_grad_norm(self) -> float:
+        """Of the optimizer step, before clipping. ZeRO's optimizers know it after a step: then of the one before."""
+        if self.config.learner.zero_stage or self.config.learner.precision != "fp32":
+            return float(self._engine.get_global_grad_norm() or 0.0)
+        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients))
+
+    def _sum_over_ranks(self, sums: dict[str, torch.Tensor]) -> dict[str, float]:
+        stacked = torch.stack([sums[name].double() for name in sorted(sums)])
+        if self._world_size > 1:
+            torch.distributed.all_reduce(stacked)
+        return dict(zip(sorted(sums), stacked.tolist(), strict=True))
+
+    @torch.no_grad()
+    def _evaluate(self, model: Any, batch: SuperBatch) -> tuple[np.ndarray, np.ndarray]:
+        """Log-probabilities [M, K, A] of the recorded tokens and values [M] under a model, on every rank."""
+        logprobs = torch.zeros(batch.logprobs.shape, device=self._device)
+        values = torch.zeros(batch.values.shape, device=self._device)
+        for part, padding in self._micro_batches(np.arange(batch.num_chunks)):
+            with self._turn():
+                output = self._output(model, batch, batch.obs_row[part], batch.task[part])
+                if not padding:
+                    index = self._tensor(part)
+                    logprobs[index] = token_logprobs(output.logits, self._tensor(batch.tokens[part]))
+                    values[index] = output.values.float()
+                self._finish_on_device()
+        return self._filled_by_all(logprobs), self._filled_by_all(values)
+
+    @torch.no_grad()
+    def _final_values(self, batch: SuperBatch) -> np.ndarray:
+        """[B]: of the final observations, under the weights before the update; 0 where there is none."""
+        values = torch.zeros(batch.num_episodes, device=self._device)
+        with_final = np.flatnonzero(batch.final_row >= 0)
+        if not with_final.size:
+            return batch.final_value
+        for part, padding in self._micro_batches(with_final):
+            with self._turn():
+                output = self._output(self._engine, batch, batch.final_row[part], batch.task[batch.offsets[part]])
+                if not padding:
+                    values[self._tensor(part)] = output.values.float()
+                self._finish_on_device()
+        return self._filled_by_all(values)
+
+    def _filled_by_all(self, tensor: torch.Tensor) -> np.ndarray:
+        """What every rank has filled in its own rows, with zeros elsewhere, put together."""
+        if self._world_size > 1:
+            torch.distributed.all_reduce(tensor)
+        return tensor.cpu().numpy()
+
+    # --- weights and checkpoints ------------------------------------------------------------------------------------
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """All parameters that train, whole, on every rank; collective under ZeRO-3. They are views of what is on the
+        device, which they bring back."""
+        self.onload()
+        trained = self.policy.trained_parameters()
+        if self.config.learner.zero_stage < 3:
+            return dict(trained)
+        import deepspeed
+
+        whole = {}
+        for name, parameter in trained.items():
+            with deepspeed.zero.GatheredParameters([parameter]):
+                whole[name] = parameter.detach().clone()
+        return whole
+
+    @contextmanager
+    def whole_policy(self) -> Iterator[OpenVLAOFT]:
+        """The policy with all of its weights in one place, until the block ends; collective under ZeRO-3."""
+        import deepspeed
+
+        # GatheredParameters leaves alone what is not divided
+        with self.on_device(), deepspeed.zero.GatheredParameters(self.policy.parameters()):
+            yield self.policy
+
+    def publish(self, version: int, publisher: WeightPublisher | None) -> None:
+        """Hand the weights over; all ranks call it, the one with a publisher writes."""
+        with self.meter.time("publish", None if publisher is None else 1):
+            parameters = self.parameters()
+            if publisher is not None:
+                publisher.publish(version, parameters)
+        self.release()
+
+    def release(self) -> None:
+        """After an update, its hand-over included where there is one: the device is left to inference."""
+        if self._offload_on_release:
+            self.offload()
+
+    def save(self, folder: Path) -> None:
+        """Weights that train, optimizer and sharded state; collective. Frozen weights are those of the checkpoint."""
+        with self.on_device():
+            self._engine.save_checkpoint(str(folder), tag="state", exclude_frozen_parameters=True)
+
+    def load(self, folder: Path) -> None:
+        """Raises FileNotFoundError where ``folder`` holds no state, UserError where it is that of another policy."""
+        if not (folder / "state").is_dir():
+            raise FileNotFoundError(f"no learner state in {folder}")
+        with self.on_device():
+            self._engine.load_checkpoint(str(folder), tag="state", custom_load_fn=load_trained)
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def offload(self) -> None:
+        """Take all tensors off the device, in a turn; does nothing where they are away already."""
+        if not self._memory.away:
+            with self._turn(), self.meter.time("offload", 1):
+                self._memory.offload()
+
+    def onload(self) -> None:
+        """Bring them back, in a turn; does nothing where they are there."""
+        if self._memory.away:
+            with self._turn(), self.meter.time("onload", 1):
+                self._memory.onload()
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Within the block the tensors are on the device; what was away before it is away after it."""
+        away = self._memory.away
+        self.onload()
+        yield
+        if away:
+            self.offload()

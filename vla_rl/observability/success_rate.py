@@ -1,0 +1,88 @@
+"""Evaluations: which episodes, what they say, and with which confidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vla_rl.core.records import EnvSpec, EpisodeResult
+
+_Z95 = 1.959964  # two-sided 95 % quantile of the normal distribution
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """95 % confidence interval of a success rate (Wilson, 1927): right also near 0 and 1, and for few trials."""
+    if trials == 0:
+        return 0.0, 1.0
+    z2 = _Z95**2
+    rate = successes / trials
+    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = _Z95 / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The outcome of one evaluation."""
+
+    spec: EnvSpec
+    greedy: bool
+    results: tuple[EpisodeResult, ...]
+
+    @property
+    def successes(self) -> int:
+        return sum(r.success for r in self.results)
+
+    @property
+    def success(self) -> float:
+        return self.successes / max(1, len(self.results))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson_interval(self.successes, len(self.results))
+
+    @property
+    def frames(self) -> list[tuple]:
+        return [r.frames for r in sorted(self.results, key=lambda r: r.episode.id) if r.frames]
+
+    def text(self) -> str:
+        low, high = self.interval
+        kind = "greedy" if self.greedy else "sampled"
+        return f"{kind} success {self.success:.1%} ({self.successes}/{len(self.results)}, 95% {low:.1%} to {high:.1%})"
+
+    def record(self) -> dict[str, Any]:
+        """For JSON: totals, the interval, per task, and every episode."""
+        low, high = self.interval
+        versions = {v for r in self.results for v in (r.oldest_version, r.newest_version)}
+        return {
+            "simulator": self.spec.name,
+            "assets": self.spec.assets,
+            "actions": "greedy" if self.greedy else "sampled",
+            "episodes": len(self.results),
+            "successes": self.successes,
+            "success": self.success,
+            "success_low95": low,
+            "success_high95": high,
+            "mean_steps": sum(r.steps for r in self.results) / max(1, len(self.results)),
+            "policy_versions": sorted(versions),
+            "tasks": self._per_task(self.results),
+            "runs": [
+                {
+                    "task": r.episode.task,
+                    "init_state": r.episode.init_state,
+                    "success": r.success,
+                    "steps": r.steps,
+                }
+                for r in sorted(self.results, key=lambda r: r.episode.id)
+            ],
+        }
+
+    def _per_task(self, results: Sequence[EpisodeResult]) -> list[dict[str, Any]]:
+        rows = []
+        for task, instruction in enumerate(self.spec.instructions):
+            own = [r.success for r in results if r.episode.task == task]
+            if own:
+                rows.append({"instruction": instruction, "episodes": len(own), "successes": sum(own)})
+        return rows

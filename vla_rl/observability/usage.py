@@ -1,0 +1,88 @@
+"""From the meters' growing totals to rates and shares of the time since the last measurement."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+Totals = dict[str, float]
+_OFFLOAD = ("onload_s", "offload_s")
+
+
+@dataclass(slots=True)
+class Throughput:
+    """Call ``measure`` once an iteration."""
+
+    _since: float = field(default_factory=time.monotonic)
+    _before: dict[str, list[Totals]] = field(default_factory=dict)
+    growth: dict[str, list[Totals]] = field(default_factory=dict)  # of each process, as of the last measurement
+
+    def measure(self, stats: Mapping[str, Sequence[Totals]]) -> dict[str, float]:
+        """``stats``: the meter totals of each process by group (worker, server, learner), and of shared devices
+        (device)."""
+        now = time.monotonic()
+        wall, self._since = now - self._since, now
+        growth = self.growth = {group: self._growth(group, list(totals)) for group, totals in stats.items()}
+        workers, servers, learners = (growth.get(g, []) for g in ("worker", "server", "learner"))
+        batches, rows = _total(servers, "batches"), _total(servers, "rows")
+        return {
+            "throughput/env_steps_per_s": _total(workers, "env_steps") / wall,
+            "throughput/chunks_per_s": _total(workers, "chunks") / wall,
+            "throughput/batches_per_s": 1.0 / wall,
+            "throughput/episodes_per_s": _total(workers, "episodes") / wall,
+            "throughput/inference_batch": rows / batches if batches else 0.0,
+            "busy/env_workers": _share(workers, ("simulate_s", "render_s", "reset_s"), wall),
+            "busy/simulate": _share(workers, ("simulate_s",), wall),
+            "busy/render": _share(workers, ("render_s",), wall),
+            "busy/reset": _share(workers, ("reset_s",), wall),
+            "busy/inference": _share(servers, ("infer_s",), wall),
+            "busy/learner": _share(learners, ("train_s", "publish_s"), wall),
+            "time/iteration_s": wall,
+            **({"busy/shared_devices": _share(growth["device"], ("held_s",), wall)} if growth.get("device") else {}),
+            **({"busy/learner_offload": _share(learners, _OFFLOAD, wall)} if _total(learners, "offload_s") else {}),
+        }
+
+    def _growth(self, group: str, totals: list[Totals]) -> list[Totals]:
+        before = self._before.get(group, [])
+        self._before[group] = totals
+        if before and len(before) != len(totals):  # one did not answer, and nobody knows which
+            return [{} for _ in totals]
+        before = before or [{} for _ in totals]
+        return [_difference(t, b) for t, b in zip(totals, before, strict=True)]
+
+
+def _difference(totals: Totals, before: Totals) -> Totals:
+    """All of it where a restarted process counts from zero again."""
+    if any(totals.get(name, 0.0) < value for name, value in before.items()):
+        return dict(totals)
+    return {name: value - before.get(name, 0.0) for name, value in totals.items()}
+
+
+def _total(processes: Sequence[Totals], name: str) -> float:
+    return sum(p.get(name, 0.0) for p in processes)
+
+
+def _share(processes: Sequence[Totals], names: Sequence[str], wall: float) -> float:
+    """Mean share of the time that the processes spent in these activities."""
+    if not processes:
+        return 0.0
+    return sum(_total(processes, name) for name in names) / (wall * len(processes))
+
+
+def resident_gib() -> float:
+    """Proportional set size of this process and all of its descendants on this machine, in GiB.
+
+    Summed resident sizes would count shared memory and libraries once per process; where the system tells no
+    proportional size (it is Linux's), they are what is left.
+    """
+    total = 0
+    root = psutil.Process()
+    for process in [root, *root.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile, or belongs to somebody else
+            info = process.memory_full_info()
+            total += getattr(info, "pss", info.rss)
+    return total / 2**30

@@ -1,0 +1,47 @@
+"""Combinations of keys, each valid by itself, that cannot run together or not on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from envs.maniskill.config import ManiSkillConfig
+from vla_rl.config.checks import Check
+from vla_rl.config.messages import Problem
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.machine import Machine
+from vla_rl.placement.plan import PlanError, Resources, make_plan
+
+
+def machine_checks(machine: Machine) -> tuple[Check, ...]:
+    """What ``machine`` must have for the run."""
+    return (
+        Check((("policy", "checkpoint"),), _checkpoint_exists),
+        Check((("placement",), ("env",), ("learner",)), lambda config: _plan_exists(config, machine)),
+        Check((("env",),), lambda config: _simulator_has_gpu(config, machine)),
+    )
+
+
+def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:
+    checkpoint = config.policy.checkpoint
+    if checkpoint is None:
+        return
+    folder = Path(checkpoint).expanduser().absolute()
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "does not exist"
+        remedy = f"{folder} {what}; name the folder of a checkpoint, or null to start from random weights"
+        yield Problem(("policy", "checkpoint"), remedy, checkpoint)
+
+
+def _plan_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    try:
+        make_plan(config, Resources.of(machine, config))
+    except PlanError as error:
+        group, name = error.key.split(".")
+        yield Problem((group, name), error.text, getattr(getattr(config, group), name))
+
+
+def _simulator_has_gpu(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    env = config.env
+    if isinstance(env, ManiSkillConfig) and env.backend == "physx_cuda" and not machine.gpus:
+        yield Problem(("env", "backend"), "this machine has no NVIDIA GPU; use auto or physx_cpu", env.backend)

@@ -1,0 +1,336 @@
+"""What runs where: pure functions from a configuration and a machine's resources to a plan.
+
+    resources ──▶ layouts (every mode and split) ──▶ one is chosen ──▶ plan: processes, devices, turns, batch sizes
+
+*collocated*  inference and learner use every device and take turns on it; so does a simulator that runs on devices.
+*pipelined*   every device belongs to one role, and nothing waits for a turn.
+*hybrid*      simulator and inference split the devices, the learner takes turns on all of them.
+
+A device is a GPU, with a process for each role that uses it. On a machine without one, a device is a processor core: a
+role has one process a node with a thread for each of its cores, and roles that overlap take turns as a whole.
+Simulators that run on cores (LIBERO) stand beside all that: they have processes of their own and no turns.
+
+Of several nodes, all alike, device d belongs to node d mod nodes: however the devices are divided, every node gets its
+part of each role. An env worker and its inference server are on one node, for they share memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, cycle, pairwise
+from typing import Literal
+
+from envs.maniskill.config import ManiSkillConfig
+from envs.workload.config import WorkloadConfig
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
+from vla_rl.core.machine import Machine
+
+Mode = Literal["collocated", "pipelined", "hybrid"]
+Kind = Literal["cuda", "cpu", "virtual"]
+
+
+class PlanError(UserError):
+    """No plan fits; the text shows the arithmetic, ``key`` is the one to change."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(f"{key}: {text}")
+        self.key, self.text = key, text
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of the machine, or of all nodes of a cluster together."""
+
+    cores: int
+    devices: int
+    kind: Kind = "cpu"
+    nodes: int = 1
+
+    @classmethod
+    def of(cls, machine: Machine, config: RunConfig) -> Resources:
+        """Without a GPU, the cores are the devices; virtual devices are as many as the config says. ``machine``: one
+        of the nodes."""
+        if config.placement.virtual is not None:
+            return cls(config.placement.env_workers, config.placement.devices or 1, "virtual")
+        nodes = config.placement.nodes
+        cores = machine.cpus * nodes
+        if machine.gpus:
+            return cls(cores, len(machine.gpus) * nodes, "cuda", nodes)
+        return cls(cores, cores, "cpu", nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which devices each role uses."""
+
+    mode: Mode
+    simulators: tuple[int, ...]  # empty: on cores
+    inference: tuple[int, ...]
+    learner: tuple[int, ...]
+
+    @property
+    def shared(self) -> frozenset[int]:
+        """Devices of several roles, which take turns."""
+        roles = Counter(d for role in (self.simulators, self.inference, self.learner) for d in role)
+        return frozenset(d for d, count in roles.items() if count > 1)
+
+    def describe(self) -> str:
+        """Such as ``pipelined 3+5``: devices of simulators (where they use any), inference and learner."""
+        counts = [len(role) for role in (self.simulators, self.inference, self.learner) if role]
+        return self.mode if self.mode == "collocated" else f"{self.mode} {'+'.join(map(str, counts))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of the plan."""
+
+    role: str  # "env worker", "inference server" or "learner"
+    index: int
+    kind: Kind  # where it computes
+    devices: tuple[int, ...]  # empty: on cores, without a turn
+    threads: int
+    turns: str | None  # name of the lock under which it computes
+    node: int = 0
+
+    @property
+    def torch_device(self) -> str:
+        return "cuda" if self.kind == "cuda" and self.devices else "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All processes beside the driver and the replay store."""
+
+    layout: Layout
+    workers: tuple[Process, ...]
+    servers: tuple[Process, ...]
+    learners: tuple[Process, ...]
+    slots: int  # of one env worker
+    stages: int  # groups of slots that advance independently
+    max_batch: int  # rows of one inference batch
+    offload: bool = False  # devices hold the learner's state during its updates, and inference between them
+    nodes: int = 1
+
+    def assignment(self) -> tuple[int, ...]:
+        """The inference server that each env worker asks, on its node."""
+        nodes = {server.node for server in self.servers}
+        near = {node: cycle([s.index for s in self.servers if s.node == node]) for node in nodes}
+        return tuple(next(near[worker.node]) for worker in self.workers)
+
+    def server_of(self, worker: int) -> int:
+        return self.assignment()[worker]
+
+    def local_devices(self, process: Process) -> tuple[int, ...]:
+        """Of a process, numbered as on its node."""
+        return tuple(device // self.nodes for device in process.devices)
+
+    def workers_of(self, server: int) -> list[int]:
+        return [worker for worker, its in enumerate(self.assignment()) if its == server]
+
+    @property
+    def locks(self) -> list[str]:
+        """Names of all locks."""
+        processes = (*self.workers, *self.servers, *self.learners)
+        return sorted({p.turns for p in processes if p.turns is not None})
+
+
+def simulator_on_devices(config: RunConfig, kind: Kind) -> bool:
+    """Whether the simulator computes on devices of this kind, rather than on cores."""
+    if isinstance(config.env, ManiSkillConfig):
+        return kind == "cuda" and config.env.wants_gpu
+    return isinstance(config.env, WorkloadConfig) and config.env.on_devices
+
+
+def lender_of(config: RunConfig, plan: Plan, server: Process) -> int | None:
+    """The learner that lends an inference server its frozen weights: on its device, or on cores of its node.
+
+    Adapters leave weights frozen; ZeRO-3 divides them, and what leaves the device with the learner cannot be lent.
+    """
+    if config.policy.lora is None or config.learner.zero_stage == 3 or plan.offload:
+        return None
+    near = [p for p in plan.learners if p.node == server.node and (p.kind == "cpu" or p.devices == server.devices)]
+    return near[0].index if near else None
+
+
+def layouts(devices: int, on_devices: bool, mode: Mode | None = None) -> Iterator[Layout]:
+    """Every way to divide the devices among the roles, of all modes or of one.
+
+    ``on_devices``: whether the simulator needs devices too.
+    """
+    everything = tuple(range(devices))
+    if mode in (None, "collocated"):
+        yield Layout("collocated", everything if on_devices else (), everything, everything)
+    if mode in (None, "pipelined"):
+        for parts in _splits(everything, 3 if on_devices else 2):
+            yield Layout("pipelined", *(parts if on_devices else ((), *parts)))
+    if mode in (None, "hybrid"):
+        for first, second in _splits(everything, 2):
+            yield Layout("hybrid", *((first, second) if on_devices else ((), first)), learner=everything)
+
+
+def _splits(devices: tuple[int, ...], parts: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """All ways to cut a sequence into that many neighbouring parts, none empty; of many devices in steps of a 64th."""
+    step = math.ceil(len(devices) / 64)
+    for cuts in combinations(range(step, len(devices), step), parts - 1):
+        yield tuple(devices[i:j] for i, j in pairwise((0, *cuts, len(devices))))
+
+
+def usable_devices(config: RunConfig, resources: Resources) -> int:
+    """How many devices there are to divide: all or ``placement.devices``; of cores those that simulators leave.
+
+    Raises PlanError where fewer are there than asked for.
+    """
+    there = resources.devices
+    if resources.kind == "cpu":
+        least = min(2 * resources.nodes, resources.cores)
+        there = max(least, resources.cores - config.placement.env_workers)
+    wanted = config.placement.devices
+    if wanted is not None and wanted > there:
+        raise PlanError("placement.devices", f"there are {there} ({resources.kind}) to divide; use at most that many")
+    return wanted or there
+
+
+def choose_layout(config: RunConfig, resources: Resources) -> Layout:
+    """By ``placement.mode`` and its splits; without a profile "auto" decides by rule.
+
+    The rule: a single device is shared; more are split evenly, unless ``placement.offload=always`` wants them shared.
+    Raises PlanError where the mode needs more devices than there are.
+    """
+    p, devices = config.placement, usable_devices(config, resources)
+    on_devices = simulator_on_devices(config, resources.kind)
+    roles = ("simulators, " if on_devices else "") + "inference and learner"
+    needed = 3 if on_devices else 2
+    split = devices >= needed and p.offload != "always"
+    mode: Mode = p.mode if p.mode != "auto" else ("pipelined" if split else "collocated")
+    smallest = {"collocated": 1, "pipelined": needed, "hybrid": 2}[mode]
+    if devices < smallest:
+        raise PlanError(
+            "placement.mode",
+            f"{mode} divides devices among {roles} and needs {smallest}, there {'is' if devices == 1 else 'are'} "
+            f"{devices}; use collocated",
+        )
+    candidates = [
+        layout
+        for layout in layouts(devices, on_devices, mode)
+        if p.simulator_devices in (None, len(layout.simulators))
+        and p.inference_devices in (None, len(layout.inference))
+    ]
+    if not candidates:
+        raise PlanError(
+            "placement.mode",
+            f"{mode} cannot divide {devices} devices among {roles} with simulator_devices={p.simulator_devices} and "
+            f"inference_devices={p.inference_devices}; leave one to every role, or set them to null",
+        )
+    share = devices / (needed if mode == "pipelined" else 2)
+    return min(candidates, key=lambda x: abs(len(x.inference) - share) + abs(len(x.simulators) - share))
+
+
+def make_plan(config: RunConfig, resources: Resources, layout: Layout | None = None, *, training: bool = True) -> Plan:
+    """The processes of a layout (by default as of ``choose_layout``). Raises PlanError.
+
+    In sync mode a worker's slots form one stage, so that simulation and inference take turns as well.
+    """
+    layout = layout or choose_layout(config, resources)
+    p = config.placement
+    count = p.env_workers if not layout.simulators else len(layout.simulators)
+    servers = _processes("inference server", layout, layout.inference, resources, None, p.inference_threads)
+    ranks, threads = config.learner.ranks, config.learner.threads
+    learners = _processes("learner", layout, layout.learner, resources, ranks, threads)
+    slots = p.slots_per_worker
+    workers = _workers(count, layout, resources, servers)
+    return Plan(
+        layout=layout,
+        workers=workers,
+        servers=_with_work(servers, workers),
+        learners=learners if training else (),
+        slots=slots,
+        stages=_stages(config, layout, slots),
+        max_batch=p.max_batch,
+        offload=training and _always_offloads(config, layout),
+        nodes=resources.nodes,
+    )
+
+
+def _always_offloads(config: RunConfig, layout: Layout) -> bool:
+    """As the config says; what "auto" means is for the planner, which knows what fits (``planner.fit_memory``)."""
+    if config.placement.offload != "always":
+        return False
+    if not set(layout.inference) & set(layout.learner):
+        raise PlanError(
+            "placement.offload",
+            f"always is for devices that inference and learner share, and this plan ({layout.describe()}) has none; "
+            "use auto, or placement.mode=collocated",
+        )
+    return True
+
+
+def _stages(config: RunConfig, layout: Layout, slots: int) -> int:
+    """A simulator on a device steps a stage in one call, ManiSkill all slots whatever is asked for; on cores a stage of
+    one slot never waits for another."""
+    if config.mode == "sync" or (layout.simulators and isinstance(config.env, ManiSkillConfig)):
+        return 1
+    return min(slots, 2) if layout.simulators else slots
+
+
+def _workers(count: int, layout: Layout, resources: Resources, servers: tuple[Process, ...]) -> tuple[Process, ...]:
+    """On the devices of simulators, or on cores of the nodes that have an inference server. Raises PlanError where a
+    simulator's device is on a node without one."""
+    if not layout.simulators:
+        return tuple(Process("env worker", i, "cpu", (), 1, None, servers[i % len(servers)].node) for i in range(count))
+    workers = _processes("env worker", layout, layout.simulators, resources, None, None)
+    alone = {worker.node for worker in workers} - {server.node for server in servers}
+    if alone:
+        text = f"{layout.describe()} leaves node {min(alone)} simulators without an inference server to ask; use more"
+        raise PlanError("placement.inference_devices", text)
+    return workers
+
+
+def _with_work(servers: tuple[Process, ...], workers: tuple[Process, ...]) -> tuple[Process, ...]:
+    """Of every node's inference servers no more than it has env workers, which ask one each."""
+    used: list[Process] = []
+    for server in servers:
+        asking = sum(worker.node == server.node for worker in workers)
+        if sum(other.node == server.node for other in used) < asking:
+            used.append(replace(server, index=len(used)))
+    return tuple(used)
+
+
+def _processes(
+    role: str, layout: Layout, devices: tuple[int, ...], resources: Resources, wanted: int | None, threads: int | None
+) -> tuple[Process, ...]:
+    """One on each device; on cores as many as wanted, by default one a node, with a thread for each core."""
+    kind, nodes = resources.kind, resources.nodes
+    if kind == "cpu":
+        return _on_cores(role, layout, devices, nodes, wanted, threads)
+    if role == "learner" and wanted not in (None, len(devices)):
+        text = f"a plan ({layout.describe()}) has one on each of the learner's {len(devices)} GPUs; use null"
+        raise PlanError("learner.ranks", text)
+    shared = layout.shared
+    return tuple(
+        Process(role, i, kind, (d,), threads or 1, f"device {d}" if d in shared else None, d % nodes)
+        for i, d in enumerate(devices)
+    )
+
+
+def _on_cores(
+    role: str, layout: Layout, devices: tuple[int, ...], nodes: int, wanted: int | None, threads: int | None
+) -> tuple[Process, ...]:
+    parts = [part for node in range(nodes) if (part := tuple(d for d in devices if d % nodes == node))]
+    count = wanted or len(parts)
+    if count > len(devices):
+        raise PlanError("learner.ranks", f"{count} processes for {len(devices)} CPU cores; use at most that many")
+    processes = []
+    for index in range(count):
+        part = parts[index % len(parts)]
+        node, neighbours = part[0] % nodes, len(range(index % len(parts), count, len(parts)))
+        turns = f"cores of node {node}" if layout.shared & set(part) else None
+        if turns and neighbours > 1:
+            text = f"{neighbours} processes would wait for each other while they wait for turns on the same cores"
+            raise PlanError("learner.ranks", f"{text}; use {len(parts)}, or placement.mode=pipelined")
+        each = threads or max(1, len(part) // neighbours)
+        processes.append(Process(role, index, "cpu", part, each, turns, node))
+    return tuple(processes)

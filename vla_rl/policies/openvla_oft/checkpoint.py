@@ -1,0 +1,181 @@
+"""A policy as a folder:
+
+model.safetensors   weights, adapters merged
+architecture.json   format version and Architecture
+tokenizer.json      the tokenizer
+statistics.json     percentiles of actions and proprioception, as OpenVLA's dataset_statistics.json
+metadata.json       where the weights come from: free-form, for people and reports
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from transformers.initialization import no_init_weights
+
+from vla_rl.core.errors import UserError
+from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
+from vla_rl.policies.openvla_oft.architecture import Architecture
+from vla_rl.policies.openvla_oft.lora import merged_state
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
+
+FORMAT_VERSION = 1
+WEIGHTS, ARCHITECTURE, TOKENIZER, STATISTICS, METADATA = (
+    "model.safetensors",
+    "architecture.json",
+    "tokenizer.json",
+    "statistics.json",
+    "metadata.json",
+)
+_NAMED_IN_ERRORS = 5
+
+
+class CheckpointError(UserError):
+    """A folder that is no usable checkpoint. The text names the file, what is wrong with it and the remedy."""
+
+
+def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, Any]) -> None:
+    """Write a checkpoint; a reader sees the previous folder or the complete new one, never a partial one.
+
+    Raises CheckpointError where ``metadata`` is not JSON-able, OSError where the disk refuses.
+    """
+    folder = Path(folder)
+    statistics = {"action": policy.codec.bounds.to_dict()}
+    if policy.proprio_bounds is not None:
+        statistics["proprio"] = policy.proprio_bounds.to_dict()
+    architecture = {"format_version": FORMAT_VERSION, "architecture": policy.architecture.to_dict()}
+    try:
+        texts = {
+            ARCHITECTURE: json.dumps(architecture, indent=2),
+            STATISTICS: json.dumps(statistics, indent=2),
+            METADATA: json.dumps(dict(metadata), indent=2),
+            TOKENIZER: policy.tokenizer.to_json(),
+        }
+    except TypeError as error:
+        raise CheckpointError(f"metadata of {folder} cannot be written as JSON: {error}") from error
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+    staging.mkdir()
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in merged_state(policy).items()}, staging / WEIGHTS)
+        for name, text in texts.items():
+            (staging / name).write_text(text + "\n", encoding="utf-8")
+        shutil.copymode(staging / METADATA, staging / WEIGHTS)  # safetensors lets nobody but the owner read it
+        _swap_in(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def load_policy(folder: str | Path, device: str | torch.device = "cpu") -> OpenVLAOFT:
+    """The policy of a checkpoint, in the dtype it was saved in, ready for ``set_instructions``.
+
+    Raises CheckpointError naming the file and the tensors where something is missing, unreadable or of another shape.
+    """
+    folder = Path(folder)
+    architecture = _read_architecture(folder)
+    codec, proprio = _read_statistics(folder)
+    tokenizer = _read_tokenizer(folder, architecture)
+    weights = _file(folder, WEIGHTS)
+    try:
+        with no_init_weights():
+            policy = OpenVLAOFT(architecture, codec, tokenizer, proprio)
+        _check_shapes(weights, policy)
+        policy.load_state_dict(load_file(weights, device=str(device)), assign=True)
+    except SafetensorError as error:
+        raise CheckpointError(f"{weights} is damaged or truncated ({error}): copy the checkpoint again") from error
+    except ValueError as error:
+        raise error if isinstance(error, CheckpointError) else CheckpointError(f"{folder}: {error}") from error
+    return policy.to(device)
+
+
+def load_metadata(folder: str | Path) -> dict[str, Any]:
+    """What ``save_policy`` was told about the weights' origin. Raises CheckpointError."""
+    return _read_json(Path(folder), METADATA)
+
+
+def _swap_in(staging: Path, folder: Path) -> None:
+    if not folder.exists():
+        os.replace(staging, folder)
+        return
+    retired = staging.with_name(staging.name + ".old")
+    os.replace(folder, retired)
+    os.replace(staging, folder)
+    shutil.rmtree(retired)
+
+
+def _file(folder: Path, name: str) -> Path:
+    if not folder.is_dir():
+        raise CheckpointError(f"checkpoint folder {folder} does not exist: check the path")
+    path = folder / name
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: {folder} is not a complete checkpoint")
+    return path
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    path = _file(folder, name)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is not JSON ({error}): copy the checkpoint again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected a mapping, found {type(content).__name__}")
+    return content
+
+
+def _read_architecture(folder: Path) -> Architecture:
+    content = _read_json(folder, ARCHITECTURE)
+    version = content.get("format_version")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{folder / ARCHITECTURE}: format_version={version!r}, this program reads {FORMAT_VERSION}: "
+            "use the program version that wrote it, or save the checkpoint again"
+        )
+    try:
+        return Architecture.from_dict(content.get("architecture"))
+    except ValueError as error:
+        raise CheckpointError(f"{folder / ARCHITECTURE}: {error}") from error
+
+
+def _read_statistics(folder: Path) -> tuple[ActionCodec, Bounds | None]:
+    content = _read_json(folder, STATISTICS)
+    try:
+        proprio = Bounds.from_dict(content["proprio"]) if "proprio" in content else None
+        return ActionCodec(Bounds.from_dict(content.get("action"))), proprio
+    except ValueError as error:
+        raise CheckpointError(f"{folder / STATISTICS}: {error}") from error
+
+
+def _read_tokenizer(folder: Path, architecture: Architecture) -> PromptTokenizer:
+    path = _file(folder, TOKENIZER)
+    try:
+        return PromptTokenizer.from_json(path.read_text(encoding="utf-8"), architecture)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _check_shapes(weights: Path, policy: OpenVLAOFT) -> None:
+    with safe_open(weights, framework="pt") as file:
+        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    expected = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
+    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems += [f"{name} is unknown" for name in found if name not in expected]
+    problems += [
+        f"{name} is {list(found[name])}, expected {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    if problems:
+        rest = len(problems) - _NAMED_IN_ERRORS
+        listed = "; ".join(problems[:_NAMED_IN_ERRORS]) + (f"; and {rest} more" if rest > 0 else "")
+        raise CheckpointError(f"{weights} does not fit its {ARCHITECTURE}: {listed}")

@@ -1,0 +1,113 @@
+"""Random weights that learn from thousands of samples rather than millions.
+
+The libraries' defaults are made for large networks and huge data. In a small network they leave the placeholders, whose
+embeddings are all zero, almost indistinguishable, and let the places of patches and the action bins be unordered sets.
+What follows changes starting values only: the network is the same, and trained weights overwrite all of it.
+
+Measured on demonstrations of libero_spatial task 0 (160 episodes on stand-ins, 96 pixels): after 180 updates of 16 rows
+at a learning rate of 1e-3, the held-out loss of the three translations was 4.68 with the libraries' defaults, 4.01 with
+these values, 4.09 without the order of patches, 4.10 to 4.18 without that of bins or without the gain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
+from vla_rl.policies.openvla_oft.architecture import NUM_BINS, Architecture
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
+
+_ATTENTION_GAIN = 1.5  # of queries and keys: heads differ more, so rotary positions tell the placeholders apart
+_GRID_WAVES = 4  # per axis, in the code of a patch's place
+_BIN_WAVES = 24  # in the code of an action bin
+
+
+@torch.no_grad()
+def initialize(policy: OpenVLAOFT) -> None:
+    """Replace some of the library's random weights, drawing from the global random state."""
+    for part in (policy.projector, policy.proprio_projector):
+        for layer in part.children() if part is not None else ():
+            assert isinstance(layer, nn.Linear)
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+            nn.init.zeros_(layer.bias)
+    _initialize_dino(policy)
+    _order_patches(policy)
+    _order_bins(policy)
+    for name, weight in policy.language_model.named_parameters():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            weight.mul_(_ATTENTION_GAIN)
+
+
+def _initialize_dino(policy: OpenVLAOFT) -> None:
+    """By fan-in, as SigLIP initializes itself."""
+    for layer in policy.dino.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+    patches = policy.dino.embeddings.patch_embeddings.projection.weight
+    nn.init.normal_(patches, std=patches[0].numel() ** -0.5)
+
+
+def _order_patches(policy: OpenVLAOFT) -> None:
+    """Position embeddings become smooth functions of the place: what is learned at one carries over to the next."""
+    arch = policy.architecture
+    line = torch.linspace(-1, 1, arch.image_size // arch.patch_size)
+    rows, columns = torch.meshgrid(line, line, indexing="ij")
+    code = torch.cat([_waves(axis.flatten(), _GRID_WAVES) for axis in (rows, columns)], dim=1)
+    code = code - code.mean(0)
+    policy.dino.embeddings.position_embeddings[0, 1:] = _embed(code, arch.dino.width)
+    policy.siglip.embeddings.position_embedding.weight.copy_(_embed(code, arch.siglip.width))
+
+
+def _order_bins(policy: OpenVLAOFT) -> None:
+    """Rows of the action head become smooth functions of the action: neighbouring bins start with similar logits."""
+    head = policy.lm_head
+    rows = _embed(_waves(torch.linspace(-1, 1, NUM_BINS), _BIN_WAVES), head.in_features)
+    head.weight[head.first : head.last] = (rows / rows.norm(dim=1).mean()).flip(0)  # ids descend with the action
+
+
+def _waves(place: Tensor, count: int) -> Tensor:
+    """[n] -> [n, 2 count]: sines and cosines with 1/2, 2/2, ... periods in [-1, 1], the fast ones weaker."""
+    order = torch.arange(1, count + 1)
+    phase = math.pi / 2 * place.unsqueeze(1) * order
+    return torch.cat([phase.sin() / order, phase.cos() / order], dim=1)
+
+
+def _embed(code: Tensor, width: int) -> Tensor:
+    """[n, features] -> [n, width] by a random map that keeps angles where the width allows; standard deviation 1."""
+    directions = torch.linalg.qr(torch.randn(max(width, code.shape[1]), code.shape[1])).Q[:width]
+    embedded = code @ directions.T
+    return embedded / embedded.std()
+
+
+def make_policy(
+    architecture: Architecture,
+    instructions: Sequence[str],
+    codec: ActionCodec,
+    proprio: Bounds | None = None,
+    *,
+    vocabulary: Sequence[str] = (),
+    seed: int = 0,
+) -> OpenVLAOFT:
+    """A policy with random weights, settled by ``seed``, that knows the words of its instructions.
+
+    Args:
+        architecture: its sizes.
+        instructions: what task numbers mean at first; ``set_instructions`` may change it later.
+        codec: statistics of the actions.
+        proprio: statistics of proprioception, needed where ``architecture.proprio_dim`` is not 0.
+        vocabulary: further texts whose words the policy shall know, so that it can be trained on other tasks later.
+
+    Raises ValueError where statistics and architecture disagree or the words do not fit the vocabulary.
+    """
+    words = build_tiny_tokenizer([*instructions, *vocabulary], architecture.text_vocab_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        policy = OpenVLAOFT(architecture, codec, PromptTokenizer(words, architecture), proprio)
+        initialize(policy)
+    policy.set_instructions(instructions)
+    return policy

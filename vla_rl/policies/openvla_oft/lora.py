@@ -1,0 +1,73 @@
+"""LoRA (arXiv:2106.09685): low-rank adapters in a policy whose own weights are frozen, by the library peft.
+
+    x ─┬─► W, frozen ─────────────────────┬─► y
+       └─► A [rank, in] ─► B [out, rank] ─┘     times alpha / rank; B starts at 0
+
+Only A, B and the value head require gradients. The rest follows from that: what the optimizer holds, what the learner
+hands over to the inference servers, what a learner's state on disk holds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.policies.openvla_oft.config import LoraConfig
+from vla_rl.policies.openvla_oft.model import ActionHead, OpenVLAOFT
+
+_ADAPTER = "default"  # peft can hold several
+_PARTS = {
+    "vision": ("dino", "siglip"),
+    "projector": ("projector", "proprio_projector"),
+    "language_model": ("language_model",),
+    "lm_head": ("lm_head",),
+}
+
+
+def add_adapters(policy: OpenVLAOFT, config: LoraConfig, seed: int) -> None:
+    """Freeze ``policy`` but for its value head, and give every linear layer of ``config.targets`` an adapter.
+
+    The outputs stay the same: B is 0. A is normal with a standard deviation of 1 / rank, settled by ``seed``, as in
+    OpenVLA-OFT and RL4VLA. No dropout: log-probabilities of sampling and of training would differ.
+    """
+    import peft
+
+    parts = {part for target in config.targets for part in _PARTS[target]}
+    paths = [
+        path for path, layer in policy.named_modules() if isinstance(layer, nn.Linear) and path.split(".")[0] in parts
+    ]
+    settings = peft.LoraConfig(
+        r=config.rank, lora_alpha=config.alpha, target_modules=paths, init_lora_weights="gaussian"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(settings, policy, _ADAPTER)
+    policy.adapted = {path: policy.get_submodule(path) for path in paths}
+    policy.value_head.requires_grad_(True)
+    if "lm_head" in policy.adapted:
+        _restrict_to_action_ids(policy, config.rank)
+
+
+@torch.no_grad()
+def merged_state(policy: OpenVLAOFT) -> dict[str, Tensor]:
+    """Weights, by name, of a policy without adapters that acts as ``policy`` does; ``policy`` stays as it is.
+
+    W + B A alpha / rank in the dtype of W: bfloat16 rounds away what is small beside W.
+    """
+    state = policy.state_dict()
+    for path, layer in policy.adapted.items():
+        for name in layer.state_dict(prefix=f"{path}."):
+            del state[name]
+        base = layer.get_base_layer().state_dict(prefix=f"{path}.")
+        weight = base[f"{path}.weight"]
+        base[f"{path}.weight"] = (weight.float() + layer.get_delta_weight(_ADAPTER).float()).to(weight.dtype)
+        state.update(base)
+    return state
+
+
+def _restrict_to_action_ids(policy: OpenVLAOFT, rank: int) -> None:
+    """The head's B multiplies only the rows that the head does; the others stay 0."""
+    layers = policy.adapted["lm_head"].lora_B
+    rows = ActionHead(policy.architecture, rank).to(layers[_ADAPTER].weight)
+    nn.init.zeros_(rows.weight)
+    layers[_ADAPTER] = rows

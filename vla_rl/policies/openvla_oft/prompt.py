@@ -1,0 +1,87 @@
+"""Instructions as token ids: OpenVLA's prompt, a wrapper of any tokenizer file, and small vocabularies of words."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import Lowercase
+from tokenizers.pre_tokenizers import Split
+
+from vla_rl.policies.openvla_oft.architecture import Architecture
+
+_PROMPT = "In: What action should the robot take to {}?\nOut:"
+_SPECIAL_WORDS = ("<unk>", "<s>", "</s>", "<final>")  # ids 0..3 of a word vocabulary
+_WORD = r"[a-z0-9]+|[^a-z0-9\s]"
+
+logger = logging.getLogger(__name__)
+
+
+def format_prompt(instruction: str) -> str:
+    """The text OpenVLA was trained on; the instruction is lower-cased."""
+    return _PROMPT.format(instruction.lower().strip())
+
+
+def build_tiny_tokenizer(texts: Iterable[str], capacity: int) -> Tokenizer:
+    """A word-level vocabulary of the prompt and of ``texts``, sorted, so that its ids depend on the set of words alone.
+
+    The fixed parts of the prompt are one token each. Unknown words become ``<unk>``.
+    Raises ValueError where the words exceed ``capacity`` (text ids of the architecture).
+    """
+    template = [part.strip().lower() for part in _PROMPT.split("{}")]
+    words = sorted({word for text in texts for word in re.findall(_WORD, text.lower())})
+    vocabulary = [*_SPECIAL_WORDS, *template, *words]
+    if len(vocabulary) > capacity:
+        raise ValueError(f"{len(vocabulary)} words do not fit a text vocabulary of {capacity}: enlarge vocab_size")
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"))
+    tokenizer.normalizer = Lowercase()
+    pieces = "|".join([*map(re.escape, template), _WORD])
+    tokenizer.pre_tokenizer = Split(Regex(pieces), behavior="removed", invert=True)
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in _SPECIAL_WORDS])
+    return tokenizer
+
+
+class PromptTokenizer:
+    """Prompts of one architecture: ``<s>``, the text, and the token that ends every prompt."""
+
+    def __init__(self, tokenizer: Tokenizer, architecture: Architecture) -> None:
+        self._tokenizer = tokenizer
+        self._architecture = architecture
+
+    @classmethod
+    def from_json(cls, text: str, architecture: Architecture) -> PromptTokenizer:
+        """From the text of a ``tokenizer.json``. Raises ValueError where it is none."""
+        try:
+            content = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not JSON: {error}") from error
+        if not isinstance(content, dict) or "model" not in content:
+            raise ValueError("not a tokenizer: it has no 'model'")
+        return cls(Tokenizer.from_str(text), architecture)
+
+    def to_json(self) -> str:
+        return self._tokenizer.to_str(pretty=True)
+
+    def encode(self, instruction: str) -> list[int]:
+        """Ids of the whole prompt. Words outside of the vocabulary become ``<unk>``, with a warning.
+
+        Raises ValueError where an id is not one of the architecture's text ids.
+        """
+        ids = self._tokenizer.encode(format_prompt(instruction)).ids
+        unknown = self._tokenizer.token_to_id("<unk>")
+        if unknown in ids:
+            logger.warning("instruction %r has words that this policy's vocabulary lacks", instruction)
+        if ids[:1] != [self._architecture.bos_id]:
+            ids = [self._architecture.bos_id, *ids]
+        if ids[-1] != self._architecture.final_id:
+            ids = [*ids, self._architecture.final_id]
+        if max(ids) >= self._architecture.text_vocab_size:
+            raise ValueError(
+                f"token id {max(ids)} of {instruction!r} is not a text id: those end at "
+                f"{self._architecture.text_vocab_size}; the tokenizer belongs to another architecture"
+            )
+        return ids

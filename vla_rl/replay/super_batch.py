@@ -1,0 +1,66 @@
+"""Collating finished episodes into one super-batch, and what can be said of it before training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vla_rl.core.records import SuperBatch, Trajectory
+
+
+def collate(trajectories: Sequence[Trajectory], version: int) -> SuperBatch:
+    """Flatten whole episodes, in the given order, for the update of policy ``version``. Raises ValueError on none."""
+    if not trajectories:
+        raise ValueError("a super-batch needs at least one trajectory")
+    chunks = np.array([t.num_chunks for t in trajectories])
+    rows = np.array([len(t.images) for t in trajectories])
+    first_row = np.concatenate(([0], np.cumsum(rows)[:-1]))
+    obs_row = np.concatenate([start + np.arange(n) for start, n in zip(first_row, chunks, strict=True)])
+
+    def joined(field: str) -> np.ndarray:
+        return np.concatenate([getattr(t, field) for t in trajectories])
+
+    return SuperBatch(
+        version=version,
+        images=joined("images"),
+        proprio=joined("proprio"),
+        obs_row=obs_row.astype(np.int32),
+        final_row=np.where(rows > chunks, first_row + chunks, -1).astype(np.int32),
+        task=np.repeat([t.episode.task for t in trajectories], chunks).astype(np.int32),
+        tokens=joined("tokens"),
+        logprobs=joined("logprobs"),
+        values=joined("values"),
+        versions=joined("versions"),
+        rewards=joined("rewards"),
+        num_steps=joined("num_steps"),
+        offsets=np.concatenate(([0], np.cumsum(chunks))).astype(np.int32),
+        final_value=np.array([t.final_value for t in trajectories], np.float32),
+        terminated=np.array([t.terminated for t in trajectories]),
+        truncated=np.array([t.truncated for t in trajectories]),
+        success=np.array([t.success for t in trajectories]),
+        group=np.array([t.episode.group for t in trajectories], np.int32),
+        episode_id=np.array([t.episode.id for t in trajectories], np.int64),
+    )
+
+
+def describe(batch: SuperBatch) -> dict[str, float]:
+    """Metrics of the data itself: success, return, lengths and staleness."""
+    returns = np.add.reduceat(batch.rewards.sum(axis=1), batch.offsets[:-1])
+    steps = np.add.reduceat(batch.num_steps, batch.offsets[:-1])
+    ages = batch.ages
+    age_shares = np.bincount(ages) / len(ages)
+    tasks = batch.task[batch.offsets[:-1]]
+    per_task = {task: batch.success[tasks == task].mean() for task in np.unique(tasks)}
+    return {
+        "rollout/success": float(batch.success.mean()),
+        "rollout/return": float(returns.mean()),
+        "rollout/episode_steps": float(steps.mean()),
+        "rollout/episodes": float(batch.num_episodes),
+        "rollout/chunks": float(batch.num_chunks),
+        "rollout/env_steps": float(batch.num_steps.sum()),
+        "rollout/age_mean": float(ages.mean()),
+        "rollout/age_max": float(ages.max()),
+        **{f"rollout/age_{age}": float(share) for age, share in enumerate(age_shares)},
+        **{f"rollout/success_task_{task}": float(success) for task, success in per_task.items() if len(per_task) > 1},
+    }

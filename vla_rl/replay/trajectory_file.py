@@ -1,0 +1,44 @@
+"""Checkpoints of a run: complete folders, or none.
+
+    checkpoints/000040/
+        policy/            the policy alone: what `vla-rl eval` and a later run's policy.checkpoint read
+        learner/           DeepSpeed's state: weights that train, optimizer, shards of every rank
+        trajectories.npz   episodes that were finished but not yet trained
+        state.json         counters, versions, time spent
+
+A checkpoint is written under another name and renamed when it is complete, so a crash in between leaves the one before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import numpy as np
+
+from vla_rl.core.records import Episode, Trajectory
+
+_ARRAYS = tuple(f.name for f in fields(Trajectory) if f.type == "Array")
+_SCALARS = tuple(f.name for f in fields(Trajectory) if f.type != "Array" and f.name != "episode")
+
+
+def save_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
+    """Write trajectories to one .npz file."""
+    arrays = {f"{i}.{name}": getattr(t, name) for i, t in enumerate(trajectories) for name in _ARRAYS}
+    records = [{"episode": asdict(t.episode)} | {name: getattr(t, name) for name in _SCALARS} for t in trajectories]
+    arrays["records"] = np.frombuffer(json.dumps(records).encode(), np.uint8)
+    np.savez(path, **arrays)
+
+
+def load_trajectories(path: Path) -> list[Trajectory]:
+    """Read what ``save_trajectories`` wrote."""
+    with np.load(path, allow_pickle=False) as data:
+        records = json.loads(data["records"].tobytes())
+        return [
+            Trajectory(
+                episode=Episode(**record.pop("episode")), **record, **{name: data[f"{i}.{name}"] for name in _ARRAYS}
+            )
+            for i, record in enumerate(records)
+        ]

@@ -1,4 +1,4 @@
-"""Dependencies point one way (docs: which room may know of which other)."""
+"""Dependencies point one way. A room is a folder; what follows is all that this test knows of the layout."""
 
 import ast
 from collections.abc import Iterator
@@ -7,33 +7,38 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 PACKAGES = ("vla_rl", "envs", "algos")
-BASE = {"vla_rl", "vla_rl.core.records", "vla_rl.core.schema", "vla_rl.core.errors"}
-CONFIG = {"vla_rl.config.run_config"}
-APPLICATIONS = {"vla_rl.commands.train", "vla_rl.commands.evaluate", "vla_rl.commands.sft"}
-CLUSTER = {
-    "vla_rl.cluster.cluster",
-    "vla_rl.cluster.ray_session",
-    "vla_rl.cluster.processes",
-    "vla_rl.cluster.virtual_processes",
-}
 SIMULATORS = {"gymnasium", "libero", "mani_skill", "mujoco", "robosuite", "sapien"}
+
+# From the ground up: a room may import rooms on lower floors, and itself.
+FLOORS = (
+    {"vla_rl/core"},
+    {"algos", "envs", "vla_rl/policies", "vla_rl/observability"},
+    {"vla_rl/config"},
+    {"vla_rl/rollout", "vla_rl/inference", "vla_rl/replay", "vla_rl/learner", "vla_rl/placement"},
+    {"vla_rl/cluster"},
+    {"vla_rl/commands"},
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 
 @cache
 def modules() -> dict[str, Path]:
+    """Every module by its dotted name, with its file relative to the repository."""
     found = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+            file = path.relative_to(ROOT)
+            parts = file.with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
     return found
 
 
 @cache
 def tree(module: str) -> ast.Module:
-    return ast.parse(modules()[module].read_text())
+    return ast.parse((ROOT / modules()[module]).read_text())
 
 
 def names(node: ast.AST) -> Iterator[str]:
@@ -70,82 +75,73 @@ def imports_on_load(module: str) -> frozenset[str]:
     return frozenset(visit(tree(module)))
 
 
-def own(found: frozenset[str]) -> set[str]:
-    return {name for name in found if name.split(".")[0] in PACKAGES}
+def own(module: str) -> set[str]:
+    """The project's modules that a module imports, itself apart."""
+    return {name for name in imports(module) if name.split(".")[0] in PACKAGES} - {module}
 
 
-def roots(found: frozenset[str]) -> set[str]:
+def libraries(found: frozenset[str]) -> set[str]:
     return {name.split(".")[0] for name in found}
 
 
+def folder(module: str) -> str:
+    return modules()[module].parent.as_posix()
+
+
 def room(module: str) -> str:
-    if module in BASE:
-        return "base"
-    if module in CONFIG:
-        return "config"
-    if module.split(".")[0] in ("envs", "algos"):
-        return module.split(".")[0]
-    if module == "vla_rl.policies" or module.startswith("vla_rl.policies."):
-        return "policies"
-    if module in APPLICATIONS or module.startswith("vla_rl.commands.benchmark"):
-        return "application"
-    if module in CLUSTER:
-        return "cluster"
-    return "cli" if module == "vla_rl.commands.cli" else "component"
+    """``envs``, ``algos``, or a folder directly below ``vla_rl``."""
+    parts = modules()[module].parts[:-1]
+    return "/".join(parts[:2]) if parts[0] == "vla_rl" else parts[0]
 
 
-MAY_KNOW = {
-    "base": {"base"},
-    "algos": {"base", "algos"},  # an algorithm's file holds its keys
-    "config": {"base", "algos", "config"},
-    "envs": {"base", "config", "envs"},
-    "policies": {"base", "config", "policies"},
-    "component": {"base", "config", "envs", "algos", "policies", "component"},
-    "cluster": {"base", "config", "envs", "algos", "policies", "component", "cluster"},
-    "application": {"base", "config", "envs", "algos", "policies", "component", "cluster", "application"},
-    "cli": {"base", "config", "component", "application"},
-}
+def circles(edges: dict[str, set[str]]) -> set[str]:
+    """Nodes that reach themselves, or lie between two that do."""
+    while leaves := {node for node in edges if not edges[node]}:
+        edges = {node: needed - leaves for node, needed in edges.items() if node not in leaves}
+    return set(edges)
 
 
-def test_the_rooms_are_found():
-    assert {room(module) for module in modules()} == set(MAY_KNOW)
-    assert modules().keys() >= BASE | APPLICATIONS
-    assert own(imports("vla_rl.rollout.env_worker")) >= {"vla_rl.core.records", "vla_rl.core.ipc.mailbox"}
+def test_a_folder_listing_fits_on_a_page():
+    entries = {path.name for path in (ROOT / "vla_rl").iterdir()} - {"__pycache__"}
+    assert len(entries) <= 12
+    assert {room(module) for module in modules()} - {"vla_rl"} == set(FLOOR)
 
 
 @pytest.mark.parametrize("module", modules())
 def test_a_module_knows_only_rooms_below_its_own(module: str):
-    above = {name for name in own(imports(module)) if room(name) not in MAY_KNOW[room(module)]}
-    assert not above, f"{module} ({room(module)}) imports {sorted(above)}"
+    here = room(module)
+    above = {name for name in own(module) if room(name) != here and FLOOR[room(name)] >= FLOOR[here]}
+    assert not above, f"{module} ({here}) imports {sorted(above)}"
 
 
 @pytest.mark.parametrize("module", modules())
 def test_imports_are_absolute_and_of_modules_that_exist(module: str):
     relative = [node.lineno for node in ast.walk(tree(module)) if isinstance(node, ast.ImportFrom) and node.level]
     assert not relative, f"{module} imports relatively on lines {relative}"
-    assert own(imports(module)) <= modules().keys()
+    assert own(module) <= modules().keys()
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Lazy imports and imports for type checkers count as well."""
+    assert not circles({module: own(module) for module in modules()})
+
+
+def test_no_folders_import_each_other_in_a_circle():
+    """Every folder is one node, a folder inside another included."""
+    edges: dict[str, set[str]] = {folder(module): set() for module in modules()}
+    for module in modules():
+        edges[folder(module)] |= {folder(name) for name in own(module)} - {folder(module)}
+    assert not circles(edges)
 
 
 def test_only_the_cluster_knows_ray():
-    knowing = [module for module in modules() if "ray" in roots(imports(module))]
-    assert knowing == ["vla_rl.cluster.cluster", "vla_rl.cluster.ray_session", "vla_rl.cluster.processes"]
+    assert {room(module) for module in modules() if "ray" in libraries(imports(module))} == {"vla_rl/cluster"}
 
 
-def test_only_simulator_rooms_know_simulators():
-    assert not {module for module in modules() if roots(imports(module)) & SIMULATORS and room(module) != "envs"}
+def test_only_simulators_know_their_libraries():
+    assert {room(module) for module in modules() if libraries(imports(module)) & SIMULATORS} == {"envs"}
 
 
-def test_simulators_do_not_load_torch():
-    assert not {module for module in modules() if room(module) == "envs" and "torch" in roots(imports_on_load(module))}
-
-
-def test_the_planner_is_pure():
-    assert own(imports("vla_rl.placement.plan")) <= BASE | CONFIG | {"vla_rl.core.machine"}
-    assert "torch" not in roots(imports("vla_rl.placement.plan"))
-
-
-def test_no_module_needs_itself_to_load():
-    edges = {module: own(imports_on_load(module)) & modules().keys() - {module} for module in modules()}
-    while leaves := {module for module in edges if not edges[module]}:
-        edges = {module: needed - leaves for module, needed in edges.items() if module not in leaves}
-    assert not edges, f"these modules import each other in a circle: {sorted(edges)}"
+def test_simulators_configuration_and_placement_do_not_load_torch():
+    light = {"envs", "vla_rl/config", "vla_rl/placement", "vla_rl/observability"}
+    assert not {m for m in modules() if room(m) in light and "torch" in libraries(imports_on_load(m))}

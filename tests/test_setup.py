@@ -13,7 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 SCRIPTS = (
     *("scripts/setup.sh", "scripts/train.sh", "scripts/test.sh", ".ci/run"),
     *("scripts/train_libero_ppo.sh", "scripts/train_libero_grpo.sh", "scripts/train_maniskill_ppo.sh"),

@@ -11,7 +11,8 @@
             └── ee_states, gripper_states, joint_states, ...   or, from other simulators, proprio
 
 ``collect`` writes such files with a simulator's scripted expert; ``read_demonstrations`` reads them, LIBERO's official
-files and files in the form OpenVLA regenerates them, and converts to this project's conventions (see ``envs.base.vector_env``).
+files and files in the form OpenVLA regenerates them, and converts to this project's conventions (see
+``envs.base.vector_env``).
 
 Labels and noise (DART, arXiv:1703.09327): what is executed is the expert's action plus noise, what is written is the
 expert's action alone. So the files show states off the expert's path together with the way back. Replaying ``actions``

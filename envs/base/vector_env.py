@@ -64,7 +64,9 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def potential(self, slots: Sequence[int]) -> np.ndarray:
-        """float32 [n], 0..1: how near to success each slot's state is, also at an episode's end (see ``envs.base.shaping``).
+        """float32 [n], 0..1: how near to success each slot's state is, also at an episode's end.
+
+        See ``envs.base.shaping``.
 
         Raises EnvError where that is not known.
         """

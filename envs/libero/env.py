@@ -98,7 +98,7 @@ class LiberoVectorEnv(SlotwiseEnv[_Slot]):
         return np.asarray(held, np.float32)
 
     def demo_state(self, slot: int) -> dict[str, np.ndarray]:
-        """What LIBERO's demonstration files hold of a moment beside images and action (see ``envs.base.demonstrations``)."""
+        """What LIBERO's demonstration files hold of a moment beside images and action; see ``demonstrations``."""
         state = self.occupied(slot).state
         seen, data = state.seen, state.data
         eef = proprioception(state)[:6]

@@ -197,7 +197,7 @@ class TabletopVectorEnv(VectorEnv):
         return progress(self._world, self._family, np.asarray(slots, np.int64))
 
     def demo_state(self, slot: int) -> dict[str, np.ndarray]:
-        """The current privileged state, by its path within a demonstration in LIBERO's layout (``envs.base.demonstrations``).
+        """The current privileged state, by its path within a demonstration in LIBERO's layout.
 
         states: float64 [8 + 3 B]: finger tips 3, aperture, held block, goal 2, blocks 2 B, colors B, executed steps.
         robot_states: float64 [5], in full precision what obs/proprio (float32) shows to the policy: obs/ee_pos [3] and

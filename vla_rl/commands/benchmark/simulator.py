@@ -1,7 +1,8 @@
 """How fast is LIBERO, on one core, beside its peers? `vla-rl benchmark simulator`.
 
-Each contestant is a process of its own (``envs.libero.benchmark_worker``), all pinned to the same core. They take turns in
-rounds, so that whatever else happens on the machine happens to all of them; medians over all rounds are compared.
+Each contestant is a process of its own (``envs.libero.benchmark_worker``), all pinned to the same core. They take
+turns in rounds, so that whatever else happens on the machine happens to all of them; the medians over all rounds are
+compared.
 """
 
 from __future__ import annotations

@@ -1,0 +1,108 @@
+"""A super-batch on its way through an algorithm, as the learner would drive it, in float64."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import fields, replace
+from typing import get_args
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from algos import make_algorithm
+from algos.config import Settings
+from algos.counts import Counts, RatioLevel
+from algos.grpo import GRPO
+from algos.ppo import PPO
+from algos.rloo import RLOO
+from algos.targets import RowTargets, Targets
+from tests.algos.reference_algos import random_super_batch
+
+LEVELS: tuple[RatioLevel, ...] = get_args(RatioLevel)
+SEED = st.integers(0, 2**32 - 1)
+PLAIN = PPO(entropy_coef=0.01, huber_delta=0.8)
+DECOUPLED = PPO(entropy_coef=0.01, proximal="recomputed", importance_cap=1.5)
+DUAL = PPO(proximal="recomputed", dual_clip=1.05)
+GROUPED = GRPO(group_size=2, entropy_coef=0.01)
+GROUPED_DECOUPLED = GRPO(group_size=2, average="episodes", proximal="recomputed", importance_cap=1.5)
+LEFT_OUT = RLOO(group_size=2)
+MASKED = PPO(proximal="recomputed", importance_band=1.3)
+SOFT = PPO(objective="sapo", tau_positive=2.0, tau_negative=3.0)
+GAUSSIAN = PPO(objective="gipo", gipo_sigma=0.3)
+INTERPOLATED = PPO(proximal="interpolated", importance_cap=1.2)
+ANCHORED = PPO(kl_coef=0.3)
+BY_CHUNK = PPO(proximal="recomputed", importance_level="chunk", importance_band=2.0)
+BY_EPISODE = PPO(proximal="recomputed", importance_level="episode", importance_cap=1.1)
+VTRACE = PPO(proximal="recomputed", importance_cap=1.0, estimator="vtrace")
+_OF_PPO = (
+    *(PLAIN, DECOUPLED, DUAL, MASKED, SOFT, GAUSSIAN, INTERPOLATED, ANCHORED),
+    *(BY_CHUNK, BY_EPISODE, VTRACE),
+)
+PPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in _OF_PPO for level in LEVELS]
+GRPO_CONFIGS = [
+    c.model_copy(update={"ratio_level": level}) for c in (GROUPED, GROUPED_DECOUPLED, LEFT_OUT) for level in LEVELS
+]
+CONFIGS: list[Settings] = [*PPO_CONFIGS, *GRPO_CONFIGS]
+
+
+class Case:
+    """A super-batch, the proximal policy's numbers, and the current policy's as float64 leaves."""
+
+    def __init__(self, config: Settings, seed: int = 0, episodes: int = 6, **shape: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.algorithm = make_algorithm(config)
+        self.batch = random_super_batch(rng, episodes, **shape)
+        chunks, size, dim = self.batch.tokens.shape
+
+        def near(logprobs: np.ndarray) -> np.ndarray:
+            return (logprobs + 0.15 * rng.normal(size=logprobs.shape)).astype(np.float32)
+
+        recompute = self.algorithm.needs_recompute
+        self.proximal = near(self.batch.logprobs) if recompute else None
+        self.values = np.asarray(rng.normal(size=chunks), np.float32) if recompute else None
+        self.reference = near(self.batch.logprobs) if self.algorithm.needs_reference else None
+        self.targets = self.new_targets()
+        self.logprobs = torch.tensor(near(self.targets.proximal_logprobs), dtype=torch.float64, requires_grad=True)
+        self.entropy = torch.tensor(rng.random((chunks, size, dim)), requires_grad=True)
+        self.predictions = torch.tensor(self.targets.old_values + 0.3 * rng.normal(size=chunks), requires_grad=True)
+
+    def new_targets(self) -> Targets:
+        return self.algorithm.targets(self.batch, self.proximal, self.values, self.reference)
+
+    def rows(self, index: np.ndarray | slice) -> RowTargets:
+        return in_float64(self.targets.rows(index))
+
+    def loss(
+        self, index: np.ndarray, counts: Counts | None = None, iteration: int = 0
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        at = torch.as_tensor(index)
+        counts = Counts.of(self.batch.num_steps[index]) if counts is None else counts
+        outputs = self.logprobs[at], self.entropy[at], self.predictions[at]
+        return self.algorithm.loss(*outputs, self.rows(index), counts, iteration)
+
+    def whole(self, iteration: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.loss(np.arange(self.batch.num_chunks), iteration=iteration)
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(loss, [self.logprobs, self.entropy, self.predictions]))
+
+
+def in_float64(rows: RowTargets) -> RowTargets:
+    tensors = {f.name: getattr(rows, f.name) for f in fields(rows) if f.name != "num_steps"}
+    return replace(rows, **{name: x if x is None else x.double() for name, x in tensors.items()})
+
+
+def summed(parts: list[dict[str, Tensor]]) -> dict[str, float]:
+    total: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for name, x in part.items():
+            total[name] += float(x)
+    return total
+
+
+def describe_config(config: Settings) -> str:
+    """A short name of a case, for pytest: what differs from the defaults."""
+    changes = config.model_dump(exclude_defaults=True)
+    return "-".join([config.name, config.ratio_level, *(f"{k}={v}" for k, v in changes.items() if k != "ratio_level")])

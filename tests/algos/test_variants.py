@@ -1,0 +1,59 @@
+"""Every algorithm and objective learns: the whole asynchronous runtime, from the committed warm start.
+
+The runs are those of configs/studies/variants.yaml with fewer updates on younger data, its first seed, two at a time.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+
+from tests import ROOT
+from vla_rl.commands.study import Run, execute_all, plan_runs, read_study
+
+STUDY = read_study(ROOT / "configs" / "studies" / "variants.yaml")
+SHORT = [
+    "train.iterations=14",
+    "train.max_age=1",  # at 2, ratios of plain PPO stay clipped, and what it gains in so few updates is within noise
+    "train.eval_episodes=100",
+    "learner.warmup_iterations=3",
+    "log.tensorboard=false",
+]
+JOBS = 2  # a run is given a core for inference and one for the learner, and needs about one in all
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Of the selected variants, by name, played to their end."""
+    cases = [getattr(item, "callspec", None) for item in request.session.items]
+    selected = {case.params["variant"] for case in cases if case is not None and "variant" in case.params}
+    folder = tmp_path_factory.mktemp("variants")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        variants = {name: changes for name, changes in STUDY.variants.items() if name in selected}
+        others = list(variants)[1:]
+        variants |= {name: [*variants[name], "train.eval_start=false"] for name in others}  # of the same warm start
+        shorter = {"variants": variants, "seeds": STUDY.seeds[:1], "overrides": [*STUDY.overrides, *SHORT]}
+        planned = list(plan_runs(STUDY.model_copy(update=shorter), folder))
+        execute_all(STUDY.config, planned, JOBS, Console())
+    return {run.variant: run for run in planned}
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(1800)  # for all runs, of which the first test waits
+@pytest.mark.parametrize("variant", STUDY.variants)
+def test_a_variant_learns_from_the_warm_start(runs: dict[str, Run], variant: str) -> None:
+    """Success on the held-out benchmark placements rises, for the most likely actions and for sampled ones."""
+    first, last = _metrics(next(iter(runs.values())))[0], _metrics(runs[variant])[-1]
+    assert first["iteration"] == 0
+    assert last["iteration"] == runs[variant].config.train.iterations
+    before, after = ([line[f"eval/{kind}_success"] for kind in ("greedy", "sampled")] for line in (first, last))
+    assert min(after[0] - before[0], after[1] - before[1]) > 0, f"{before} before, {after} after the updates"
+    assert sum(after) > sum(before) + 0.15, f"{before} before, {after} after the updates"
+
+
+def _metrics(run: Run) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]

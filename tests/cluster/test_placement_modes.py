@@ -1,0 +1,37 @@
+"""One key changes where a run's parts are, for every simulator: the same training, by each placement mode.
+
+"auto" chooses one of these; which one, and why, is tested in placement/test_plan.py and placement/test_search.py.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from vla_rl.commands.train import train
+from vla_rl.config.loading import load_config
+from vla_rl.core.machine import Machine
+from vla_rl.placement.checks import machine_checks
+from vla_rl.placement.plan import Resources, choose_layout
+
+_CONFIGS = ROOT / "configs"
+_SHORT = ["train.iterations=1", "train.batch_episodes=4", "train.eval_episodes=0", "env.max_episode_steps=8"]
+_QUIET = ["log.video=false", "log.tensorboard=false", "algo.value_warmup=0", "placement.env_workers=1"]
+_TURNS = {"collocated": True, "pipelined": False, "hybrid": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", _TURNS)
+@pytest.mark.parametrize("simulator", ["libero_ppo", pytest.param("maniskill_ppo", marks=pytest.mark.maniskill)])
+def test_the_mode_is_one_key(simulator: str, mode: str, tmp_path: Path) -> None:
+    """An update on all episodes played; devices are shared, and held in turns, where the mode says so."""
+    where = [f"placement.mode={mode}", f"log.dir={tmp_path}", "log.name=run"]
+    config = load_config(_CONFIGS / f"{simulator}.yaml", [*_SHORT, *_QUIET, *where], machine_checks(Machine.detect()))
+    assert train(config) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [1]
+    assert all(line["rollout/episodes"] == 4 and line["learner/grad_norm"] > 0 for line in lines)
+    shared = bool(choose_layout(config, Resources.of(Machine.detect(), config)).shared)
+    assert shared == _TURNS[mode]
+    assert ("busy/shared_devices" in lines[-1]) == shared

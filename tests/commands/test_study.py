@@ -1,0 +1,98 @@
+"""`vla-rl study`: what it refuses, what it makes of finished runs, and that it goes on where it stood."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from vla_rl.commands.cli import main
+from vla_rl.commands.study import is_complete, plan_runs, read_study, summarize, time_to
+from vla_rl.core.errors import UserError
+
+SHIPPED = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
+TINY = """
+title: two costs
+config: {config}
+overrides: [env.max_episode_steps=8, policy.checkpoint=null, train.iterations=2, train.batch_episodes=4,
+  train.eval_every=0, train.eval_episodes=2, log.video=false, log.tensorboard=false]
+variants:
+  plain: []
+  grpo, small: [algo=grpo, algo.group_size=2, algo.success_low=0, algo.success_high=1]
+seeds: [3]
+threshold: 0.5
+"""
+
+
+def _write(folder: Path, text: str = TINY) -> Path:
+    file = folder / "costs.yaml"
+    file.write_text(text.format(config=ROOT / "configs" / "tabletop.yaml"))
+    return file
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
+def test_the_shipped_studies_plan_their_runs(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    study = read_study(path)
+    runs = list(plan_runs(study, tmp_path))
+    assert len(runs) == len(study.variants) * len(study.seeds) == len({run.folder for run in runs})
+    assert {run.config.seed for run in runs} == set(study.seeds)
+    assert [run.variant for run in runs[: len(study.variants)]] == list(study.variants), (
+        "every variant before a 2nd seed"
+    )
+    described = {json.dumps(run.config.model_dump(exclude={"log"}), default=str) for run in runs}
+    assert len(described) == len(runs), "two variants are the same"
+
+
+def test_mistakes_are_named_before_anything_runs(tmp_path):
+    file = _write(tmp_path, TINY.replace("seeds: [3]", "seeds: []\ncolour: red"))
+    with pytest.raises(UserError, match=r"(?s)seeds: .*colour: "):
+        read_study(file)
+    refused = read_study(_write(tmp_path, TINY.replace("algo.group_size=2", "algo.group_sice=2")))
+    with pytest.raises(UserError, match="group_sice"):
+        list(plan_runs(refused, tmp_path))
+    assert main(["study", str(tmp_path / "none.yaml")]) == 2
+
+
+def test_figures_of_several_seeds():
+    def run(success: list[float], greedy: float) -> list[dict[str, float]]:
+        records = [
+            {"iteration": i, "rollout/success_played": s, "time/iteration_s": 6.0, "time/seconds": 6.0 * i}
+            for i, s in enumerate(success, 1)
+        ]
+        return [
+            {"iteration": 0, "eval/greedy_success": 0.1, "time/seconds": 0.0},
+            *records[:-1],
+            records[-1] | {"eval/greedy_success": greedy},
+        ]
+
+    rising, flat = run([0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0, 1.0], 0.9), run([0.2] * 8, 0.2)
+    assert time_to(rising, 0.8) == pytest.approx(0.5), "the mean of iterations 3 to 7 is the first above 0.8"
+    assert time_to(flat, 0.8) is None
+    figures = summarize([rising, flat], 0.8)
+    assert figures["greedy success"] == [0.9, 0.2]
+    assert figures["minutes to 80%"] == [pytest.approx(0.5)]
+    assert figures["minutes in all"] == [pytest.approx(0.8)] * 2
+    assert "sampled success" not in figures
+
+
+@pytest.mark.slow
+def test_a_study_runs_and_shows_and_repeats_nothing(tmp_path, capsys):
+    command = ["study", str(_write(tmp_path)), "--runs", str(tmp_path), "--json", str(tmp_path / "a.json")]
+    assert main([*command, "--jobs", "2", "--output", str(tmp_path / "a.png")]) == 0
+    record = json.loads((tmp_path / "a.json").read_text())
+    assert set(record["variants"]) == {"plain", "grpo, small"}
+    assert all(len(row["greedy success"]) == 1 for row in record["variants"].values())
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    kept = tmp_path / "costs" / "plain-seed3" / "metrics.jsonl"
+    before = kept.stat().st_mtime_ns
+    capsys.readouterr()
+    assert main(command) == 0, "nothing is left to run: it is shown again at once"
+    assert "0 runs to do" in capsys.readouterr().out
+    assert kept.stat().st_mtime_ns == before
+    (run,) = [r for r in plan_runs(read_study(tmp_path / "costs.yaml"), tmp_path / "costs") if r.variant == "plain"]
+    assert is_complete(run)
+    (run.folder / "curves.png").unlink()
+    assert not is_complete(run), "it was killed at its end, and will be resumed"

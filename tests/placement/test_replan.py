@@ -1,0 +1,235 @@
+"""vla_rl.placement.replan: when a run moves to another plan, and that it arrives there with everything it had."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.test_train import _balanced, _metrics, _own_leftovers
+from tests.placement.test_search import workload
+from vla_rl.cluster.processes import StoreProcess
+from vla_rl.config.loading import load_config
+from vla_rl.config.messages import ConfigError
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.machine import Machine
+from vla_rl.placement.cost_model import Job
+from vla_rl.placement.plan import Layout, PlanError, Resources, make_plan
+from vla_rl.placement.planner import layout_record, plan_of_record
+from vla_rl.placement.profile import Curve, Memory, Profile, load_profile, save_profile
+from vla_rl.placement.replan import Move, better_plan, worthwhile
+from vla_rl.placement.search import Candidate, candidate_of
+from vla_rl.replay.store import StoreRules
+
+RESOURCES = Resources(cores=8, devices=4, kind="virtual")
+
+
+def profile(infer: float, train: float, **changes: Any) -> Profile:
+    """Costs of a row and of a chunk; the simulator costs next to nothing."""
+    values: dict[str, Any] = {
+        "name": "made up",
+        "simulator_on": "cores",
+        "simulate": Curve(each=0.001),
+        "render": Curve(each=0.0005),
+        "reset": 0.001,
+        "infer": Curve(fixed=0.004, each=infer),
+        "train": Curve(fixed=0.004, each=train),
+        "transfer": 0.001,
+        "memory": Memory(device=80, weights=1, trained=1),
+    }
+    return Profile(**values | changes)
+
+
+def job(config: RunConfig) -> Job:
+    return Job.of(config, 32, 0.5)
+
+
+def plan_of(config: RunConfig, inference: int) -> Any:
+    devices = tuple(range(RESOURCES.devices))
+    return make_plan(config, RESOURCES, Layout("pipelined", (), devices[:inference], devices[inference:]))
+
+
+def candidate(inference: int, simulated: float) -> Candidate:
+    config = workload(False)
+    found = candidate_of(plan_of(config, inference), profile(0.01, 0.01), job(config), RESOURCES.cores)
+    return replace(found, simulated=simulated)
+
+
+def test_a_small_gain_is_not_worth_a_move_and_a_large_one_is() -> None:
+    now = candidate(1, 10.0)
+    assert worthwhile(now, [candidate(2, 9.5), now]) is None
+    assert worthwhile(now, [now]) is None
+    move = worthwhile(now, [candidate(3, 8.0), candidate(2, 7.0), now])
+    assert move is not None
+    assert move.plan.layout.describe() == "pipelined 2+2"
+    assert move.text() == ("moving from pipelined 1+3 to pipelined 2+2: 7 s a super-batch are expected instead of 10")
+    assert move.record() == {"from": "pipelined 1+3", "from_s": 10.0, "to": "pipelined 2+2", "to_s": 7.0}
+
+
+def test_a_run_moves_to_where_its_costs_are() -> None:
+    config = workload(False)
+    costs = profile(infer=0.001, train=0.05)
+    move = better_plan(config, RESOURCES, costs, job(config), plan_of(config, 3))
+    assert move is not None
+    assert len(move.plan.learners) > 1
+    assert better_plan(config, RESOURCES, costs, job(config), move.plan) is None, "and stays there"
+
+
+def test_never_to_a_plan_that_does_not_fit() -> None:
+    config = workload(False, offload="never")
+    tight = Memory(device=10, weights=6, trained=0)  # one role on each device
+    costs = profile(infer=0.001, train=0.05, memory=tight)
+    move = better_plan(config, RESOURCES, costs, job(config), plan_of(config, 3))
+    assert move is not None
+    assert move.plan.layout.describe() == "pipelined 1+3"
+    roomy = better_plan(config, RESOURCES, profile(infer=0.02, train=0.05), job(config), plan_of(config, 3))
+    assert roomy is not None
+    assert roomy.plan.layout.mode == "collocated", "by the costs alone it would share all devices"
+    nowhere = profile(infer=0.001, train=0.05, memory=Memory(device=5, weights=6, trained=0))
+    with pytest.raises(PlanError, match="would hold"):
+        better_plan(config, RESOURCES, nowhere, job(config), plan_of(config, 3))
+
+
+def test_under_zero_the_number_of_ranks_stays() -> None:
+    config = workload(False)
+    divided = config.model_copy(update={"learner": config.learner.model_copy(update={"zero_stage": 1})})
+    assert better_plan(divided, RESOURCES, profile(0.001, 0.05), job(config), plan_of(divided, 3)) is None
+    shared = make_plan(divided, RESOURCES, Layout("hybrid", (), (0,), (0, 1, 2, 3)))
+    move = better_plan(divided, RESOURCES, profile(0.2, 0.001), job(config), shared)
+    assert move is not None
+    assert len(move.plan.learners) == 4
+
+
+def test_a_checkpoint_keeps_the_layout() -> None:
+    config = workload(False, virtual="any.yaml", devices=4)
+    plan = replace(make_plan(config, RESOURCES, Layout("hybrid", (), (0,), (0, 1, 2, 3))), offload=True)
+    record = json.loads(json.dumps(layout_record(plan)))
+    assert plan_of_record(config, record) == plan
+    assert plan_of_record(workload(False, virtual="any.yaml", devices=2), record) is None, "on two devices it cannot be"
+
+
+def test_planning_anew_needs_the_choice() -> None:
+    with pytest.raises(ConfigError, match=r"placement\.replan_every=5 .*placement\.mode=hybrid fixes one; use 0, or"):
+        load_config(None, ["placement.replan_every=5", "placement.mode=hybrid"])
+    assert load_config(None, ["placement.replan_every=5"]).placement.replan_every == 5
+
+
+def test_a_closed_store_starts_nothing_and_loses_nothing() -> None:
+    store = StoreProcess(StoreRules(4, 1, 2, 0, iterations=9))
+    assert store.take(0, 4, 0.05) == []
+    store.open()
+    assert len(store.take(0, 4, 0.05)) == 4
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.take, 0, 4, 1.0)
+        assert len(waiting.result()) == 4, "the gate lets two super-batches begin"
+        waiting = pool.submit(store.take, 0, 4, 0.5)
+        time.sleep(0.1)
+        store.close()
+        store.advance(1)  # would open the gate
+        assert waiting.result() == []
+    assert store.take(0, 4, 0.05) == []
+    assert (store.counters()["running"], store.counters()["lost"]) == (8, 0)
+    store.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_run_with_a_wrong_profile_moves_and_goes_on_with_all_it_had(tmp_path: Path) -> None:
+    """On virtual devices training is dear. The configured profile takes inference for that, and memory for too small to
+    share a device."""
+    from vla_rl.commands.train import train
+
+    truth = profile(infer=0.001, train=0.03)
+    save_profile(truth, tmp_path / "truth.yaml")
+    wrong = profile(infer=0.03, train=0.001, memory=Memory(device=10, weights=6, trained=0))
+    save_profile(wrong, tmp_path / "wrong.yaml")
+
+    def config(iterations: int) -> RunConfig:
+        rounds = {"iterations": iterations, "batch_episodes": 12, "eval_episodes": 4, "eval_every": 5}
+        return RunConfig.model_validate(
+            {
+                "env": {"name": "workload", "max_episode_steps": 32, "length_spread": 0.5, "step_ms": 0.25},
+                "policy": {"chunk_size": 4},
+                "algo": {"name": "ppo", "minibatches": 1},
+                "train": rounds | {"checkpoint_every": 100, "max_age": 2},
+                "learner": {"micro_batch": 8},
+                "placement": {
+                    "virtual": str(tmp_path / "truth.yaml"),
+                    "profile": str(tmp_path / "wrong.yaml"),
+                    "replan_every": 3,
+                    "offload": "never",
+                    "devices": 3,
+                    "env_workers": 2,
+                    "slots_per_worker": 6,
+                    "max_batch": 8,
+                },
+                "log": {"dir": str(tmp_path), "name": "run", "tensorboard": False, "video": False},
+            }
+        )
+
+    assert train(config(8)) == 0
+    run = tmp_path / "run"
+    (move,) = map(json.loads, (run / "moves.jsonl").read_text().splitlines())
+    assert (move["iteration"], move["from"]) == (3, "pipelined 2+1")
+    assert move["to_s"] < 0.9 * move["from_s"]
+    metrics = _metrics(run)
+    assert [m["iteration"] for m in metrics] == list(range(9))
+    assert [m["placement/moves"] for m in metrics] == [0] * 4 + [1] * 5
+    assert all(_balanced(m) for m in metrics)
+    last = metrics[-1]
+    assert (last["episodes/trained"], last["episodes/version"], last["episodes/lost"]) == (96, 8, 0)
+    assert last["episodes/evaluated"] == 12
+    assert last["rollout/age_max"] <= 2
+    before, after = (metrics[i]["time/iteration_s"] for i in (3, 8))
+    assert after < before
+    assert [m["time/seconds"] for m in metrics] == sorted(m["time/seconds"] for m in metrics)
+    found = load_profile(run / "profile.yaml")
+    assert found.infer(6) == pytest.approx(truth.infer(6), rel=0.5)
+    assert found.train(8) == pytest.approx(truth.train(8), rel=0.2)
+    assert found.transfer < 0.01
+    assert not _own_leftovers()
+
+    assert train(config(9), resume=run) == 0
+    newest = json.loads((run / "checkpoints/000009/state.json").read_text())
+    assert newest["layout"] == json.loads((run / "checkpoints/000008/state.json").read_text())["layout"]
+    assert newest["moves"] == _metrics(run)[-1]["placement/moves"] == 1
+    assert _metrics(run)[-1]["episodes/trained"] == 108
+
+
+@pytest.mark.slow
+def test_a_real_learner_moves_with_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On cores, from a device for each role to turns on both; the decision is made up."""
+    from vla_rl.commands import train as runner
+
+    config = RunConfig.model_validate(
+        {
+            "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16},
+            "policy": {"size": "nano"},
+            "algo": {"name": "ppo", "minibatches": 1},
+            "train": {"iterations": 3, "batch_episodes": 6, "eval_episodes": 0, "max_age": 1},
+            "placement": {"devices": 2, "env_workers": 1, "slots_per_worker": 2, "replan_every": 1},
+            "log": {"dir": str(tmp_path), "name": "run", "tensorboard": False},
+        }
+    )
+
+    def look(costs: Any, measured: Any, config: RunConfig, spec: Any, current: Any) -> Move | None:
+        if current.layout.mode == "collocated":
+            return None
+        plan = make_plan(config, Resources.of(Machine.detect(), config), Layout("collocated", (), (0, 1), (0, 1)))
+        found = measured.profile(costs.run)
+        return Move(*(replace(candidate_of(p, found, job(config), 2), simulated=1.0) for p in (current, plan)))
+
+    monkeypatch.setattr(runner, "look", look)
+    assert runner.train(config) == 0
+    metrics = _metrics(tmp_path / "run")
+    assert [m["placement/moves"] for m in metrics] == [0, 1, 1]
+    assert ["busy/shared_devices" in m for m in metrics] == [False, True, True]
+    assert all(_balanced(m) for m in metrics)
+    assert (metrics[-1]["episodes/trained"], metrics[-1]["episodes/lost"]) == (18, 0)
+    assert metrics[1]["rollout/age_max"] <= 1, "what was played before is trained after"
+    assert not _own_leftovers()

@@ -1,0 +1,230 @@
+"""vla_rl.placement.search: the search against trying everything, memory, and `vla-rl plan` and `vla-rl profile`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import ROOT
+from vla_rl.commands.benchmark.scaling import as_reference, for_devices
+from vla_rl.commands.cli import main
+from vla_rl.config.loading import load_config
+from vla_rl.config.run_config import RunConfig
+from vla_rl.placement.cost_model import Job
+from vla_rl.placement.plan import PlanError, Resources, make_plan
+from vla_rl.placement.profile import Curve, Memory, Profile, load_profile
+from vla_rl.placement.search import Candidate, candidates, fit_memory, memory_of, search, simulate
+from vla_rl.policies.openvla_oft.config import LoraConfig
+
+PROFILES = sorted((ROOT / "configs" / "profiles").glob("*.yaml"))
+
+
+def workload(on_devices: bool, **placement: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "env": {"name": "workload", "on_devices": on_devices},
+            "policy": {"chunk_size": 4},
+            "algo": {"name": "ppo", "minibatches": 2},
+            "train": {"batch_episodes": 32},
+            "learner": {"micro_batch": 8},
+            "placement": {"env_workers": 4, "slots_per_worker": 8, "max_batch": 8, "max_wait_ms": 5} | placement,
+        }
+    )
+
+
+def random_profile(seed: int, on_devices: bool) -> Profile:
+    """Costs over two orders of magnitude, so that every role is the bottleneck in some."""
+    rng = np.random.default_rng(seed)
+
+    def seconds() -> float:
+        return float(10 ** rng.uniform(-3, -1))
+
+    memory = Memory(device=80, weights=1, trained=1)
+    curves = {n: Curve(fixed=seconds() / 4, each=seconds()) for n in ("simulate", "render", "infer", "train")}
+    name = "devices" if on_devices else "cores"
+    return Profile(
+        name="random", simulator_on=name, **curves, reset=seconds(), step=seconds(), transfer=seconds(), memory=memory
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_the_search_is_as_good_as_trying_everything(seed: int) -> None:
+    on_devices = seed % 2 == 1
+    config, profile = workload(on_devices), random_profile(seed, on_devices)
+    resources = Resources(cores=8, devices=2 + seed % 5, kind="virtual")
+    job = Job.of(config, horizon=32, spread=0.8)
+    everything = [simulate(c, profile, job, 8) for c in candidates(config, resources, profile, job, None)]
+    best = min(c.simulated or 0.0 for c in everything)
+    found = search(config, resources, profile, job)
+    assert found[0].simulated is not None
+    assert found[0].simulated <= 1.03 * best
+    for mode in {c.layout.mode for c in everything}:
+        assert search(config, resources, profile, job, mode)[0].layout.mode == mode
+
+
+def test_of_plans_that_are_as_fast_the_one_with_most_room() -> None:
+    """Cores are the limit of most layouts, and differences between those are the simulation's noise."""
+    config, profile = workload(False), random_profile(0, False)
+    profile = profile.model_copy(update={"simulate": Curve(each=1.0)})
+    first, *others = search(config, Resources(8, 4, "virtual"), profile, Job.of(config, horizon=32, spread=0.8))
+    assert [c.simulated for c in others] == sorted(c.simulated or 0.0 for c in others)
+
+    def load(candidate: Candidate) -> float:
+        return max(seconds for name, seconds in candidate.bound.use.items() if name != "cores")
+
+    fastest = min(c.simulated or 0.0 for c in (first, *others))
+    alike = [c for c in others if (c.simulated or 0.0) <= 1.01 * fastest]
+    assert len(alike) > 2
+    assert first.simulated is not None
+    assert first.simulated <= 1.01 * fastest
+    assert load(first) == min(load(c) for c in (first, *alike))
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda p: p.stem)
+def test_the_shipped_profiles_say_where_every_number_comes_from(path: Path) -> None:
+    profile = load_profile(path)
+    costs = {"simulate", "render", "reset", "infer", "train", "step", "transfer", "onload", "memory"}
+    assert set(profile.sources) == costs
+    assert profile.train.each > profile.infer.each
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
+    profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
+    small = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 16.0})})
+    config = workload(False)
+    job = Job.of(config, 32, 0.0)
+    with pytest.raises(PlanError) as error:
+        search(config, Resources(8, 1, "virtual"), small, job)
+    assert "device 0 has 16 GiB and would hold inference 15.8 + learner 28.5 = 44.3 GiB" in str(error.value)
+    assert "learner.zero_stage" in str(error.value)
+
+
+def test_where_both_do_not_fit_at_once_the_learner_makes_room() -> None:
+    profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
+    tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 32.0})})
+    config = workload(False)
+    plan = make_plan(config, Resources(8, 2, "virtual"))
+    assert not fit_memory(plan, tight, config).offload, "in a pipelined plan each has a device of its own"
+    shared = make_plan(workload(False, mode="collocated"), Resources(8, 2, "virtual"))
+    assert fit_memory(shared, tight, config).offload
+    assert not fit_memory(shared, profile, config).offload
+
+
+def test_adapters_share_the_frozen_weights_of_a_device() -> None:
+    """A learner of 1 GiB of gradients and moments in float32 trains weights of a third of that."""
+    profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
+    small = {"device": 18.0, "weights": 15.0, "trained": 1.0, "train_each": 0.0, "infer_each": 0.0}
+    profile = profile.model_copy(update={"memory": profile.memory.model_copy(update=small)})
+    config = workload(False, mode="collocated")
+    adapted = config.model_copy(
+        update={"policy": config.policy.model_copy(update={"lora": LoraConfig(), "checkpoint": "base"})}
+    )
+    plan = make_plan(config, Resources(8, 1, "virtual"))
+    assert memory_of(plan, profile, config, 0) == {"inference": 15.0, "learner": 16.0}
+    assert memory_of(plan, profile, adapted, 0) == {"inference": pytest.approx(1 / 3), "learner": 16.0}
+    assert fit_memory(plan, profile, config).offload
+    assert not fit_memory(plan, profile, adapted).offload
+    tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 16.2})})
+    assert fit_memory(plan, tight, adapted).offload, "which lends nothing, and has one of them at a time"
+
+
+def test_what_offloading_cannot_help_is_refused() -> None:
+    profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
+    tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 32.0})})
+    with pytest.raises(PlanError) as error:
+        search(workload(False, offload="never"), Resources(8, 1, "virtual"), tight, Job.of(workload(False), 32, 0.0))
+    assert error.value.key == "placement.offload"
+    assert "device 0 has 32 GiB and would hold inference 15.8 + learner 28.5 = 44.3 GiB; never" in str(error.value)
+    simulators = tight.memory.model_copy(update={"simulate_fixed": 10.0})
+    busy = tight.model_copy(update={"memory": simulators, "simulator_on": "devices"})
+    plan = make_plan(workload(True, mode="collocated"), Resources(8, 1, "virtual"))
+    with pytest.raises(PlanError, match=r"would hold simulator 10\.0 \+ inference"):
+        fit_memory(plan, busy, workload(True))
+    cores = make_plan(workload(False, mode="collocated"), Resources(4, 4, "cpu"))
+    with pytest.raises(PlanError, match=r"placement\.mode"):
+        fit_memory(cores, tight, workload(False))
+
+
+def test_always_leaves_the_layouts_in_which_devices_are_shared() -> None:
+    config, profile = workload(False, offload="always"), random_profile(0, False)
+    found = candidates(config, Resources(8, 3, "virtual"), profile, Job.of(config, 32, 0.0), None)
+    assert {c.layout.mode for c in found} == {"collocated", "hybrid"}
+    assert all(c.plan.offload for c in found)
+
+
+def test_a_workload_grows_with_the_devices() -> None:
+    config = load_config(ROOT / "configs/scaling/libero.yaml", [])
+    profile = load_profile(ROOT / str(config.placement.virtual))
+    four = for_devices(config, profile, 4)
+    assert four.train.batch_episodes == 4 * config.train.batch_episodes
+    assert four.placement.env_workers == 4 * config.placement.env_workers
+    assert four.env.step_ms == pytest.approx(28.1 / 8 * config.placement.time_scale)  # type: ignore[union-attr]
+    eight = for_devices(config, profile, 8)
+    assert eight.placement.time_scale == 2 * config.placement.time_scale, "one machine does the runtime's work for all"
+    assert eight.env.step_ms == pytest.approx(2 * four.env.step_ms)  # type: ignore[union-attr]
+
+
+def test_the_reference_waits_for_no_row_that_nobody_plays() -> None:
+    config = load_config(ROOT / "configs/scaling/libero.yaml", ["train.batch_episodes=16"])
+    profile = load_profile(ROOT / str(config.placement.virtual))
+    lockstep, _ = as_reference(for_devices(config, profile, 2), profile)
+    assert lockstep.placement.max_batch == 16 < config.placement.env_workers * config.placement.slots_per_worker
+
+
+def test_plan_shows_what_it_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(ROOT)
+    files = ["--json", str(tmp_path / "plan.json"), "--output", str(tmp_path / "plan.png")]
+    profile = "placement.profile=configs/profiles/libero_openvla_oft_h100.yaml"
+    assert main(["plan", "configs/scaling/libero.yaml", profile, "placement.devices=2", *files]) == 0
+    record = json.loads((tmp_path / "plan.json").read_text())
+    layouts = [c["layout"] for c in record["candidates"]]
+    assert sorted(layouts) == ["collocated", "hybrid 1+2", "pipelined 1+1"]
+    times = [c["simulated_s"] for c in record["candidates"]]
+    assert times == sorted(times)
+    assert {p["role"] for p in record["plan"]} == {"env worker", "inference server", "learner"}
+    assert (tmp_path / "plan.png").stat().st_size > 5_000
+    assert layouts[0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["placement.devices=1", "placement.mode=pipelined"], "needs 2, there is 1"),
+        (
+            ["placement.devices=4", "placement.mode=pipelined", "placement.inference_devices=4"],
+            "leave one to every role",
+        ),
+        (["placement.devices=1", "learner.micro_batch=64"], "device 0 has 80 GiB and would hold"),
+    ],
+)
+def test_impossible_requests_end_with_status_2(
+    overrides: list[str], text: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(ROOT)
+    profile = "placement.profile=configs/profiles/libero_openvla_oft_h100.yaml"
+    assert main(["plan", "configs/scaling/libero.yaml", profile, *overrides]) == 2
+    assert text in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.slow
+def test_profile_measures_a_run_and_plan_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    file = tmp_path / "profile.yaml"
+    slow = ["env=workload", "env.step_ms=2", "env.render_ms=5", "env.reset_ms=3", "env.image_size=32"]
+    small = ["policy.chunk_size=4", "placement.max_batch=4", "placement.slots_per_worker=4", "learner.micro_batch=8"]
+    shared = ["configs/tabletop.yaml", "policy.checkpoint=null", *slow, *small]
+    assert main(["profile", *shared, "--output", str(file)]) == 0
+    profile = load_profile(file)
+    assert profile.simulate(4) == pytest.approx(4 * 4 * 2e-3, rel=0.3)
+    assert profile.render(4) == pytest.approx(4 * 5e-3, rel=0.3)
+    assert profile.reset == pytest.approx(3e-3, rel=0.5)
+    assert profile.infer(4) > 0
+    assert profile.train(8) > 0
+    assert profile.transfer > 0
+    assert min(profile.onload, profile.offload) > 0
+    assert main(["plan", *shared, f"placement.profile={file}"]) == 0

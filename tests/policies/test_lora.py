@@ -1,0 +1,355 @@
+"""LoRA: what trains, what is handed over, what is saved, and the way back to the reference."""
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.learner.learner_tools import SPEC, config, free_port, make_learner, parameters, random_batch
+from tests.policies.policy_helpers import CODEC
+from vla_rl.config.loading import ConfigError, dump_config, load_config
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
+from vla_rl.core.ipc.frozen_weights import borrow, lend
+from vla_rl.core.ipc.mailbox import PoolAddress, create_pool
+from vla_rl.core.ipc.shared_memory import SharedArrays
+from vla_rl.core.ipc.weights import WeightPublisher, create_weights
+from vla_rl.placement.plan import Process, Resources, lender_of, make_plan
+from vla_rl.policies import OpenVLAOFT, PolicyOutput, build_policy, load_policy, save_policy
+from vla_rl.policies.openvla_oft.architecture import openvla_7b
+from vla_rl.policies.openvla_oft.config import LoraConfig, PolicyConfig
+from vla_rl.policies.openvla_oft.lora import add_adapters
+from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
+
+LORA = {"rank": 4, "alpha": 8}
+OFT = ("vision", "projector", "language_model")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """What these networks compute is less than what threads cost."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint to start from."""
+    folder = tmp_path_factory.mktemp("base") / "policy"
+    save_policy(build_policy(PolicyConfig(size="nano", chunk_size=4), SPEC, seed=3), folder, {})
+    return folder
+
+
+def _config(base: Path, **learner) -> RunConfig:
+    return config(
+        policy={"checkpoint": str(base), "chunk_size": 4, "lora": LORA},
+        learner={"micro_batch": 64, "lr": 1e-3, **learner},
+    )
+
+
+def _observations() -> tuple[Tensor, Tensor, Tensor]:
+    rng = np.random.default_rng(5)
+    images = torch.from_numpy(rng.integers(0, 256, (3, 1, 48, 48, 3)).astype(np.uint8))
+    return images, torch.from_numpy(rng.normal(size=(3, 3)).astype(np.float32)), torch.tensor([0, 1, 0])
+
+
+@torch.no_grad()
+def _outputs(policy: nn.Module) -> PolicyOutput:
+    """Of a policy, or of a learner's engine, which gathers what ZeRO-3 divides."""
+    return policy(*_observations(), 1.0)
+
+
+def _largest(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+def _all_weights(learner) -> dict[str, Tensor]:
+    with learner.whole_policy() as policy:
+        return {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+
+
+def test_only_adapters_and_value_head_train_at_any_zero_stage(base):
+    results = []
+    for zero_stage in (0, 3):
+        learner = make_learner(_config(base, zero_stage=zero_stage))
+        trained = learner.policy.trained_parameters()
+        adapters = {name for name in trained if not name.startswith("value_head.")}
+        assert len(adapters) == 2 * len(learner.policy.adapted)
+        assert all(".lora_A." in name or ".lora_B." in name for name in adapters)
+        before = _all_weights(learner)
+        for iteration in range(2):
+            learner.update(random_batch(iteration), iteration)
+        after = _all_weights(learner)
+        assert {name for name in before if not torch.equal(before[name], after[name])} == trained.keys()
+        results.append(after)
+    assert max(_largest(results[0][name], results[1][name]) for name in results[0]) < 1e-5
+
+
+def test_the_optimizer_holds_what_trains_and_nothing_else(base):
+    learner = make_learner(_config(base))
+    adapters, value_head = ([id(p) for p in group["params"]] for group in learner._optimizer.param_groups)
+    assert {*adapters, *value_head} == {id(p) for p in learner.policy.parameters() if p.requires_grad}
+    assert value_head == [id(p) for p in learner.policy.value_head.parameters()]
+
+
+def test_bf16_trains_the_same_parameters(base):
+    learner = make_learner(_config(base, zero_stage=1, precision="bf16"))
+    before = _all_weights(learner)
+    for iteration in range(2):
+        learner.update(random_batch(iteration), iteration)
+    after = _all_weights(learner)
+    assert {t.dtype for t in after.values()} == {torch.bfloat16}
+    assert {n for n in before if not torch.equal(before[n], after[n])} == learner.policy.trained_parameters().keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_at_the_start_the_outputs_are_the_checkpoints(base, dtype):
+    plain = build_policy(PolicyConfig(checkpoint=str(base), chunk_size=4), SPEC, 0).to(dtype)
+    adapted = build_policy(PolicyConfig(checkpoint=str(base), chunk_size=4, lora=LORA), SPEC, 0).to(dtype)
+    assert adapted.adapted
+    assert torch.equal(_outputs(adapted).logits, _outputs(plain).logits)
+    assert torch.equal(_outputs(adapted).values, _outputs(plain).values)
+
+
+def _adapted(base: Path, targets: tuple[str, ...]) -> OpenVLAOFT:
+    lora = LORA | {"targets": targets}
+    return build_policy(PolicyConfig(checkpoint=str(base), chunk_size=4, lora=lora), SPEC, 0)
+
+
+def test_targets_are_all_linear_layers_of_the_named_parts(base):
+    plain = load_policy(base)
+    linear = {name for name, m in plain.named_modules() if isinstance(m, nn.Linear)}
+    linear -= {name for name in linear if name.startswith("value_head.")}
+    assert _adapted(base, OFT).adapted.keys() == linear - {"lm_head"}
+    assert _adapted(base, (*OFT, "lm_head")).adapted.keys() == linear, "RL4VLA"
+    projector = _adapted(base, ("projector",)).adapted.keys()
+    assert projector == {name for name in linear if name.startswith(("projector.", "proprio_projector."))}
+    assert "proprio_projector.fc1" in projector
+
+
+def test_the_hand_over_holds_what_trains_and_nothing_else(base, tmp_path):
+    cfg = _config(base)
+    learner = make_learner(cfg)
+    learner.update(random_batch(), 0)
+    create_weights(tmp_path / "weights", learner.parameters())
+    learner.publish(1, WeightPublisher(tmp_path / "weights"))
+    handed_over = SharedArrays.attach(tmp_path / "weights")["buffers"].shape[1]
+    assert handed_over == sum(4 * p.numel() for p in learner.policy.parameters() if p.requires_grad)
+    assert handed_over < 0.25 * sum(4 * p.numel() for p in learner.policy.parameters())
+
+    from vla_rl.cluster.processes import InferenceProcess
+
+    address = PoolAddress(str(tmp_path), "server0", 1, 2)
+    create_pool(address, SPEC, 4)
+    process = InferenceProcess(cfg, SPEC, Process("inference server", 0, "cpu", (0,), 1, None), tmp_path / "locks")
+    process.build()
+    process.connect(address, tmp_path / "weights", 2)
+    actor = process._server.actor
+    assert _largest(_outputs(actor.policy).logits, _outputs(learner.policy).logits) > 1e-4
+    assert actor.refresh() == 1
+    assert torch.equal(_outputs(actor.policy).logits, _outputs(learner.policy).logits)
+    assert torch.equal(_outputs(actor.policy).values, _outputs(learner.policy).values)
+
+
+def test_frozen_weights_are_lent_and_not_copied(base):
+    cfg = _config(base)
+    learner = make_learner(cfg)
+    server = build_policy(cfg.policy, SPEC, 0)
+    own = {name: p.data_ptr() for name, p in server.named_parameters()}
+    borrow(server, lend(learner.policy))
+    assert torch.equal(_outputs(server).logits, _outputs(learner.policy).logits)
+    frozen = {name for name, p in server.named_parameters() if not p.requires_grad}
+    assert {name for name, p in server.named_parameters() if p.data_ptr() != own[name]} == frozen
+    trained = parameters(learner)
+    learner.update(random_batch(), 0)
+    assert any(not np.array_equal(trained[name], p) for name, p in parameters(learner).items())
+    lent = dict(learner.policy.named_parameters())
+    with torch.no_grad():
+        lent[min(frozen)].add_(1.0)
+    borrowed = dict(server.named_parameters())
+    assert all(torch.equal(borrowed[name], lent[name]) for name in frozen), "both see one memory"
+    other = build_policy(cfg.policy, SPEC, 0)
+    other.language_model.double()
+    with pytest.raises(ValueError, match="not as the lender's, such as language_model"):
+        borrow(other, lend(learner.policy))
+
+
+@pytest.mark.parametrize(
+    ("placement", "learner", "lends"),
+    [
+        ({"mode": "collocated"}, {}, True),
+        ({"mode": "pipelined"}, {}, False),
+        ({"mode": "collocated", "offload": "always"}, {}, False),
+        ({"mode": "collocated"}, {"zero_stage": 3}, False),
+    ],
+)
+def test_who_borrows_is_on_the_learners_device(base, placement, learner, lends):
+    cfg = config(policy={"checkpoint": str(base), "chunk_size": 4, "lora": LORA}, learner=learner, placement=placement)
+    plan = make_plan(cfg, Resources(cores=8, devices=2, kind="cuda"))
+    assert [lender_of(cfg, plan, s) for s in plan.servers] == [s.index if lends else None for s in plan.servers]
+    plain = config(placement=placement)
+    assert lender_of(plain, plan, plan.servers[0]) is None, "all weights train"
+
+
+def test_a_7b_hand_over_is_small():
+    """The figures of docs/architecture.md, on weights without memory."""
+    arch = openvla_7b()
+    tokenizer = PromptTokenizer(build_tiny_tokenizer(["push it"], arch.text_vocab_size), arch)
+    with torch.device("meta"):
+        policy = OpenVLAOFT(arch, CODEC, tokenizer)
+        whole = sum(p.numel() for p in policy.trained_parameters().values())
+        add_adapters(policy, LoraConfig(), seed=0)
+    trained = sum(p.numel() for p in policy.trained_parameters().values())
+    assert whole == pytest.approx(7.5e9, rel=0.002)
+    assert trained == pytest.approx(115e6, rel=0.005)
+
+
+def test_without_lora_everything_trains_and_is_handed_over():
+    policy = build_policy(PolicyConfig(size="nano", chunk_size=4), SPEC, 0)
+    assert not policy.adapted
+    assert list(policy.trained_parameters()) == [name for name, _ in policy.named_parameters()]
+
+
+def _process(cfg: RunConfig, folder: Path, state: Path | None = None, version: int = 0):
+    from vla_rl.cluster.processes import LearnerProcess
+
+    process = LearnerProcess(cfg, SPEC, Process("learner", 0, "cpu", (0,), 1, None), 1, folder / "locks")
+    folder.mkdir()
+    process.setup(("127.0.0.1", free_port()), folder / "weights", state, version)
+    return process
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_a_run_saves_a_plain_policy_and_resumes_its_adapters_exactly(base, tmp_path, zero_stage):
+    cfg = _config(base, zero_stage=zero_stage)
+    straight = _process(cfg, tmp_path / "straight")
+    straight.update(random_batch(0), 0)
+    live = straight._learner
+    adapters = parameters(live)
+    straight.save(tmp_path / "000001", {})
+    assert all(np.array_equal(adapters[name], p) for name, p in parameters(live).items()), "saving changes nothing"
+
+    plain, start = load_policy(tmp_path / "000001" / "policy"), load_policy(base)
+    assert plain.state_dict().keys() == start.state_dict().keys()
+    for policy in (plain, start):
+        policy.set_instructions(SPEC.instructions)
+    now = _outputs(live._engine)
+    assert _largest(_outputs(plain).logits, now.logits) < 1e-5
+    assert _largest(_outputs(plain).values, now.values) < 1e-5
+    assert _largest(_outputs(start).logits, now.logits) > 1e-3
+    assert not torch.equal(plain.lm_head.weight, start.lm_head.weight)
+
+    resumed = _process(cfg, tmp_path / "resumed", tmp_path / "000001" / "learner", 1)
+    assert all(np.array_equal(adapters[name], p) for name, p in parameters(resumed._learner).items())
+    for process in (straight, resumed):
+        process.update(random_batch(1), 1)
+    ours, theirs = parameters(live), parameters(resumed._learner)
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    assert not all(np.array_equal(ours[name], adapters[name]) for name in ours)
+
+
+def test_a_learners_state_holds_no_frozen_weights_and_fits_its_own_policy_only(base, tmp_path):
+    learner = make_learner(_config(base))
+    learner.save(tmp_path)
+    saved = torch.load(tmp_path / "state" / "mp_rank_00_model_states.pt", weights_only=False)["module"]
+    assert saved.keys() == learner.policy.trained_parameters().keys()
+    for lora in (LORA | {"rank": 8}, LORA | {"targets": OFT}, None):
+        other = make_learner(config(policy={"checkpoint": str(base), "chunk_size": 4, "lora": lora}))
+        with pytest.raises(UserError, match=r"other weights .* resume with the run's own policy.size and policy.lora"):
+            other.load(tmp_path)
+
+
+def test_the_reference_is_the_checkpoint_and_a_look_at_it_changes_nothing(base):
+    start = load_policy(base)
+    start.set_instructions(SPEC.instructions)
+    undisturbed = make_learner(_config(base))
+    for iteration in range(2):
+        undisturbed.update(random_batch(iteration), iteration)
+    theirs = parameters(undisturbed)
+    for zero_stage, tolerance in ((0, 0.0), (3, 1e-5)):
+        learner = make_learner(_config(base, zero_stage=zero_stage))
+        learner.update(random_batch(0), 0)
+        trained = learner.policy.trained_parameters().keys()
+        with learner.policy.reference():
+            assert torch.equal(_outputs(learner._engine).logits, _outputs(start).logits)
+        assert learner.policy.trained_parameters().keys() == trained
+        assert _largest(_outputs(learner._engine).logits, _outputs(start).logits) > 1e-3
+        learner.update(random_batch(1), 1)
+        ours = parameters(learner)
+        assert max(np.abs(ours[name] - theirs[name]).max() for name in theirs) <= tolerance
+
+
+def test_the_divergence_is_from_the_policy_without_its_adapters(base):
+    cfg = _config(base)
+    cfg = cfg.model_copy(update={"algo": cfg.algo.model_copy(update={"kl_coef": 1.0, "minibatches": 1})})
+    learner = make_learner(cfg)
+    assert learner._reference is None, "no second copy of the weights"
+    assert learner.update(random_batch(0), 0)["learner/reference_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert learner.update(random_batch(1), 1)["learner/reference_kl"] > 1e-7
+
+
+def test_the_reference_ends_with_its_block(base):
+    policy = _adapted(base, OFT)
+    with torch.no_grad():
+        for layer in policy.adapted.values():
+            layer.lora_B["default"].weight.normal_(std=0.1)
+    before = _outputs(policy).logits
+    with contextlib.suppress(KeyError), policy.reference():
+        inside = _outputs(policy).logits
+        raise KeyError
+    assert _largest(inside, before) > 1e-3
+    assert torch.equal(_outputs(policy).logits, before)
+
+
+def test_without_adapters_there_is_no_reference(base):
+    with pytest.raises(RuntimeError, match=r"set policy\.lora"), load_policy(base).reference():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("policy.lora.rank=0", "policy.lora.rank=0 (command line): must be at least 1"),
+        ("policy.lora.alpha=0", "policy.lora.alpha=0 (command line): must be at least 1"),
+        ("policy.lora.targets=[]", "policy.lora.targets=[] (command line): must have at least 1 items"),
+        (
+            "policy.lora.targets=[lm_haed]",
+            "policy.lora.targets[0]=lm_haed (command line): unknown value; did you mean lm_head? "
+            "allowed: vision, projector, language_model, lm_head",
+        ),
+        ("policy.lora.rnk=8", "policy.lora.rnk=8 (command line): unknown key; did you mean policy.lora.rank?"),
+        (
+            "policy.lora=32",
+            "policy.lora=32 (command line): is a group of keys; set one of "
+            "policy.lora.rank, policy.lora.alpha, policy.lora.targets",
+        ),
+    ],
+)
+def test_mistakes_in_the_config(override, problem):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [override])
+    assert caught.value.problems == (problem,)
+
+
+def test_published_settings_can_be_said(tmp_path):
+    rl4vla = load_config(None, ["policy.lora={}"]).policy.lora
+    assert (rl4vla.rank, rl4vla.alpha, rl4vla.targets) == (32, 16, (*OFT, "lm_head"))
+    oft = load_config(None, ["policy.lora.targets=[vision,projector,language_model]"])
+    assert oft.policy.lora.targets == OFT
+    (tmp_path / "run.yaml").write_text(dump_config(oft))
+    assert load_config(tmp_path / "run.yaml") == oft
+    assert load_config(tmp_path / "run.yaml", ["policy.lora=null"]).policy.lora is None
+
+
+def test_evaluation_takes_the_merged_policy_as_it_is(base, tmp_path):
+    from vla_rl.commands.evaluate import _config as evaluation_config
+
+    (tmp_path / "config.yaml").write_text(dump_config(_config(base)))
+    (tmp_path / "checkpoints/000001/policy").mkdir(parents=True)
+    policy = evaluation_config(tmp_path, None, []).policy
+    assert (policy.checkpoint, policy.lora) == (str(tmp_path / "checkpoints/000001/policy"), None)

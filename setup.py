@@ -50,7 +50,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["vla_rl*", "envs*", "algos*"]),
-    package_data={"envs.libero.assets.standins": ["table.yaml"]},
+    package_data={"envs.libero.assets.placeholder": ["table.yaml"]},
     install_requires=CORE,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["vla-rl = vla_rl.commands.cli:main"]},

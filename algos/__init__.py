@@ -15,7 +15,7 @@ from algos.rloo import RLOO
 
 if TYPE_CHECKING:
     from algos.algorithm import Algorithm
-    from algos.config import Settings as AlgorithmSettings
+    from algos.config import AlgorithmConfig as AlgorithmSettings
 
 AlgoConfig = Annotated[PPO | GRPO | RLOO, Field(discriminator="name")]
 

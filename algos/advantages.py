@@ -35,8 +35,8 @@ def gae(
     rewards: Array,  # [M]
     values: Array,  # [M], of the observation in which each chunk was chosen
     offsets: Array,  # [B + 1]
-    final_value: Array,  # [B], read where continued
-    continued: Array,  # bool [B]: cut by a time limit; behind the other episodes there is nothing
+    bootstrap_value: Array,  # [B], read where continued
+    bootstrap_mask: Array,  # bool [B]: cut by a time limit; behind the other episodes there is nothing
     gamma: float,
     lam: float,
 ) -> tuple[Array, Array]:
@@ -49,7 +49,7 @@ def gae(
     """
     rewards, values = _finite("rewards", rewards), _finite("values", values)
     last = _last_rows(offsets, rewards, values)
-    deltas = rewards + gamma * _following(values, last, _bootstrap(final_value, continued, len(last))) - values
+    deltas = rewards + gamma * _following(values, last, _bootstrap(bootstrap_value, bootstrap_mask, len(last))) - values
     advantages = _discounted_sum(deltas, offsets, np.zeros(len(last)), gamma * lam)
     return advantages, advantages + values
 
@@ -59,8 +59,8 @@ def vtrace(
     values: Array,  # [M]
     log_weights: Array,  # [M], log of pi / pi_behaviour of each chunk
     offsets: Array,  # [B + 1]
-    final_value: Array,  # [B], read where continued
-    continued: Array,  # bool [B]
+    bootstrap_value: Array,  # [B], read where continued
+    bootstrap_mask: Array,  # bool [B]
     gamma: float,
     lam: float,
     cap: float,
@@ -76,17 +76,19 @@ def vtrace(
     rewards, values = _finite("rewards", rewards), _finite("values", values)
     weights = np.minimum(np.exp(_finite("log_weights", log_weights)), cap)
     last = _last_rows(offsets, rewards, values, weights)
-    after = _bootstrap(final_value, continued, len(last))
+    after = _bootstrap(bootstrap_value, bootstrap_mask, len(last))
     deltas = rewards + gamma * _following(values, last, after) - values
     returns = values + _discounted_sum(weights * deltas, offsets, np.zeros(len(last)), gamma * lam * weights)
     return rewards + gamma * _following(returns, last, after) - values, returns
 
 
-def monte_carlo_returns(rewards: Array, offsets: Array, final_value: Array, continued: Array, gamma: float) -> Array:
+def monte_carlo_returns(
+    rewards: Array, offsets: Array, bootstrap_value: Array, bootstrap_mask: Array, gamma: float
+) -> Array:
     """float64 [M]: ``G_t = r_t + gamma * G_(t+1)``, the discounted sum of what followed; shapes as in ``gae``."""
     rewards = _finite("rewards", rewards)
     last = _last_rows(offsets, rewards)
-    return _discounted_sum(rewards, offsets, _bootstrap(final_value, continued, len(last)), gamma)
+    return _discounted_sum(rewards, offsets, _bootstrap(bootstrap_value, bootstrap_mask, len(last)), gamma)
 
 
 def episode_returns(rewards: Array, num_steps: Array, offsets: Array) -> Array:
@@ -190,12 +192,12 @@ def _following(x: Array, last: Array, after: Array) -> Array:
     return shifted
 
 
-def _bootstrap(final_value: Array, continued: Array, episodes: int) -> Array:
+def _bootstrap(bootstrap_value: Array, bootstrap_mask: Array, episodes: int) -> Array:
     """float64 [B]: the value of what follows each episode's last chunk."""
-    for name, array in (("final_value", final_value), ("continued", continued)):
+    for name, array in (("bootstrap_value", bootstrap_value), ("continued", bootstrap_mask)):
         if np.shape(array) != (episodes,):
             raise ValueError(f"{name} has shape {np.shape(array)} for {episodes} episodes: give one entry an episode")
-    return _finite("final_value", np.where(continued, final_value, 0.0))
+    return _finite("bootstrap_value", np.where(bootstrap_mask, bootstrap_value, 0.0))
 
 
 def _last_rows(offsets: Array, *per_chunk: Array) -> Array:

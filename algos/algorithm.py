@@ -20,8 +20,8 @@ from torch import Tensor
 
 from algos.advantages import chunk_log_ratios, explained_variance
 from algos.checks import check_batch, check_given, check_rows
-from algos.config import Settings
-from algos.counts import Counts
+from algos.config import AlgorithmConfig
+from algos.denominators import LossDenominators
 from algos.losses import (
     LOG_RATIO_LIMIT,
     LossTerms,
@@ -44,7 +44,7 @@ from vla_rl.core.records import Array, SuperBatch
 class Algorithm(ABC):
     """One algorithm's macro flow. Stateless: what changes from update to update is passed in."""
 
-    def __init__(self, config: Settings) -> None:
+    def __init__(self, config: AlgorithmConfig) -> None:
         self.config = config
         self.needs_recompute = config.proximal == "recomputed"
         self.needs_reference = config.kl_coef > 0
@@ -64,7 +64,7 @@ class Algorithm(ABC):
         ``logprobs`` [M, K, A] and ``values`` [M] come from a forward pass of the weights that the update starts from,
         and are given exactly where ``needs_recompute``; ``reference_logprobs`` [M, K, A] from one of the weights that
         the run began with, exactly where ``needs_reference``. The values of final observations stay
-        ``batch.final_value``: a caller that recomputes those too passes them with ``dataclasses.replace``.
+        ``batch.bootstrap_value``: a caller that recomputes those too passes them with ``dataclasses.replace``.
 
         Raises ValueError where the batch contradicts itself or holds numbers that are not finite.
         """
@@ -76,7 +76,7 @@ class Algorithm(ABC):
         entropy: Tensor,  # [n, K, A], nats
         values: Tensor,  # [n]
         rows: RowTargets,
-        counts: Counts,  # of the whole optimizer step: all micro-batches of all ranks
+        counts: LossDenominators,  # of the whole optimizer step: all micro-batches of all ranks
         iteration: int,  # updates before this one
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """These n chunks' share of the optimizer step's loss (a scalar), and sums for ``finish_metrics`` (scalars).
@@ -110,7 +110,7 @@ class SurrogateAlgorithm(Algorithm):
         proximal = batch.logprobs if logprobs is None else np.asarray(logprobs, np.float32)
         old_values = batch.values if values is None else np.asarray(values, np.float32)
         check_batch(batch, recorded=batch.logprobs, proximal=proximal, reference=reference_logprobs)
-        advantages, returns = self.config.estimate(batch, proximal, old_values)
+        advantages, returns = self.config.compute_advantages(batch, proximal, old_values)
         whole_episodes = self.config.importance_level == "episode"
         return Targets(
             advantages=advantages.astype(np.float32),
@@ -118,14 +118,20 @@ class SurrogateAlgorithm(Algorithm):
             proximal_logprobs=proximal,
             behaviour_logprobs=batch.logprobs,
             old_values=old_values,
-            ages=batch.ages.astype(np.float32),
+            staleness=batch.staleness.astype(np.float32),
             episode_log_weights=episode_log_weights(batch, proximal) if whole_episodes else None,
             reference_logprobs=reference_logprobs,
             num_steps=batch.num_steps,
         )
 
     def loss(
-        self, logprobs: Tensor, entropy: Tensor, values: Tensor, rows: RowTargets, counts: Counts, iteration: int
+        self,
+        logprobs: Tensor,
+        entropy: Tensor,
+        values: Tensor,
+        rows: RowTargets,
+        counts: LossDenominators,
+        iteration: int,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         c = self.config
         check_rows(logprobs, entropy, values, rows)
@@ -149,7 +155,7 @@ class SurrogateAlgorithm(Algorithm):
 
 
 def policy_loss(
-    config: Settings, logprobs: Tensor, rows: RowTargets, tokens: Tensor
+    config: AlgorithmConfig, logprobs: Tensor, rows: RowTargets, tokens: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Negated surrogate, summed over the elements of some rows, and sums about its ratios for the metrics.
 
@@ -179,7 +185,7 @@ def policy_loss(
     return loss, metrics
 
 
-def proximal_logprobs(config: Settings, logprobs: Tensor, rows: RowTargets) -> Tensor:
+def proximal_logprobs(config: AlgorithmConfig, logprobs: Tensor, rows: RowTargets) -> Tensor:
     """[n, K, A], without gradient: of the policy around which ratios are held.
 
     Interpolated, it lies between the policy that acted, ``age`` versions before the update's start, and the one in
@@ -188,11 +194,11 @@ def proximal_logprobs(config: Settings, logprobs: Tensor, rows: RowTargets) -> T
     """
     if config.proximal != "interpolated":
         return rows.proximal_logprobs
-    way = (rows.ages / (rows.ages + 1.0))[:, None, None]
+    way = (rows.staleness / (rows.staleness + 1.0))[:, None, None]
     return rows.behaviour_logprobs + way * (logprobs.detach() - rows.behaviour_logprobs)
 
 
-def behaviour_log_weights(config: Settings, proximal: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
+def behaviour_log_weights(config: AlgorithmConfig, proximal: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
     """Logarithm of pi_prox / pi_behaviour at ``importance_level``, in a shape that broadcasts to ``ratio_level``."""
     level = config.importance_level or config.ratio_level
     if level == "episode":

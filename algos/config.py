@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vla_rl.core.records import Array, FinalValues, GroupRules, SuperBatch
-from vla_rl.core.schema import Group, Positive, PositiveFloat
+from vla_rl.core.records import Array, BootstrapRule, GroupRules, SuperBatch
+from vla_rl.core.schema import ConfigGroup, Positive, PositiveFloat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from algos.targets import RowTargets
 
 
-class Settings(Group, ABC):
+class AlgorithmConfig(ConfigGroup, ABC):
     """The policy's objective, which all algorithms share; a derived class is one algorithm (``algos.ppo``)."""
 
     name: str
@@ -85,7 +85,7 @@ class Settings(Group, ABC):
         return self
 
     @abstractmethod
-    def estimate(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
+    def compute_advantages(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
         """Advantages and returns [M] each, from log-probabilities [M, K, A] and values [M] at the update's start."""
 
     def value_loss(self, values: Tensor, rows: RowTargets, chunks: Tensor) -> Tensor:
@@ -102,6 +102,6 @@ class Settings(Group, ABC):
         return GroupRules()
 
     @property
-    def final_values(self) -> FinalValues:
+    def bootstrap_rule(self) -> BootstrapRule:
         """Which episodes end with the value of their final observation."""
         return "never"

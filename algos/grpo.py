@@ -1,4 +1,4 @@
-"""Group-relative policy optimization (arXiv:2402.03300) on action chunks, with the settings that turn it into its kin.
+"""ConfigGroup-relative policy optimization (arXiv:2402.03300) on action chunks, with the settings that turn it into its kin.
 
 A return is compared with those of the other episodes from the same start; there is no value function.
 """
@@ -11,13 +11,13 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from algos.advantages import episode_returns, group_advantages
-from algos.config import Settings
-from algos.counts import Counts
+from algos.config import AlgorithmConfig
+from algos.denominators import LossDenominators
 from vla_rl.core.records import Array, GroupRules, SuperBatch
 from vla_rl.core.schema import Fraction, NonNegative, PositiveFloat
 
 
-class GroupRelative(Settings):
+class GroupRelative(AlgorithmConfig):
     """Every chunk of an episode has the episode's advantage."""
 
     clip_high: PositiveFloat = Field(0.28, description="Above clip_low: rare actions may become likely (clip-higher).")
@@ -47,7 +47,7 @@ class GroupRelative(Settings):
             )
         return self
 
-    def estimate(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
+    def compute_advantages(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
         returns = episode_returns(batch.rewards, batch.num_steps, batch.offsets)
         advantages = group_advantages(returns, batch.group, baseline=self.baseline, scale=self.scale)
         # The surrogate scales with the advantage, so an episode's weight in the average can be a part of it.
@@ -59,7 +59,7 @@ class GroupRelative(Settings):
         dim = batch.tokens.shape[2]
         elements = np.array(
             [
-                Counts.of(batch.num_steps[first:last]).elements(self.ratio_level, dim)
+                LossDenominators.of(batch.num_steps[first:last]).elements(self.ratio_level, dim)
                 for first, last in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)
             ]
         )

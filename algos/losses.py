@@ -4,7 +4,7 @@ Shapes: n chunks of K steps of A tokens, of which the first ``num_steps[i]`` ste
 behind them counts nowhere, whatever it holds; a row with ``num_steps`` 0 is padding as a whole.
 
 Every loss is returned as a *sum*. The learner divides by counts of the whole optimizer step, which it knows before the
-first backward pass (``algos.counts.Counts``), so that neither the micro-batch size nor the number of ranks changes a
+first backward pass (``algos.denominators.Counts``), so that neither the micro-batch size nor the number of ranks changes a
 gradient.
 
 An *element* is what one probability ratio covers: a token, an action (the A tokens of one step) or a chunk (the tokens
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from algos.counts import RatioLevel
+from algos.denominators import RatioLevel
 
 # exp(20) is 5e8: far beyond any ratio of use, and finite in float32 even when squared.
 LOG_RATIO_LIMIT = 20.0

@@ -8,8 +8,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from algos.advantages import chunk_log_ratios, chunk_rewards, gae, normalize, vtrace
-from algos.config import Settings
-from vla_rl.core.records import Array, FinalValues, SuperBatch
+from algos.config import AlgorithmConfig
+from vla_rl.core.records import Array, BootstrapRule, SuperBatch
 from vla_rl.core.schema import Fraction, NonNegative, PositiveFloat
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from algos.targets import RowTargets
 
 
-class PPO(Settings):
+class PPO(AlgorithmConfig):
     """Advantages over a value function, by generalized estimation or V-trace."""
 
     name: Literal["ppo"] = "ppo"
@@ -29,7 +29,7 @@ class PPO(Settings):
         description="vtrace corrects returns for the data's age (arXiv:1802.01561); needs proximal=recomputed.",
     )
     vtrace_cap: PositiveFloat = Field(1.0, description="Largest weight pi_prox / pi_behaviour of a chunk in vtrace.")
-    bootstrap: FinalValues = Field(
+    bootstrap: BootstrapRule = Field(
         "truncated",
         description="truncated: an episode cut by its time limit ends with the value of its final observation. "
         "never: with 0, where the limit is part of the task, as in LIBERO's benchmark. always: any episode does, as in "
@@ -50,9 +50,9 @@ class PPO(Settings):
             )
         return self
 
-    def estimate(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
+    def compute_advantages(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
         rewards = chunk_rewards(batch.rewards, batch.num_steps)
-        ends = batch.offsets, batch.final_value, self._continued(batch), self.gamma, self.gae_lambda
+        ends = batch.offsets, batch.bootstrap_value, self._bootstrap_mask(batch), self.gamma, self.gae_lambda
         match self.estimator:
             case "gae":
                 advantages, returns = gae(rewards, values, *ends)
@@ -64,7 +64,7 @@ class PPO(Settings):
             advantages = normalize(advantages, None if self.ratio_level == "chunk" else batch.num_steps)
         return advantages, returns
 
-    def _continued(self, batch: SuperBatch) -> Array:
+    def _bootstrap_mask(self, batch: SuperBatch) -> Array:
         """bool [B]: which episodes end with the value of their final observation instead of 0."""
         match self.bootstrap:
             case "truncated":
@@ -83,5 +83,5 @@ class PPO(Settings):
         return (1.0 if iteration >= self.value_warmup else 0.0), self.value_coef
 
     @property
-    def final_values(self) -> FinalValues:
+    def bootstrap_rule(self) -> BootstrapRule:
         return self.bootstrap

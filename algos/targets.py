@@ -29,7 +29,7 @@ class RowTargets:
     proximal_logprobs: Tensor  # float32 [n, K, A]
     behaviour_logprobs: Tensor  # float32 [n, K, A]
     old_values: Tensor  # float32 [n]
-    ages: Tensor  # float32 [n]
+    staleness: Tensor  # float32 [n]
     episode_log_weights: Tensor | None  # float32 [n]
     reference_logprobs: Tensor | None  # float32 [n, K, A]
     num_steps: Tensor  # int64 [n]; 0 marks a row of padding, which counts nowhere
@@ -44,7 +44,7 @@ class Targets:
     proximal_logprobs: Array  # float32 [M, K, A], of the policy that the clip stays near
     behaviour_logprobs: Array  # float32 [M, K, A], of the policy that acted
     old_values: Array  # float32 [M], predictions from which the update starts
-    ages: Array  # float32 [M], updates since the policy that acted
+    staleness: Array  # float32 [M], updates since the policy that acted
     episode_log_weights: Array | None  # float32 [M], log of pi_prox / pi_behaviour of the whole episode
     reference_logprobs: Array | None  # float32 [M, K, A], of the policy that the run began with
     num_steps: Array  # int32 [M], executed steps
@@ -63,7 +63,7 @@ class Targets:
             proximal_logprobs=behaviour if shared else tensor(self.proximal_logprobs),
             behaviour_logprobs=behaviour,
             old_values=tensor(self.old_values),
-            ages=tensor(self.ages),
+            staleness=tensor(self.staleness),
             episode_log_weights=None if self.episode_log_weights is None else tensor(self.episode_log_weights),
             reference_logprobs=None if self.reference_logprobs is None else tensor(self.reference_logprobs),
             num_steps=tensor(self.num_steps).long(),

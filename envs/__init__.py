@@ -1,8 +1,13 @@
-"""Simulators behind one protocol (``envs.base.vector_env``). Each is imported only when it is asked for."""
+"""Simulators behind one interface (``envs.base.VectorEnv``), one folder each.
+
+To add one, write its folder and add its config to ``EnvConfig``. ``envs/<name>/config.py`` holds the config, whose
+``name`` is the folder's; ``envs/<name>/env.py`` defines ``make_env`` and ``env_spec`` with the arguments used below.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -15,54 +20,24 @@ if TYPE_CHECKING:
     from envs.base import VectorEnv
     from vla_rl.core.records import EnvSpec
 
-__all__ = ["env_spec", "make_env"]
+__all__ = ["EnvConfig", "env_spec", "make_env"]
+
+EnvConfig = Annotated[LiberoConfig | TabletopConfig | ManiSkillConfig | WorkloadConfig, Field(discriminator="name")]
 
 
-def make_env(config: EnvConfig, num_slots: int) -> VectorEnv:
-    """The simulator that ``config`` describes, with ``num_slots`` slots.
+def make_env(config: EnvConfig, num_envs: int) -> VectorEnv:
+    """``num_envs`` environments of the simulator that ``config`` describes.
 
-    Raises EnvError where it cannot be set up, ValueError where ``num_slots`` is not positive.
+    Raises EnvError if it cannot be set up, ValueError if ``num_envs`` is not positive.
     """
-    if isinstance(config, LiberoConfig):
-        if config.implementation == "untouched":
-            from envs.libero.reference_env import UntouchedLiberoVectorEnv
-
-            return UntouchedLiberoVectorEnv(config, num_slots)
-        from envs.libero.env import LiberoVectorEnv
-
-        return LiberoVectorEnv(config, num_slots)
-    if isinstance(config, TabletopConfig):
-        from envs.tabletop.env import TabletopVectorEnv
-
-        return TabletopVectorEnv(config, num_slots)
-    if isinstance(config, ManiSkillConfig):
-        from envs.maniskill.env import ManiSkillVectorEnv
-
-        return ManiSkillVectorEnv(config, num_slots)
-    from envs.workload.env import WorkloadVectorEnv
-
-    return WorkloadVectorEnv(config, num_slots)
+    return _simulator(config).make_env(config, num_envs)
 
 
 def env_spec(config: EnvConfig) -> EnvSpec:
-    """What ``make_env(config, ...).spec`` would be, without building any scene. Raises EnvError as it would."""
-    if isinstance(config, LiberoConfig):
-        env = make_env(config, 1)
-        env.close()
-        return env.spec
-    if isinstance(config, TabletopConfig):
-        from envs.tabletop.env import tabletop_spec
-
-        return tabletop_spec(config)
-    if isinstance(config, ManiSkillConfig):
-        from envs.maniskill.bootstrap import check_maniskill
-        from envs.maniskill.tasks import maniskill_spec
-
-        check_maniskill(config)
-        return maniskill_spec(config)
-    from envs.workload.env import workload_spec
-
-    return workload_spec(config)
+    """The ``spec`` of ``make_env(config, ...)``, without building a scene. Raises EnvError as ``make_env`` does."""
+    return _simulator(config).env_spec(config)
 
 
-EnvConfig = Annotated[LiberoConfig | TabletopConfig | ManiSkillConfig | WorkloadConfig, Field(discriminator="name")]
+def _simulator(config: EnvConfig) -> Any:
+    """The module of the configured simulator, imported only now: simulators are heavy."""
+    return import_module(f"envs.{config.name}.env")

@@ -1,7 +1,7 @@
 """Check every LIBERO task on this machine: loads, fits its initial states, steps, and renders both cameras.
 
     python scripts/check_libero_tasks.py                            all 130 tasks, assets found automatically
-    python scripts/check_libero_tasks.py --suite libero_spatial --assets stand-ins --json check.json
+    python scripts/check_libero_tasks.py --suite libero_spatial --assets placeholder --json check.json
 
 Exit status: 0 all tasks pass, 1 some fail, 2 LIBERO or its graphics library is missing.
 """
@@ -25,26 +25,26 @@ from envs.base import EnvError
 from envs.libero.assets.resolve import LiberoAssets
 from envs.libero.bootstrap import import_libero
 from envs.libero.fast.rendering import Renderer
-from envs.libero.fast.task_model import SlotState, TaskModel
+from envs.libero.fast.task_model import SimState, TaskModel
 from envs.libero.protocol.tasks import STEP_LIMITS, LiberoTask, load_init_states, suite_tasks
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 IMAGE_SIZE = 128
 NO_OP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 SETTLE_STEPS = 10
-FEWEST_COLORS = 20  # a frame of one surface has fewer
+FEWEST_COLORS = 20  # an image of a single surface has fewer
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was found out about one task; ``error`` is empty where all is well."""
+    """The findings about one task; ``error`` is empty if there is none."""
 
     suite: str
     task: int
     name: str
     state_size: int  # numbers in one of the package's initial states
     model_size: int  # numbers in the state of the model built from these assets
-    moved: float  # metres that the farthest object travels sideways while all settle; large where states overlap
+    moved: float  # farthest sideways travel of an object while all settle, in metres; large if they overlap
     seconds: float
     error: str
 
@@ -63,15 +63,15 @@ def check_task(task: LiberoTask, assets: LiberoAssets) -> Check:
         state_size = states.shape[1]
         model = TaskModel(task, assets)
         model_size = 1 + model.model.nq + model.model.nv
-        slot = model.new_slot()
-        model.place(slot, 0, states[0])
-        before = _object_positions(slot)
+        state = model.new_state()
+        model.place(state, 0, states[0])
+        before = _object_positions(state)
         for _ in range(SETTLE_STEPS):
-            model.step(slot, NO_OP)
-        after = _object_positions(slot)
-        if np.isfinite(slot.data.qpos).all():
+            model.step(state, NO_OP)
+        after = _object_positions(state)
+        if np.isfinite(state.data.qpos).all():
             moved = float(np.linalg.norm((after - before)[:, :2], axis=1).max(initial=0.0))
-            error = _render_error(model, slot)
+            error = _render_error(model, state)
         else:
             error = "the simulation diverged"
     except (EnvError, ValueError, KeyError, OSError, mujoco.FatalError) as failure:
@@ -79,18 +79,18 @@ def check_task(task: LiberoTask, assets: LiberoAssets) -> Check:
     return Check(task.suite, task.number, task.name, state_size, model_size, moved, time.perf_counter() - start, error)
 
 
-def _object_positions(slot: SlotState) -> np.ndarray:
+def _object_positions(state: SimState) -> np.ndarray:
     """float64 [n, 3] of everything that moves freely."""
-    model = slot.data.model
+    model = state.data.model
     free = model.jnt_qposadr[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
-    return np.array([slot.data.qpos[first : first + 3] for first in free]).reshape(-1, 3)
+    return np.array([state.data.qpos[first : first + 3] for first in free]).reshape(-1, 3)
 
 
-def _render_error(model: TaskModel, slot: SlotState) -> str:
+def _render_error(model: TaskModel, state: SimState) -> str:
     image = np.zeros((IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
     renderer = Renderer(model.model, IMAGE_SIZE)
     try:
-        renderer.pose(slot.data.qpos)
+        renderer.pose(state.data.qpos)
         for name in CAMERAS:
             renderer.render(model.model.camera(name).id, image)
             if len(np.unique(image.reshape(-1, 3), axis=0)) < FEWEST_COLORS:
@@ -101,7 +101,7 @@ def _render_error(model: TaskModel, slot: SlotState) -> str:
 
 
 def run(suites: list[str], assets: LiberoAssets, console: Console) -> list[Check]:
-    """Check all tasks of some suites, showing progress and each failure as it comes."""
+    """Check all tasks of some suites, showing progress and failures."""
     tasks = [task for suite in suites for task in suite_tasks(suite)]
     columns = (
         TextColumn("{task.description}"),
@@ -124,7 +124,7 @@ def run(suites: list[str], assets: LiberoAssets, console: Console) -> list[Check
 
 
 def show(checks: list[Check], assets: LiberoAssets, console: Console) -> None:
-    """One line a suite; the single tasks stand in the JSON file."""
+    """Print one line per suite; the JSON file has the single tasks."""
     table = Table(title=f"assets: {assets.origin} ({assets.path})")
     for column in ("suite", "tasks", "pass", "state sizes fit", "s per task"):
         table.add_column(column, justify="left" if column == "suite" else "right")
@@ -143,7 +143,7 @@ def show(checks: list[Check], assets: LiberoAssets, console: Console) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", action="append", choices=STEP_LIMITS, help="may be given several times")
-    parser.add_argument("--assets", default="auto", choices=("auto", "stand-ins"))
+    parser.add_argument("--assets", default="auto", choices=("auto", "placeholder"))
     parser.add_argument("--json", type=Path, help="write all results to this file")
     args = parser.parse_args()
     console = Console()

@@ -186,10 +186,10 @@ play_first_steps() {
     "$venv/bin/python" - <<'PY'
 from envs import make_env
 from envs.libero.config import LiberoConfig
-from vla_rl.core.records import Episode
+from vla_rl.core.records import EpisodeSpec
 
 env = make_env(LiberoConfig(image_size=32), 1)
-env.reset([0], [Episode(id=0, task=0, seed=0)])
+env.reset([0], [EpisodeSpec(id=0, task=0, seed=0)])
 env.close()
 PY
 }

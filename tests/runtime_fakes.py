@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_rl.core.records import ActionBatch, EnvSpec, Episode, EpisodeResult, Observation, Trajectory
+from vla_rl.core.records import ActionBatch, EnvSpec, EpisodeResult, EpisodeSpec, Observation, Trajectory
+from vla_rl.observability.meter import Meter
 
 K, A, SIZE = 4, 7, 16
 SPEC = EnvSpec("fake", ("main",), SIZE, 3, A, 12, ("do it", "do that"))
 
 
 def trajectory(
-    episode: Episode, chunks: int = 3, version: int = 0, *, truncated: bool = False, success: bool = True
+    episode: EpisodeSpec, chunks: int = 3, version: int = 0, *, truncated: bool = False, success: bool = True
 ) -> Trajectory:
     """Every array holds numbers that tell episode and chunk."""
     rows = chunks + truncated
@@ -23,39 +24,40 @@ def trajectory(
         tokens=np.full((chunks, K, A), episode.id % 256, np.uint8),
         logprobs=np.broadcast_to(marks[:, None, None], (chunks, K, A)).copy(),
         values=marks,
-        versions=np.full(chunks, version, np.int32),
+        policy_versions=np.full(chunks, version, np.int32),
         rewards=np.eye(1, chunks * K, chunks * K - 1, dtype=np.float32).reshape(chunks, K) * success,
         num_steps=np.full(chunks, K, np.int32),
-        final_value=0.5 if truncated else 0.0,
+        bootstrap_value=0.5 if truncated else 0.0,
         terminated=not truncated,
         truncated=truncated,
         success=success,
     )
 
 
-def result(episode: Episode, version: int = 0) -> EpisodeResult:
+def result(episode: EpisodeSpec, version: int = 0) -> EpisodeResult:
     return EpisodeResult(episode, episode.id % 2 == 0, 10, 1.0, version, version, 0.1)
 
 
-class EchoActor:
+class EchoPolicy:
     """Answers with numbers computed from the observation, so that a mix-up of rows shows."""
 
     def __init__(self) -> None:
+        self.meter = Meter()
         self.version = 0
         self.batches: list[int] = []
-        self.here = True
+        self.on_device = True
 
     def refresh(self) -> int:
         return self.version
 
     def offload(self) -> None:
-        self.here = False
+        self.on_device = False
 
     def onload(self) -> None:
-        self.here = True
+        self.on_device = True
 
     def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
-        assert self.here
+        assert self.on_device
         n = len(observation.task)
         self.batches.append(n)
         mark = observation.images[:, 0, 0, 0, 0].astype(np.float32)
@@ -64,5 +66,5 @@ class EchoActor:
             tokens=np.broadcast_to(observation.task[:, None, None], (n, K, A)).astype(np.uint8),
             logprobs=uniforms.copy(),
             values=greedy.astype(np.float32),
-            version=self.version,
+            policy_version=self.version,
         )

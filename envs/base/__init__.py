@@ -1,3 +1,5 @@
-from envs.base.vector_env import EnvError, VectorEnv, empty_observation
+"""What all simulators share: the ``VectorEnv`` interface, reward shaping and demonstration files."""
 
-__all__ = ["EnvError", "VectorEnv", "empty_observation"]
+from envs.base.vector_env import EnvError, SimulatorEnv, VectorEnv, empty_observation
+
+__all__ = ["EnvError", "SimulatorEnv", "VectorEnv", "empty_observation"]

@@ -4,19 +4,19 @@
     └── demo_0                    attributes: num_samples, language_instruction, success, ...
         ├── actions               float64 [T, A], robosuite's convention: the gripper is -1 open .. 1 closed
         ├── rewards, dones        uint8 [T], 1 in the last step
-        ├── states, robot_states  float64 [T, ...], where the simulator has them
+        ├── states, robot_states  float64 [T, ...], if the simulator has them
         └── obs
             ├── agentview_rgb     uint8 [T, H, W, 3], the main view, rotated by 180 degrees as robosuite renders it
             ├── eye_in_hand_rgb   the second view, likewise
             └── ee_states, gripper_states, joint_states, ...   or, from other simulators, proprio
 
-``collect`` writes such files with a simulator's scripted expert; ``read_demonstrations`` reads them, LIBERO's official
-files and files in the form OpenVLA regenerates them, and converts to this project's conventions (see
-``envs.base.vector_env``).
+``collect`` writes such files with a simulator's scripted expert. ``read_demonstrations`` reads them, as well as
+LIBERO's official files and those that OpenVLA regenerates, and converts to this project's conventions
+(``envs.base.vector_env``).
 
-Labels and noise (DART, arXiv:1703.09327): what is executed is the expert's action plus noise, what is written is the
+Labels and noise (DART, arXiv:1703.09327): the environment executes the expert's action plus noise, the file records the
 expert's action alone. So the files show states off the expert's path together with the way back. Replaying ``actions``
-open-loop therefore reproduces the ``states`` only of files written with noise 0 (attribute ``noise``).
+open-loop reproduces the ``states`` only of files that were written with noise 0 (attribute ``noise``).
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from PIL import Image
 
 from envs.base import EnvError, VectorEnv, empty_observation
+from envs.base.vector_env import resized
 from vla_rl.core.errors import UserError
-from vla_rl.core.records import Episode
+from vla_rl.core.files import replacing
+from vla_rl.core.records import EpisodeSpec
 
 VIEW_DATASETS = ("agentview_rgb", "eye_in_hand_rgb")  # the first view, the second view
-NOISE_MEMORY = 0.7  # correlation of the noise from one step to the next: single kicks average out within a few steps
-TURN_NOISE = 0.3  # share of the noise that rotations get
+NOISE_MEMORY = 0.7  # correlation of the noise between two steps: single kicks would average out within a few steps
+TURN_NOISE = 0.3  # noise on rotations, as a share of the noise on translations
 _NOOP = 1e-4  # OpenVLA's bound on the norm of an arm action that does nothing
-_SCENE_PREFIX = re.compile(r"^[A-Z_]+SCENE\d+_")
+_SCENE_PREFIX = re.compile(r"^[A-Z_]+SCENE\d+_")  # "KITCHEN_SCENE3_": file names of libero_10 and libero_90
 _FORMAT_VERSION = 1
 
 
@@ -50,10 +51,10 @@ class DemonstrationError(UserError):
 
 @runtime_checkable
 class HasDemoState(Protocol):
-    """A simulator with more to record than images and proprioception."""
+    """A simulator that records more than images and proprioception."""
 
-    def demo_state(self, slot: int) -> dict[str, np.ndarray]:
-        """Arrays of the slot's present moment by their path within a demonstration, e.g. ``obs/joint_states``."""
+    def demo_state(self, env_id: int) -> dict[str, np.ndarray]:
+        """The environment's present state: arrays by their path within a demonstration, e.g. ``obs/joint_states``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class CollectCounts:
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """Whole demonstrations, concatenated; rows of demonstration d are ``offsets[d]:offsets[d + 1]``."""
+    """Whole demonstrations, concatenated; demonstration d has the rows ``offsets[d]:offsets[d + 1]``."""
 
     images: np.ndarray  # uint8 [S, V, H, W, 3], upright, seen before the action
     proprio: np.ndarray  # float32 [S, P]
@@ -81,7 +82,7 @@ class Demonstrations:
         return len(self.offsets) - 1
 
     def chunks(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Targets float32 [S, K, A] and mask bool [S, K]: the next K = ``size`` actions from each row on.
+        """Targets float32 [S, K, A] and mask bool [S, K]: the K = ``size`` actions that begin at each row.
 
         Beyond a demonstration's end the mask is false and its last action is repeated.
         """
@@ -95,22 +96,25 @@ class Demonstrations:
 
 def collect(
     env: VectorEnv,
-    episodes: Sequence[Episode],
+    episodes: Sequence[EpisodeSpec],
     path: Path,
     *,
     noise: float = 0.0,
     keep_failures: bool = False,
     progress: Callable[[CollectCounts], None] | None = None,
 ) -> CollectCounts:
-    """Run the scripted expert through ``episodes`` (in slot 0), observing every control step, and write a file.
+    """Play ``episodes`` with the scripted expert (in environment 0), observe every control step, and write a file.
 
-    ``noise`` is the standard deviation of what is added to executed arm actions, in their own units (LIBERO: 1.0 is a
-    full action); it is correlated over about three steps. The file appears under its name only when complete.
+    ``noise`` is the standard deviation of the noise on executed arm actions, in their own units (LIBERO: 1.0 is a full
+    action); it is correlated over about three steps. The file appears under its name only when it is complete.
 
-    Raises EnvError where the simulator has no expert for a task, DemonstrationError where no episode succeeded.
+    Raises EnvError if the simulator has no expert for a task, DemonstrationError if no episode succeeded.
     """
+    import h5py
+
     counts = CollectCounts(0, 0, 0, 0)
-    with _new_file(path) as data:
+    with replacing(path) as partial, h5py.File(partial, "w") as file:
+        data = file.create_group("data")
         for episode in episodes:
             record, success = _run_expert(env, episode, noise)
             written = success or keep_failures
@@ -133,10 +137,10 @@ def collect(
     return counts
 
 
-def _run_expert(env: VectorEnv, episode: Episode, noise: float) -> tuple[dict[str, np.ndarray], bool]:
+def _run_expert(env: VectorEnv, episode: EpisodeSpec, noise: float) -> tuple[dict[str, np.ndarray], bool]:
     """One episode as arrays by their path within the demonstration, and whether it succeeded."""
     rng = np.random.default_rng(episode.seed)
-    view = empty_observation(env.spec, env.num_slots)
+    view = empty_observation(env.spec, env.num_envs)
     scale = np.full(env.spec.action_dim, noise)
     scale[3:] *= TURN_NOISE
     scale[-1] = 0.0  # the gripper
@@ -149,7 +153,7 @@ def _run_expert(env: VectorEnv, episode: Episode, noise: float) -> tuple[dict[st
             label = env.expert_action(0)
         except EnvError:
             if not rows:
-                raise  # no expert for this task; later on, it has lost its way in this one episode
+                raise  # no expert for this task; in later steps, the expert is lost in this one episode
             return _stacked(rows), False
         row = {f"obs/{name}": view.images[0, i, ::-1, ::-1].copy() for i, name in enumerate(_datasets(env.spec.views))}
         row |= env.demo_state(0) if isinstance(env, HasDemoState) else {"obs/proprio": view.proprio[0].copy()}
@@ -165,23 +169,8 @@ def _stacked(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-@contextmanager
-def _new_file(path: Path) -> Iterator[Any]:
-    """The ``data`` group of a file that takes its name when it is complete, and vanishes when it never is."""
-    import h5py
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with h5py.File(partial, "w") as file:
-            yield file.create_group("data")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def _write_demo(
-    data: Any, index: int, record: dict[str, np.ndarray], episode: Episode, instruction: str, success: bool
+    data: Any, index: int, record: dict[str, np.ndarray], episode: EpisodeSpec, instruction: str, success: bool
 ) -> None:
     group = data.create_group(f"demo_{index}")
     for name, values in record.items():
@@ -234,15 +223,18 @@ def read_demonstrations(
 ) -> Demonstrations:
     """Read all demonstrations of the given tasks from all files.
 
-    ``instructions``, ``views``, ``image_size`` and ``proprio`` are those of the ``EnvSpec`` that the data is for: a
-    demonstration's task is its instruction's index, the first two views are read from ``VIEW_DATASETS``, images of
-    another size are resized, and ``proprio`` (0: none) is the expected width. ``drop_noops`` leaves out actions that
-    neither move the arm nor change the gripper, as OpenVLA does (with an expert that waits for its fingers to close,
-    that also removes the waiting).
+    Args:
+        paths: the files.
+        instructions: the simulator's; a demonstration's task is the index of its instruction.
+        views: the simulator's; the first two are read from ``VIEW_DATASETS``.
+        image_size: images of another size are resized.
+        proprio: expected width of the proprioception, 0 for none.
+        drop_noops: leave out actions that neither move the arm nor change the gripper, as OpenVLA does. If the expert
+            waits for its fingers to close, that also removes the waiting.
 
     LIBERO's official files store each observation *after* its action; they are realigned here.
 
-    Raises DemonstrationError where a file is missing, damaged, without a needed view or proprioception, or holds no
+    Raises DemonstrationError if a file is missing, damaged, lacks a needed view or proprioception, or holds no
     demonstration of these tasks.
     """
     known = {instruction: index for index, instruction in enumerate(instructions)}
@@ -258,7 +250,7 @@ def read_demonstrations(
                 stated = sorted({_instruction(path, data, data[name]) for name in data})
                 raise DemonstrationError(
                     f"{path} holds no demonstration of the tasks {list(instructions)}: it holds {stated}; "
-                    "choose the file that belongs to the tasks, or the tasks of the file"
+                    "choose the file of these tasks, or the tasks of this file"
                 )
     if not parts:
         raise DemonstrationError("no demonstration files were given")
@@ -282,7 +274,7 @@ def _open(path: Path) -> Iterator[Any]:
             yield file["data"]
     except (OSError, KeyError) as error:
         raise DemonstrationError(
-            f"{path} cannot be read as a demonstration file ({error}): check the path, or collect it anew"
+            f"{path} cannot be read as a demonstration file ({error}): check the path, or collect it again"
         ) from error
 
 
@@ -303,8 +295,8 @@ def _read_demo(
     seen = rows
     if "macros_image_convention" in data.attrs and "vla_rl_format" not in data.attrs:
         rows = rows[rows > 0]
-        seen = rows - 1  # an official file: the observation after the action before
-    images = np.stack([_resize(obs[name][()][seen, ::-1, ::-1], image_size) for name in _datasets(views)], axis=1)
+        seen = rows - 1  # an official file: the observation that the previous action led to
+    images = np.stack([resized(obs[name][()][seen, ::-1, ::-1], image_size) for name in _datasets(views)], axis=1)
     actions = actions[rows].astype(np.float32)
     actions[:, -1] = (1 - actions[:, -1].clip(-1, 1)) / 2
     return images, _read_proprio(path, demo, proprio)[seen], actions
@@ -320,7 +312,7 @@ def _read_proprio(path: Path, demo: Any, width: int) -> np.ndarray:
         values = np.concatenate([obs["ee_states"][()], obs["gripper_states"][()]], axis=1)
     else:
         raise DemonstrationError(
-            f"{path}, {demo.name} has no proprioception: set env.proprio=false, or collect it anew"
+            f"{path}, {demo.name} has no proprioception: set env.proprio=false, or collect it again"
         )
     if values.shape != (length, width):
         raise DemonstrationError(
@@ -341,14 +333,6 @@ def _moving(actions: np.ndarray) -> np.ndarray:
     return keep
 
 
-def _resize(images: np.ndarray, size: int) -> np.ndarray:
-    """uint8 [T, size, size, 3]."""
-    if images.shape[1:3] == (size, size):
-        return np.ascontiguousarray(images)
-    frames = [Image.fromarray(np.ascontiguousarray(image)) for image in images]
-    return np.stack([np.asarray(frame.resize((size, size), Image.Resampling.LANCZOS)) for frame in frames])
-
-
 def _datasets(views: Sequence[str]) -> tuple[str, ...]:
     if len(views) > len(VIEW_DATASETS):
         raise DemonstrationError(f"demonstration files hold {len(VIEW_DATASETS)} views at most, not {list(views)}")
@@ -356,12 +340,17 @@ def _datasets(views: Sequence[str]) -> tuple[str, ...]:
 
 
 def _instruction(path: Path, data: Any, demo: Any) -> str:
-    """A demonstration's instruction; of LIBERO's official files it is their name, which the benchmark goes by."""
+    """A demonstration's instruction. In LIBERO's official files it is the file's name, as in the benchmark."""
     if "language_instruction" in demo.attrs:
         return str(demo.attrs["language_instruction"])
     if path.stem.endswith("_demo"):
-        return _SCENE_PREFIX.sub("", path.stem.removesuffix("_demo")).replace("_", " ")
+        return libero_instruction(path.stem.removesuffix("_demo"))
     return str(json.loads(data.attrs.get("problem_info", "{}")).get("language_instruction", ""))
+
+
+def libero_instruction(name: str) -> str:
+    """A LIBERO task's instruction, by its name: "KITCHEN_SCENE3_put_the_pan_down" means "put the pan down"."""
+    return _SCENE_PREFIX.sub("", name).replace("_", " ")
 
 
 def _demo_number(name: str) -> int:

@@ -2,9 +2,9 @@
 
     python -m envs.libero.benchmark_worker NAME SETUP
 
-reads one request a line on stdin and writes one answer a line on stdout, as JSON. NAME is ``vla_rl`` (this project's
-environment), ``hf-libero`` (the package's own environment as it comes) or ``lerobot`` (LeRobot's, where it is
-installed). All three play the same actions from the same initial states.
+reads one request per line on stdin and writes one answer per line on stdout, as JSON. NAME is ``vla_rl`` (ours),
+``hf-libero`` (the package's own environment, unchanged) or ``lerobot`` (LeRobot's, if it is installed). All three play
+the same actions from the same initial states.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
@@ -28,12 +29,12 @@ from envs.libero.protocol.conventions import NO_OP
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 _SEED, _SETTLE = 0, 10
-_EXTRA_SLOTS = 2  # of which the memory is measured
+_EXTRA_ENVS = 2  # whose memory is measured
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is measured, equal for all contestants."""
+    """What every contestant plays."""
 
     suite: str
     task: int
@@ -44,25 +45,25 @@ class Setup:
 
 
 class Contestant(Protocol):
-    """``reset`` plays the settling steps, too, and ends with an observation, as ``step`` does."""
+    """``reset`` includes the settling steps. Both ``reset`` and ``step`` end with an observation."""
 
     def reset(self, task: int, init_state: int) -> None: ...
 
     def step(self, actions: np.ndarray) -> None:
-        """Execute a chunk, float64 [K, 7] in robosuite's convention, and see what it has led to."""
+        """Execute a chunk, float64 [K, 7] in robosuite's convention, and observe the result."""
 
     def step_blind(self, actions: np.ndarray) -> bool:
-        """The same without any image; False where the contestant has no such thing."""
+        """The same without any image; returns False if the contestant cannot do that."""
 
     def state(self) -> np.ndarray:
         """float64: time, positions, velocities."""
 
-    def add_slot(self, number: int) -> None:
-        """Begin the ``number``-th episode beside the one that is played (from 1), and see it."""
+    def add_env(self, number: int) -> None:
+        """Start one more environment, the ``number``-th (from 1), and observe it."""
 
 
 class Ours:
-    """This project's environment; slot 0 is played."""
+    """This project's environment; env 0 is played."""
 
     def __init__(self, setup: Setup) -> None:
         from envs.base import empty_observation
@@ -76,18 +77,18 @@ class Ours:
             wrist_camera=setup.cameras == 2,
         )
         self._tasks = config.tasks
-        self._env = LiberoVectorEnv(config, 1 + _EXTRA_SLOTS)
-        self._view = empty_observation(self._env.spec, 1 + _EXTRA_SLOTS)
+        self._env = LiberoVectorEnv(config, 1 + _EXTRA_ENVS)
+        self._view = empty_observation(self._env.spec, 1 + _EXTRA_ENVS)
 
     def reset(self, task: int, init_state: int) -> None:
         self._reset(0, task, init_state)
 
-    def _reset(self, slot: int, task: int, init_state: int) -> None:
-        from vla_rl.core.records import Episode
+    def _reset(self, env_id: int, task: int, init_state: int) -> None:
+        from vla_rl.core.records import EpisodeSpec
 
-        episode = Episode(id=slot, task=self._tasks.index(task), seed=_SEED, init_state=init_state)
-        self._env.reset([slot], [episode])
-        self._env.observe([slot], self._view)
+        episode = EpisodeSpec(id=env_id, task=self._tasks.index(task), seed=_SEED, init_state=init_state)
+        self._env.reset([env_id], [episode])
+        self._env.observe([env_id], self._view)
 
     def step(self, actions: np.ndarray) -> None:
         self.step_blind(actions)
@@ -102,7 +103,7 @@ class Ours:
     def state(self) -> np.ndarray:
         return self._env.demo_state(0)["states"]
 
-    def add_slot(self, number: int) -> None:
+    def add_env(self, number: int) -> None:
         self._reset(number, self._tasks[0], number)
 
     def bare_substeps(self, count: int) -> list[float]:
@@ -111,9 +112,10 @@ class Ours:
 
         from envs.libero.fast.stepping import SUBSTEPS
 
-        slot = self._env.occupied(0)
-        model, data = slot.scene.model.model, mujoco.MjData(slot.scene.model.model)
-        data.qpos[:], data.qvel[:], data.ctrl[:] = slot.state.data.qpos, slot.state.data.qvel, slot.state.data.ctrl
+        played = self._env.instance(0)
+        model, now = played.scene.model.model, played.state.data
+        data = mujoco.MjData(model)
+        data.qpos[:], data.qvel[:], data.ctrl[:] = now.qpos, now.qvel, now.ctrl
         seconds = []
         for _ in range(count):
             start = time.perf_counter()
@@ -123,8 +125,8 @@ class Ours:
         return seconds
 
 
-class HfLibero:
-    """The package's ``OffScreenRenderEnv`` as its examples and the evaluation scripts of the OpenVLA papers use it."""
+class _Peer(ABC):
+    """A contestant whose environments play one task each, and one episode at a time."""
 
     def __init__(self, setup: Setup) -> None:
         from envs.libero.protocol.tasks import suite_tasks
@@ -132,33 +134,60 @@ class HfLibero:
         self._setup = setup
         self._tasks = suite_tasks(setup.suite)
         self._task = setup.task
-        self._env = self._build(setup.task, blind=False)
-        self._blind: Any = None
+        self._env = self._build(setup.task)
         self._others: list[Any] = []
 
-    def _build(self, task: int, *, blind: bool) -> Any:
-        from libero.libero.envs.env_wrapper import ControlEnv, OffScreenRenderEnv
+    @abstractmethod
+    def _build(self, task: int) -> Any:
+        """An environment of the task."""
 
-        file = str(self._tasks[task].bddl_file)
-        if blind:
-            return ControlEnv(file, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False)
-        size, cameras = self._setup.image_size, list(CAMERAS[: self._setup.cameras])
-        return OffScreenRenderEnv(bddl_file_name=file, camera_names=cameras, camera_heights=size, camera_widths=size)
+    @abstractmethod
+    def _start(self, env: Any, task: int, init_state: int) -> None:
+        """Start an episode, settling steps included."""
 
     def reset(self, task: int, init_state: int) -> None:
         if task != self._task:
             self._env.close()
-            self._env, self._task = self._build(task, blind=False), task
-        _start(self._env, self._tasks[task], init_state)
+            self._env, self._task = self._build(task), task
+        self._start(self._env, task, init_state)
 
     def step(self, actions: np.ndarray) -> None:
         for action in actions:
             self._env.step(action)
 
+    def add_env(self, number: int) -> None:
+        self._others.append(self._build(self._setup.task))
+        self._start(self._others[-1], self._setup.task, number)
+
+
+class HfLibero(_Peer):
+    """The package's ``OffScreenRenderEnv`` as its examples and the evaluation scripts of the OpenVLA papers use it."""
+
+    _blind: Any = None
+
+    def _build(self, task: int) -> Any:
+        from libero.libero.envs.env_wrapper import OffScreenRenderEnv
+
+        file, size = str(self._tasks[task].bddl_file), self._setup.image_size
+        cameras = list(CAMERAS[: self._setup.cameras])
+        return OffScreenRenderEnv(bddl_file_name=file, camera_names=cameras, camera_heights=size, camera_widths=size)
+
+    def _start(self, env: Any, task: int, init_state: int) -> None:
+        from envs.libero.protocol.tasks import load_init_states
+
+        env.seed(_SEED)
+        env.reset()
+        env.set_init_state(load_init_states(self._tasks[task])[init_state])
+        for _ in range(_SETTLE):
+            env.step(NO_OP)
+
     def step_blind(self, actions: np.ndarray) -> bool:
+        from libero.libero.envs.env_wrapper import ControlEnv
+
         if self._blind is None:
-            self._blind = self._build(self._task, blind=True)
-            _start(self._blind, self._tasks[self._task], 0)
+            file = str(self._tasks[self._task].bddl_file)
+            self._blind = ControlEnv(file, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False)
+            self._start(self._blind, self._task, 0)
         for action in actions:
             self._blind.step(action)
         return True
@@ -166,21 +195,14 @@ class HfLibero:
     def state(self) -> np.ndarray:
         return self._env.get_sim_state()
 
-    def add_slot(self, number: int) -> None:
-        self._others.append(self._build(self._setup.task, blind=False))
-        _start(self._others[-1], self._tasks[self._setup.task], number)
 
-
-class LeRobot:
-    """``lerobot.envs.libero.LiberoEnv`` as it comes. It renders both cameras, also where one is asked for."""
+class LeRobot(_Peer):
+    """``lerobot.envs.libero.LiberoEnv``, unchanged. It always renders both cameras."""
 
     def __init__(self, setup: Setup) -> None:
         if find_spec("torchvision") is None:
             sys.meta_path.append(_Unused("torchvision"))
-        self._setup = setup
-        self._task = setup.task
-        self._env = self._build(setup.task)
-        self._others: list[Any] = []
+        super().__init__(setup)
 
     def _build(self, task: int) -> Any:
         from lerobot.envs.libero import LiberoEnv
@@ -197,20 +219,10 @@ class LeRobot:
             num_steps_wait=_SETTLE,
         )
 
-    def reset(self, task: int, init_state: int) -> None:
-        if task != self._task:
-            self._env.close()
-            self._env, self._task = self._build(task), task
-        self._start(self._env, init_state)
-
-    def _start(self, env: Any, init_state: int) -> None:
+    def _start(self, env: Any, task: int, init_state: int) -> None:
         env.init_state_id = init_state
         np.random.seed(_SEED)
         env.reset(seed=_SEED)
-
-    def step(self, actions: np.ndarray) -> None:
-        for action in actions:
-            self._env.step(action)
 
     def step_blind(self, actions: np.ndarray) -> bool:
         return False
@@ -218,14 +230,10 @@ class LeRobot:
     def state(self) -> np.ndarray:
         return self._env._env.get_sim_state()
 
-    def add_slot(self, number: int) -> None:
-        self._others.append(self._build(self._setup.task))
-        self._start(self._others[-1], number)
-
 
 class _Unused(MetaPathFinder, Loader):
-    """Lets a package be imported that is not there. LeRobot loads torchvision, its environments do without, and on some
-    machines it cannot be installed beside torch's build for the CPU."""
+    """Pretends that a package is installed. LeRobot imports torchvision, but its environments do not use it, and some
+    machines cannot install it together with torch's build for the CPU."""
 
     def __init__(self, package: str) -> None:
         self._package = package
@@ -245,18 +253,8 @@ class _Unused(MetaPathFinder, Loader):
 CONTESTANTS: dict[str, Callable[[Setup], Contestant]] = {"vla_rl": Ours, "hf-libero": HfLibero, "lerobot": LeRobot}
 
 
-def _start(env: Any, task: Any, init_state: int) -> None:
-    from envs.libero.protocol.tasks import load_init_states
-
-    env.seed(_SEED)
-    env.reset()
-    env.set_init_state(load_init_states(task)[init_state])
-    for _ in range(_SETTLE):
-        env.step(NO_OP)
-
-
 def random_actions(seed: int, steps: int) -> np.ndarray:
-    """float64 [steps, 7] in robosuite's convention, values that survive float32; around the start, so nothing ends."""
+    """float64 [steps, 7] in robosuite's convention, exact in float32; around the start, so that no episode ends."""
     actions = np.random.default_rng(seed).uniform(-0.5, 0.5, (steps, 7)).astype(np.float32).astype(np.float64)
     actions[:, 6] = -1.0
     return actions
@@ -269,11 +267,11 @@ class Server:
         self._contestant, self._setup = contestant, setup
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """``{"do": NAME, ...}`` to figures; seconds are wall time."""
+        """Answer ``{"do": NAME, ...}`` with measurements; seconds are wall time."""
         return getattr(self, f"_{request.pop('do')}")(**request)
 
     def _chunks(self, count: int, seed: int, blind: bool) -> dict[str, Any]:
-        """Seconds of each of ``count`` chunks; none where the contestant cannot step blind."""
+        """Seconds of each of ``count`` chunks; none if the contestant cannot step blind."""
         size = self._setup.chunk_size
         actions = random_actions(seed, count * size).reshape(count, size, 7)
         step = self._contestant.step_blind if blind else self._contestant.step
@@ -286,7 +284,7 @@ class Server:
         return {"seconds": seconds}
 
     def _reset(self, other: bool, init_state: int) -> dict[str, Any]:
-        """Seconds until the first observation of an episode of the task, or of the other task."""
+        """Seconds until the first observation of an episode, of the task or of the other task."""
         start = time.perf_counter()
         self._contestant.reset(self._setup.other_task if other else self._setup.task, init_state)
         return {"seconds": [time.perf_counter() - start]}
@@ -295,27 +293,27 @@ class Server:
         return {"state": [float(x) for x in self._contestant.state()]}
 
     def _bare(self, count: int) -> dict[str, Any]:
-        """Seconds of ``count`` times the substeps of a control step, nothing around them: no step can undercut it."""
+        """Seconds of a control step's bare substeps, ``count`` times: the lower bound of every step."""
         return {"seconds": self._contestant.bare_substeps(count) if isinstance(self._contestant, Ours) else []}
 
     def _memory(self) -> dict[str, Any]:
-        """Resident memory of this process with one slot, and what each further slot adds, in bytes."""
+        """Resident memory of this process with one environment, and what each further one adds, in bytes."""
         import psutil
 
         process = psutil.Process()
         alone = process.memory_info().rss
-        for number in range(1, 1 + _EXTRA_SLOTS):
-            self._contestant.add_slot(number)
-        return {"process": alone, "slot": (process.memory_info().rss - alone) / _EXTRA_SLOTS}
+        for number in range(1, 1 + _EXTRA_ENVS):
+            self._contestant.add_env(number)
+        return {"process": alone, "env": (process.memory_info().rss - alone) / _EXTRA_ENVS}
 
 
 def main() -> None:
     """See the module."""
     from envs.libero.bootstrap import import_libero
 
-    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print must not get between the answers
+    answers, sys.stdout = sys.stdout, sys.stderr  # nothing that libraries print may mix with the answers
     name, setup = sys.argv[1], Setup(**json.loads(sys.argv[2]))
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # all contestants on the same core, in turns
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # all contestants on the same core, one after another
     assets = import_libero()
     server = Server(CONTESTANTS[name](setup), setup)
     print(json.dumps({"ready": name, "assets": assets.origin}), file=answers, flush=True)

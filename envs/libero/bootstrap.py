@@ -1,8 +1,8 @@
 """Import LIBERO without questions on stdin, without output and without stray files.
 
-Left to themselves, LIBERO asks on stdin for a data folder, robosuite logs to a fixed file in the system's temporary
-folder and warns about private macros, MuJoCo logs into the working folder, and numba, matplotlib and the GL driver
-write below HOME or into the installed packages. ``import_libero`` settles each of these before the first import.
+By default, LIBERO asks on stdin for a data folder, robosuite logs to a fixed file in the system's temporary folder and
+warns about private macros, MuJoCo logs into the working folder, and numba, matplotlib and the GL driver write below
+HOME or into the installed packages. ``import_libero`` prevents all of this before the first import.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from pathlib import Path
 import yaml
 
 from envs.base import EnvError
+from envs.base.packages import package_folder
 from envs.libero.assets.resolve import AssetMode, LiberoAssets, cache_dir, resolve_assets
+from vla_rl.core.files import replacing
 
 log = logging.getLogger(__name__)
 
@@ -30,28 +32,24 @@ _GL_REMEDY = {
     "osmesa": "install it (Debian, Ubuntu: apt-get install libosmesa6) or set MUJOCO_GL=egl",
     "egl": "install it (Debian, Ubuntu: apt-get install libegl1) or set MUJOCO_GL=osmesa",
 }
-_GL_LIBRARIES = {
-    "osmesa": ("OSMesa", "libOSMesa.so.8", "libOSMesa.so.6"),
-    "egl": ("EGL", "libEGL.so.1"),
-}
+_GL_LIBRARIES = {"osmesa": ("OSMesa", "libOSMesa.so.8", "libOSMesa.so.6"), "egl": ("EGL", "libEGL.so.1")}
 
 
 def import_libero(assets: AssetMode = "auto") -> LiberoAssets:
-    """Make ``import libero.libero`` safe in this process, do it, and return which assets it uses.
+    """Prepare this process for ``import libero.libero``, import it, and return the assets that it uses.
 
     Idempotent. A later call with another ``assets`` switches over: environments created *or reset* afterwards read the
-    new folder, so close those of the old one first.
+    new folder, so close the old ones first.
 
-    Environment variables set here unless set already: MUJOCO_GL (``egl`` where a GPU is present, else ``osmesa``),
+    Sets these environment variables unless they are set: MUJOCO_GL (``egl`` if a GPU is present, else ``osmesa``),
     NUMBA_CACHE_DIR, MPLCONFIGDIR and the GL drivers' shader caches, all below ``cache_dir()``. LIBERO_CONFIG_PATH is
-    always replaced: a foreign configuration would redirect tasks and initial states.
+    always replaced: another configuration would redirect tasks and initial states.
 
-    Raises EnvError, with the remedy, where LIBERO, robosuite, MuJoCo or the GL library is missing, where MUJOCO_GL
-    names no usable backend, where the assets named by LIBERO_ASSETS do not exist, and where the cache folder cannot be
-    written.
+    Raises EnvError, with the remedy, if LIBERO, robosuite, MuJoCo or the GL library is missing, if MUJOCO_GL names no
+    usable backend, if the assets named by LIBERO_ASSETS do not exist, and if the cache folder cannot be written.
     """
     for package in ("mujoco", "robosuite", "libero"):
-        if importlib.util.find_spec(package) is None:
+        if package_folder(package) is None:
             raise EnvError(f'Python package {package!r} is missing: pip install "vla_rl[libero]"')
     select_gl_backend()
     resolved = resolve_assets(assets)
@@ -73,9 +71,9 @@ def import_libero(assets: AssetMode = "auto") -> LiberoAssets:
 
 
 def select_gl_backend() -> str:
-    """Choose how MuJoCo renders off-screen, put it into MUJOCO_GL and return it.
+    """Choose how MuJoCo renders off-screen, set MUJOCO_GL to it and return it.
 
-    Raises EnvError where MUJOCO_GL or PYOPENGL_PLATFORM names no usable backend, or its library is missing.
+    Raises EnvError if MUJOCO_GL or PYOPENGL_PLATFORM names no usable backend, or its library is missing.
     """
     named = os.environ.get("MUJOCO_GL", "").lower().strip()
     platform = os.environ.get("PYOPENGL_PLATFORM", "").lower().strip()
@@ -131,7 +129,7 @@ def _redirect_caches() -> None:
         "NUMBA_CACHE_DIR": cache / "numba",
         "MPLCONFIGDIR": cache / "matplotlib",
         "MESA_SHADER_CACHE_DIR": cache / "gl",
-        "MESA_GLSL_CACHE_DIR": cache / "gl",  # the same variable's name before Mesa 22
+        "MESA_GLSL_CACHE_DIR": cache / "gl",  # the name of that variable before Mesa 22
         "__GL_SHADER_DISK_CACHE_PATH": cache / "gl",
     }
     for variable, folder in folders.items():
@@ -144,11 +142,10 @@ def _redirect_caches() -> None:
 
 def _write_config() -> None:
     """Write the file whose absence makes LIBERO ask for a data folder on stdin."""
-    spec = importlib.util.find_spec("libero")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    root = Path(next(iter(spec.submodule_search_locations))) / "libero"
-    # Two installations may share one cache folder: the configuration holds paths into one of them.
+    package = package_folder("libero")
+    assert package is not None
+    root = package / "libero"
+    # Two installations may share one cache folder, and the configuration holds paths into one of them.
     folder = cache_dir() / "libero" / f"config-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"
     paths = {
         "benchmark_root": root,
@@ -160,29 +157,25 @@ def _write_config() -> None:
     text = yaml.safe_dump({key: str(path) for key, path in paths.items()})
     file = folder / "config.yaml"
     if not file.is_file() or file.read_text() != text:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = folder / f"config.{os.getpid()}.tmp"
-        scratch.write_text(text)
-        scratch.replace(file)
+        with replacing(file) as partial:
+            partial.write_text(text)
     os.environ["LIBERO_CONFIG_PATH"] = str(folder)
 
 
 def _import_robosuite() -> None:
-    """Import robosuite with settings of ours: no log file, no warnings about private macros, MUJOCO_GL as it is.
+    """Import robosuite without its log file and its warning about private macros; MUJOCO_GL stays as it is.
 
-    robosuite opens its log file and prints its warnings while its package is being imported, before anything of it can
-    be reached from outside. So its settings module is loaded first, by itself, beside an empty private one.
+    robosuite opens its log file and prints its warning while its package is being imported. So its settings module is
+    loaded and changed first, together with an empty private one.
     """
     mujoco = importlib.import_module("mujoco")
     # Without a handler, MuJoCo appends warnings (say, an unstable simulation) to a file in the working folder.
     mujoco.set_mju_user_warning(lambda text: log.warning("MuJoCo: %s", text))
     if "robosuite" in sys.modules:
         return
-    spec = importlib.util.find_spec("robosuite")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    file = Path(next(iter(spec.submodule_search_locations))) / "macros.py"
-    macros_spec = importlib.util.spec_from_file_location("robosuite.macros", file)
+    package = package_folder("robosuite")
+    assert package is not None
+    macros_spec = importlib.util.spec_from_file_location("robosuite.macros", package / "macros.py")
     assert macros_spec is not None
     assert macros_spec.loader is not None
     macros = importlib.util.module_from_spec(macros_spec)

@@ -1,9 +1,4 @@
-"""The one schema of a run: every key, its type, its default and its limits.
-
-Values come from a YAML file and ``key=value`` overrides (see ``config_loading``); nothing changes them afterwards.
-Each group of keys is one class below; an algorithm's keys stand in its own file (``algos``). Heavy libraries are not
-imported here: reading a config is instant.
-"""
+"""Configuration of LIBERO."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ from pydantic import Field, model_validator
 from envs.base.config import SimulatorConfig
 from vla_rl.core.schema import NonNegative, Positive, PositiveFloat
 
-LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+LIBERO_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
 
 
 class LiberoConfig(SimulatorConfig):
@@ -23,8 +18,8 @@ class LiberoConfig(SimulatorConfig):
     name: Literal["libero"] = "libero"
     suite: Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"] = "libero_spatial"
     tasks: tuple[NonNegative, ...] = Field((0,), description="Task numbers within the suite; empty means all.")
-    implementation: Literal["fast", "untouched"] = Field(
-        "fast", description="untouched: hf-libero's own environment as it comes, the reference for equal states."
+    implementation: Literal["fast", "reference"] = Field(
+        "fast", description="reference: hf-libero's own environment, whose states and pixels the fast one equals."
     )
     image_size: Positive = Field(256, description="Rendered height and width, in pixels.")
     wrist_camera: bool = Field(False, description="Add the eye-in-hand view.")
@@ -33,8 +28,7 @@ class LiberoConfig(SimulatorConfig):
     antialiasing: bool = Field(True, description="LIBERO's pixels; off, software rendering takes half the time.")
     settle_steps: NonNegative = Field(10, description="No-op steps after a reset, while objects come to rest.")
     model_cache_gib: PositiveFloat = Field(
-        2.0,
-        description="Memory a worker may fill with models, about 0.15 GiB a task; rarely used ones go.",
+        2.0, description="Memory for models per worker, about 0.15 GiB a task; the least recently used are dropped."
     )
     joint_noise: float = Field(
         0.0,
@@ -43,15 +37,12 @@ class LiberoConfig(SimulatorConfig):
         description="Standard deviation (rad) of the arm's joints at the start of sampled placements. LIBERO's reset "
         "has 0, but its benchmark's initial states were made with 0.02.",
     )
-    assets: Literal["auto", "stand-ins"] = Field(
-        "auto", description="auto: LIBERO_ASSETS, the package's, the hub's cache, a download, else stand-ins."
+    assets: Literal["auto", "placeholder"] = Field(
+        "auto", description="auto: LIBERO_ASSETS, the package's, the hub's cache, a download, else placeholder assets."
     )
 
     @model_validator(mode="after")
-    def _untouched_has_no_potential(self) -> Self:
-        if self.implementation == "untouched" and self.shaping:
+    def _reference_has_no_potential(self) -> Self:
+        if self.implementation == "reference" and self.shaping:
             raise ValueError(f"shaping={self.shaping} needs implementation=fast: set that, or shaping=0")
         return self
-
-
-LIBERO_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}

@@ -1,8 +1,8 @@
-"""LIBERO behind the ``VectorEnv`` protocol, by the evaluation protocol of the OpenVLA papers.
+"""LIBERO behind the ``VectorEnv`` interface, following the evaluation protocol of the OpenVLA papers.
 
-An episode is: placement (a benchmark initial state, or LIBERO's own sampler), settling no-ops, then control steps at
-20 Hz until success or the suite's step limit. What a policy sees and what the simulator computes equal the untouched
-``OffScreenRenderEnv`` bit for bit; what differs is the cost (see ``task_model``, ``stepping`` and ``rendering``).
+An episode consists of the placement (a benchmark initial state, or LIBERO's own sampler), settling no-ops, and control
+steps at 20 Hz until success or the suite's step limit. Observations and simulator states equal those of hf-libero's
+``OffScreenRenderEnv`` bit for bit, at lower cost (see ``fast.task_model``, ``fast.stepping`` and ``fast.rendering``).
 """
 
 from __future__ import annotations
@@ -15,15 +15,28 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
+from envs.base import VectorEnv
+from envs.base.vector_env import EnvInstance
 from envs.libero.config import LiberoConfig
 from envs.libero.expert.expert import Expert
 from envs.libero.fast.rendering import Renderer
-from envs.libero.fast.task_model import SlotState, TaskModel
+from envs.libero.fast.task_model import SimState, TaskModel
 from envs.libero.protocol.conventions import NO_OP, pose
-from envs.libero.slots import Slot, SlotwiseEnv
-from vla_rl.core.records import Episode, Observation
+from envs.libero.sequential_env import SequentialVectorEnv, env_spec
+from vla_rl.core.records import EpisodeSpec, Observation
+
+__all__ = ["LiberoVectorEnv", "env_spec", "make_env"]
 
 _MEMORY_FACTOR = 2.0  # the GL library has its own copy; measured 1.9 to 2.4 on original assets at 128 and 256 pixels
+
+
+def make_env(config: LiberoConfig, num_envs: int) -> VectorEnv:
+    """See ``envs.make_env``."""
+    if config.implementation == "reference":
+        from envs.libero.reference_env import ReferenceLiberoVectorEnv
+
+        return ReferenceLiberoVectorEnv(config, num_envs)
+    return LiberoVectorEnv(config, num_envs)
 
 
 @dataclass(slots=True)
@@ -41,67 +54,59 @@ class _Scene:
 
 
 @dataclass(slots=True)
-class _Slot(Slot):
+class _Instance(EnvInstance):
     scene: _Scene
-    state: SlotState
+    state: SimState
     expert: Expert | None = None
 
 
-class LiberoVectorEnv(SlotwiseEnv[_Slot]):
-    """See the module. Raises EnvError where LIBERO is missing, and as ``SlotwiseEnv`` does."""
+class LiberoVectorEnv(SequentialVectorEnv[_Instance]):
+    """See the module. Environments that play the same task share its model; models of other tasks are cached."""
 
-    def __init__(self, config: LiberoConfig, num_slots: int) -> None:
-        super().__init__(config, num_slots)
+    def __init__(self, config: LiberoConfig, num_envs: int) -> None:
+        super().__init__(config, num_envs)
         self._scenes: OrderedDict[int, _Scene] = OrderedDict()
 
-    def reset(self, slots: Sequence[int], episodes: Sequence[Episode]) -> None:
-        """See ``VectorEnv.reset``. Fixtures, and objects where ``init_state`` is None, are placed by ``episode.seed``.
+    def _start(self, env_id: int, episode: EpisodeSpec, previous: _Instance | None) -> _Instance:
+        """Place fixtures, and objects if ``init_state`` is None, by ``episode.seed``."""
+        scene = self._scene(episode.task)
+        state = previous.state if previous is not None and previous.scene is scene else scene.model.new_state()
+        scene.model.place(state, episode.seed, self._init_state(episode), self.config.joint_noise)
+        for _ in range(self.config.settle_steps):
+            scene.model.step(state, NO_OP)
+        return _Instance(episode, scene, state)
 
-        Raises EnvError where the task or the initial state does not exist.
-        """
-        for index, episode in zip(slots, episodes, strict=True):
-            init_state = self.init_state(episode)
-            old, self.slots[index] = self.slots[index], None  # from here on it holds no model
-            scene = self._scene(episode.task)
-            state = old.state if old is not None and old.scene is scene else scene.model.new_slot()
-            self.slots[index] = slot = _Slot(episode, scene, state)
-            scene.model.place(state, episode.seed, init_state, self.config.joint_noise)
-            for _ in range(self.config.settle_steps):
-                scene.model.step(slot.state, NO_OP)
+    def _advance(self, instance: _Instance, command: np.ndarray) -> bool:
+        instance.scene.model.step(instance.state, command)
+        return instance.scene.model.success(instance.state)
 
-    def _advance(self, slot: _Slot, command: np.ndarray) -> bool:
-        slot.scene.model.step(slot.state, command)
-        return slot.scene.model.success(slot.state)
+    def _frame(self, instance: _Instance) -> np.ndarray:
+        return self._images(instance)[0]
 
-    def _frame(self, slot: _Slot) -> np.ndarray:
-        return self._images(slot)[0]
-
-    def observe(self, slots: Sequence[int], out: Observation) -> None:
-        """See ``VectorEnv.observe``."""
-        for index in slots:
-            slot = self.occupied(index)
-            self._images(slot, out.images[index])
-            out.task[index] = slot.episode.task
+    def observe(self, env_ids: Sequence[int], out: Observation) -> None:
+        for env_id in env_ids:
+            instance = self.instance(env_id)
+            self._images(instance, out.images[env_id])
+            out.task[env_id] = instance.episode.task
             if self.spec.proprio_dim:
-                out.proprio[index] = proprioception(slot.state)  # cast to float32
+                out.proprio[env_id] = _proprioception(instance.state)  # cast to float32
 
-    def expert_action(self, slot: int) -> np.ndarray:
-        """See ``VectorEnv.expert_action``. Raises EnvError where no plan is known for the task's goal."""
-        occupied = self.occupied(slot)
-        if occupied.expert is None:
-            occupied.expert = Expert(occupied.scene.model, occupied.state)
-        return occupied.expert.action()
+    def expert_action(self, env_id: int) -> np.ndarray:
+        instance = self.instance(env_id)
+        if instance.expert is None:
+            instance.expert = Expert(instance.scene.model, instance.state)
+        return instance.expert.action()
 
-    def potential(self, slots: Sequence[int]) -> np.ndarray:
-        """1 where the gripper holds an object of the task's goal, else 0."""
-        held = [slot.scene.model.holds_object(slot.state) for slot in map(self.occupied, slots)]
+    def potential(self, env_ids: Sequence[int]) -> np.ndarray:
+        """1 while the gripper holds an object of the task's goal, else 0."""
+        held = [instance.scene.model.holds_object(instance.state) for instance in map(self.instance, env_ids)]
         return np.asarray(held, np.float32)
 
-    def demo_state(self, slot: int) -> dict[str, np.ndarray]:
-        """What LIBERO's demonstration files hold of a moment beside images and action; see ``demonstrations``."""
-        state = self.occupied(slot).state
+    def demo_state(self, env_id: int) -> dict[str, np.ndarray]:
+        """What LIBERO's demonstration files hold in addition to images and action; see ``demonstrations``."""
+        state = self.instance(env_id).state
         seen, data = state.seen, state.data
-        eef = proprioception(state)[:6]
+        eef = _proprioception(state)[:6]
         return {
             "states": np.concatenate([[data.time], data.qpos, data.qvel]),
             "robot_states": np.concatenate([seen.joints[7:], seen.eef_pos, seen.eef_quat[[1, 2, 3, 0]]]),
@@ -113,14 +118,13 @@ class LiberoVectorEnv(SlotwiseEnv[_Slot]):
         }
 
     def close(self) -> None:
-        """See ``VectorEnv.close``."""
-        self.slots = [None] * self.num_slots
+        super().close()
         while self._scenes:
             self._scenes.popitem()[1].renderer.close()
         gc.collect()
 
     def _scene(self, task: int) -> _Scene:
-        """The task's model, from the cache or built; others that no slot needs may be dropped for it."""
+        """The task's model, from the cache or built now; models that no environment uses may be dropped for it."""
         scene = self._scenes.get(task)
         if scene is None:
             model = TaskModel(self.tasks[task], self.assets)
@@ -132,7 +136,7 @@ class LiberoVectorEnv(SlotwiseEnv[_Slot]):
         return scene
 
     def _make_room(self, scene: _Scene) -> None:
-        in_use = {slot.episode.task for slot in self.slots if slot is not None}
+        in_use = {instance.episode.task for instance in self._instances if instance is not None}
         excess = scene.memory + sum(s.memory for s in self._scenes.values()) - self.config.model_cache_gib * 2**30
         for task in [task for task in self._scenes if task not in in_use]:  # the least recently used first
             if excess > 0:
@@ -142,9 +146,9 @@ class LiberoVectorEnv(SlotwiseEnv[_Slot]):
                 del dropped
                 gc.collect()  # robosuite's objects refer to each other in circles
 
-    def _images(self, slot: _Slot, out: np.ndarray | None = None) -> np.ndarray:
-        """uint8 [V, H, W, 3]: all views, or the main one alone where no array is given."""
-        scene, state, size = slot.scene, slot.state, self.spec.image_size
+    def _images(self, instance: _Instance, out: np.ndarray | None = None) -> np.ndarray:
+        """uint8 [V, H, W, 3]: all views, or only the main one if no array is given."""
+        scene, state, size = instance.scene, instance.state, self.spec.image_size
         cameras = scene.cameras if out is not None else scene.cameras[:1]
         out = out if out is not None else np.empty((1, size, size, 3), np.uint8)
         scene.model.bind(state)
@@ -155,7 +159,7 @@ class LiberoVectorEnv(SlotwiseEnv[_Slot]):
         return out
 
 
-def proprioception(state: SlotState) -> np.ndarray:
+def _proprioception(state: SimState) -> np.ndarray:
     """float64 [8]; see ``conventions.pose``."""
     seen = state.seen
     return pose(seen.eef_pos, seen.eef_quat[[1, 2, 3, 0]], seen.joints[7:])

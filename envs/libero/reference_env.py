@@ -1,8 +1,8 @@
-"""hf-libero's own environment behind the ``VectorEnv`` protocol: the reference for ``LiberoVectorEnv``.
+"""hf-libero's own environment behind the ``VectorEnv`` interface: the reference for ``LiberoVectorEnv``.
 
-One ``OffScreenRenderEnv`` a slot, driven as the evaluation scripts of the OpenVLA papers drive it: the model rebuilt at
-every reset, every camera rendered at every control step, settling included. ``env.implementation=untouched`` selects
-it, to measure what the other one gains.
+Each environment is one ``OffScreenRenderEnv``, used as the evaluation scripts of the OpenVLA papers use it: the model
+is rebuilt at every reset, and every camera is rendered at every control step, settling included. Select it with
+``env.implementation=reference``, to measure what the fast implementation gains.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from envs.base import EnvError
+from envs.base.vector_env import EnvInstance
 from envs.libero.protocol.conventions import NO_OP, arm_noise, pose
 from envs.libero.protocol.tasks import LiberoTask
-from envs.libero.slots import Slot, SlotwiseEnv
-from vla_rl.core.records import Episode, Observation
+from envs.libero.sequential_env import SequentialVectorEnv
+from vla_rl.core.records import EpisodeSpec, Observation
 
 
-class UntouchedEnv:
+class ReferenceEnv:
     """One task's ``OffScreenRenderEnv``; ``obs`` is its latest observation."""
 
     def __init__(self, task: LiberoTask, cameras: Sequence[str], size: int) -> None:
@@ -48,13 +49,13 @@ class UntouchedEnv:
             self.step(NO_OP)
 
     def step(self, action: np.ndarray) -> bool:
-        """One control step, float64 [7] in robosuite's convention; whether the goal holds after it."""
+        """One control step, float64 [7] in robosuite's convention; returns whether the goal holds after it."""
         self.make_current()
         self.obs, _, done, _ = self.env.step(list(action))
         return bool(done)
 
     def make_current(self) -> None:
-        """Each of these environments has a GL context of its own."""
+        """Select this environment's GL context: each has its own."""
         self.env.env.sim._render_context_offscreen.gl_ctx.make_current()
 
     def image(self, camera: str) -> np.ndarray:
@@ -62,7 +63,7 @@ class UntouchedEnv:
         return self.obs[f"{camera}_image"][::-1, ::-1]
 
     def proprioception(self) -> np.ndarray:
-        """float64 [8]."""
+        """float64 [8]; see ``conventions.pose``."""
         return pose(self.obs["robot0_eef_pos"], self.obs["robot0_eef_quat"], self.obs["robot0_gripper_qpos"])
 
     def close(self) -> None:
@@ -70,55 +71,46 @@ class UntouchedEnv:
 
 
 @dataclass(slots=True)
-class _Slot(Slot):
-    env: UntouchedEnv
+class _Instance(EnvInstance):
+    env: ReferenceEnv
 
 
-class UntouchedLiberoVectorEnv(SlotwiseEnv[_Slot]):
-    """See the module. Raises as ``LiberoVectorEnv`` does."""
+class ReferenceLiberoVectorEnv(SequentialVectorEnv[_Instance]):
+    """See the module. It has no expert and no potential: hf-libero offers neither."""
 
-    def reset(self, slots: Sequence[int], episodes: Sequence[Episode]) -> None:
-        """See ``VectorEnv.reset``."""
-        config = self.config
-        for index, episode in zip(slots, episodes, strict=True):
-            init_state = self.init_state(episode)
-            old = self.slots[index]
-            if old is not None and old.episode.task == episode.task:
-                env = old.env
-            else:
-                if old is not None:
-                    old.env.close()
-                env = UntouchedEnv(self.tasks[episode.task], self.spec.views, self.spec.image_size)
-            env.reset(episode.seed, init_state, config.joint_noise, config.settle_steps)
-            self.slots[index] = _Slot(episode, env)
+    def _start(self, env_id: int, episode: EpisodeSpec, previous: _Instance | None) -> _Instance:
+        if previous is not None and previous.episode.task == episode.task:
+            env = previous.env
+        else:
+            if previous is not None:
+                previous.env.close()
+            env = ReferenceEnv(self.tasks[episode.task], self.spec.views, self.spec.image_size)
+        env.reset(episode.seed, self._init_state(episode), self.config.joint_noise, self.config.settle_steps)
+        return _Instance(episode, env)
 
-    def _advance(self, slot: _Slot, command: np.ndarray) -> bool:
-        return slot.env.step(command)
+    def _advance(self, instance: _Instance, command: np.ndarray) -> bool:
+        return instance.env.step(command)
 
-    def _frame(self, slot: _Slot) -> np.ndarray:
-        return slot.env.image(self.spec.views[0])
+    def _frame(self, instance: _Instance) -> np.ndarray:
+        return instance.env.image(self.spec.views[0])
 
-    def observe(self, slots: Sequence[int], out: Observation) -> None:
-        """See ``VectorEnv.observe``."""
-        for index in slots:
-            slot = self.occupied(index)
+    def observe(self, env_ids: Sequence[int], out: Observation) -> None:
+        for env_id in env_ids:
+            instance = self.instance(env_id)
             for view, camera in enumerate(self.spec.views):
-                out.images[index, view] = slot.env.image(camera)
-            out.task[index] = slot.episode.task
+                out.images[env_id, view] = instance.env.image(camera)
+            out.task[env_id] = instance.episode.task
             if self.spec.proprio_dim:
-                out.proprio[index] = slot.env.proprioception()
+                out.proprio[env_id] = instance.env.proprioception()
 
-    def expert_action(self, slot: int) -> np.ndarray:
-        """There is none here."""
-        raise EnvError("env.implementation=untouched has no expert: collect demonstrations with implementation=fast")
+    def expert_action(self, env_id: int) -> np.ndarray:
+        raise EnvError("env.implementation=reference has no expert: collect demonstrations with implementation=fast")
 
-    def potential(self, slots: Sequence[int]) -> np.ndarray:
-        """See ``VectorEnv.potential``. Always raises EnvError: it would take what hf-libero does not offer."""
-        raise EnvError("env.implementation=untouched has no potential: set env.implementation=fast, or env.shaping=0")
+    def potential(self, env_ids: Sequence[int]) -> np.ndarray:
+        raise EnvError("env.implementation=reference has no potential: set env.implementation=fast, or env.shaping=0")
 
     def close(self) -> None:
-        """See ``VectorEnv.close``."""
-        for slot in self.slots:
-            if slot is not None:
-                slot.env.close()
-        self.slots = [None] * self.num_slots
+        for instance in self._instances:
+            if instance is not None:
+                instance.env.close()
+        super().close()

@@ -1,1 +1,1 @@
-"""ManiSkill 3 tasks. Nothing here is imported before a ManiSkill environment is asked for."""
+"""ManiSkill 3 tasks. Nothing of ManiSkill is imported before one of its environments is made."""

@@ -1,4 +1,4 @@
-"""What has to be there before ManiSkill is imported, and how one of its environments is made."""
+"""Checks that ManiSkill can run here, and makes its environments."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from envs.maniskill.tasks import Task, select_tasks
 from envs.maniskill.vulkan import vulkan_problem
 
 INSTALL = 'bash scripts/setup.sh, or pip install "vla_rl[maniskill]"'
-_SOFTWARE = "pci:0"  # how SAPIEN finds a software renderer, which lies on no bus
+_SOFTWARE = "pci:0"  # SAPIEN's name for a software renderer, which is on no bus
 
 
 def check_maniskill(config: ManiSkillConfig) -> None:
-    """Raise EnvError, naming the remedy, where ``config`` cannot be simulated here: no package, Vulkan, GPU or assets.
+    """Raise EnvError, with the remedy, if ``config`` cannot be simulated here: no package, Vulkan, GPU or assets.
 
-    Imports ManiSkill only where its downloaded assets have to be looked for.
+    Imports ManiSkill only if a task needs its downloaded assets.
     """
     missing = [name for name in ("mani_skill", "sapien") if importlib.util.find_spec(name) is None]
     if missing:
         raise EnvError(f"ManiSkill is not installed (no package {missing[0]}): {INSTALL}")
-    import sapien  # noqa: F401  where a container announces no loader or driver of its GPU, this names SAPIEN's own
+    import sapien  # noqa: F401  if a container has no Vulkan loader or driver of its GPU, this sets SAPIEN's own
 
     problem = vulkan_problem()
-    if problem:  # without one even scenes that nobody looks at cannot be built
+    if problem:  # without Vulkan, not even scenes that are never drawn can be built
         raise EnvError(f"ManiSkill cannot run: {problem}")
     if config.backend == "physx_cuda" and not _cuda():
         raise EnvError(
@@ -80,7 +80,7 @@ def _cuda() -> bool:
 
 
 def _check_assets(task: Task) -> None:
-    """ManiSkill asks on standard input whether to download what it misses; nobody would answer a worker process."""
+    """Raise EnvError if assets are missing: ManiSkill would ask a worker process on stdin whether to download them."""
     import_maniskill()
     from mani_skill.utils import assets
 
@@ -88,15 +88,15 @@ def _check_assets(task: Task) -> None:
     if missing:
         commands = " && ".join(f"python -m mani_skill.utils.download_asset -y {name}" for name in missing)
         raise EnvError(
-            f"{task} needs ManiSkill's assets {', '.join(missing)}: {commands} (MS_ASSET_DIR says where they lie)"
+            f"{task} needs ManiSkill's assets {', '.join(missing)}: {commands} (MS_ASSET_DIR is their folder)"
         )
 
 
 @contextmanager
 def _devices(backend: str) -> Iterator[None]:
-    """Let the environments made here use ``backend``, and whatever device there is to draw with.
+    """Make ManiSkill simulate with ``backend``, and draw with a GPU or else in software.
 
-    ManiSkill chooses devices by names, and has none for a software renderer.
+    ManiSkill chooses devices by name, and has no name for a software renderer.
     """
     import sapien
     import torch

@@ -1,162 +1,118 @@
-"""ManiSkill behind the ``VectorEnv`` protocol.
+"""ManiSkill behind the ``VectorEnv`` interface.
 
-An episode is ManiSkill's own reset with the episode's seed (a benchmark initial state i is the reset with seed i), then
-control steps until ManiSkill declares success (terminated, reward 1) or the time limit (truncated). Actions are in the
-units of ManiSkill's controller, for the Panda arm shares of 0.1 m and 0.1 rad; the gripper is a switch at 0.5.
+An episode begins with ManiSkill's own reset, with the episode's seed (benchmark initial state i is the reset with seed
+i). It ends when ManiSkill declares success (terminated, reward 1) or at the time limit (truncated). Actions are in the
+units of ManiSkill's controller: for the Panda arm, shares of 0.1 m and 0.1 rad. The gripper switches at 0.5.
 
-On physx_cpu each slot has a ManiSkill environment of its own; on physx_cuda all slots share one (see ``simulation``).
+On physx_cpu each environment has a ManiSkill environment of its own; on physx_cuda all share one (see ``simulation``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from envs.base import EnvError, VectorEnv
+from envs.base import SimulatorEnv
+from envs.base.vector_env import EnvInstance
 from envs.maniskill.bootstrap import check_maniskill, choose_backend
 from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.expert import expert_action
 from envs.maniskill.simulation import Simulation
-from envs.maniskill.tasks import ACTION_DIM, INIT_STATES, maniskill_spec, select_tasks
-from vla_rl.core.records import Episode, Observation, StepResult
+from envs.maniskill.tasks import maniskill_spec, select_tasks
+from vla_rl.core.records import EnvSpec, EpisodeSpec, Observation, StepResult
+
+
+def env_spec(config: ManiSkillConfig) -> EnvSpec:
+    """See ``envs.env_spec``. Raises EnvError as ``check_maniskill`` does."""
+    check_maniskill(config)
+    return maniskill_spec(config)
 
 
 @dataclass(slots=True)
-class _Slot:
-    """An episode under way, or ended."""
-
-    episode: Episode
+class _Instance(EnvInstance):
     simulation: Simulation
     row: int
-    steps: int = 0
-    running: bool = True
-    frames: list[np.ndarray] = field(default_factory=list)
 
 
-class ManiSkillVectorEnv(VectorEnv):
-    """See the module. Raises EnvError as ``check_maniskill`` does, ValueError where ``num_slots`` is not positive."""
+class ManiSkillVectorEnv(SimulatorEnv[_Instance]):
+    """See the module. Raises EnvError as ``check_maniskill`` does."""
 
-    def __init__(self, config: ManiSkillConfig, num_slots: int) -> None:
-        if num_slots < 1:
-            raise ValueError(f"num_slots={num_slots}: a vectorized environment needs at least one slot")
-        check_maniskill(config)
+    def __init__(self, config: ManiSkillConfig, num_envs: int) -> None:
+        super().__init__(env_spec(config), num_envs)
         self.config = config
-        self.num_slots = num_slots
-        self.spec = maniskill_spec(config)
         self.backend = choose_backend(config)
         self._tasks = select_tasks(config)
-        self._slots: list[_Slot | None] = [None] * num_slots
-        self._idle: list[Simulation] = []  # of slots that have moved on to another task
+        self._idle: list[Simulation] = []  # left by environments that have changed to another task
         self._shared: Simulation | None = None
 
-    def reset(self, slots: Sequence[int], episodes: Sequence[Episode]) -> None:
-        for index, episode in zip(slots, episodes, strict=True):
-            self._check(episode)
-            simulation, row = self._place(index, episode.task)
-            simulation.reset(row, episode.seed, episode.init_state)
-            self._slots[index] = _Slot(episode, simulation, row)
+    def _start(self, env_id: int, episode: EpisodeSpec, previous: _Instance | None) -> _Instance:
+        if previous is not None and self._shared is None:
+            self._idle.append(previous.simulation)
+        simulation, row = self._place(env_id, episode.task)
+        simulation.reset(row, episode.seed, episode.init_state)
+        return _Instance(episode, simulation, row)
 
-    def _check(self, episode: Episode) -> None:
-        if not 0 <= episode.task < len(self._tasks):
-            raise EnvError(
-                f"episode {episode.id} asks for task {episode.task}: env.tasks={list(self.config.tasks)} "
-                f"has the tasks 0..{len(self._tasks) - 1}"
-            )
-        if episode.init_state is not None and not 0 <= episode.init_state < INIT_STATES:
-            raise EnvError(
-                f"episode {episode.id} asks for initial state {episode.init_state}: "
-                f"ManiSkill's tasks have the states 0..{INIT_STATES - 1}"
-            )
-
-    def _place(self, index: int, number: int) -> tuple[Simulation, int]:
-        """Where a slot's next episode runs: in a row of the scene of all, or in a scene of its own."""
+    def _place(self, env_id: int, number: int) -> tuple[Simulation, int]:
+        """Where the next episode runs: in a row of the shared scene, or in a scene of its own."""
         task = self._tasks[number]
         if self.backend == "physx_cuda":
             if self._shared is None:
-                self._shared = Simulation(task, self.config, self.backend, self.num_slots)
-            return self._shared, index
-        slot, self._slots[index] = self._slots[index], None
-        if slot is not None:
-            self._idle.append(slot.simulation)
-        for position, simulation in reversed(list(enumerate(self._idle))):  # its own one came last
+                self._shared = Simulation(task, self.config, self.backend, self.num_envs)
+            return self._shared, env_id
+        for position, simulation in reversed(list(enumerate(self._idle))):  # its own one is the last
             if simulation.task is task:
                 return self._idle.pop(position), 0
         return Simulation(task, self.config, self.backend, 1), 0
 
-    def step(self, slots: Sequence[int], actions: np.ndarray) -> StepResult:
-        moving = self._checked(slots, actions)
+    def step(self, env_ids: Sequence[int], actions: np.ndarray) -> StepResult:
+        instances = self._running_instances(env_ids, actions)
         commands = np.asarray(actions, np.float32).copy()
         commands[..., -1] = np.where(commands[..., -1] > 0.5, 1.0, -1.0)
         n, chunk = actions.shape[:2]
         rewards, num_steps = np.zeros((n, chunk), np.float32), np.zeros(n, np.int32)
         success, truncated = np.zeros(n, bool), np.zeros(n, bool)
         for k in range(chunk):
-            active = [i for i, slot in enumerate(moving) if slot.running]
-            for members in _by_simulation(moving, active):
-                rows = [moving[i].row for i in members]
-                success[members] = moving[members[0]].simulation.step(rows, commands[members, k])
+            active = [i for i, instance in enumerate(instances) if instance.running]
+            for members in _by_simulation(instances, active):
+                rows = [instances[i].row for i in members]
+                success[members] = instances[members[0]].simulation.step(rows, commands[members, k])
             for i in active:
-                slot = moving[i]
-                slot.steps += 1
-                if slot.episode.record:
-                    slot.frames.append(slot.simulation.images([slot.row])[0])
-                truncated[i] = not success[i] and slot.steps >= self.spec.max_episode_steps
-                slot.running = not (success[i] or truncated[i])
+                instance = instances[i]
+                instance.steps += 1
+                if instance.episode.record:
+                    instance.frames.append(instance.simulation.images([instance.row])[0])
+                truncated[i] = not success[i] and instance.steps >= self.spec.max_episode_steps
+                instance.running = not (success[i] or truncated[i])
             num_steps[active] += 1
             rewards[active, k] = success[active]
         return StepResult(rewards, num_steps, success, truncated, success.copy())
 
-    def _checked(self, slots: Sequence[int], actions: np.ndarray) -> list[_Slot]:
-        n = len(slots)
-        if actions.ndim != 3 or actions.shape[0] != n or actions.shape[1] < 1 or actions.shape[2] != ACTION_DIM:
-            raise ValueError(f"actions of shape {actions.shape} for {n} slots: need [{n}, K, {ACTION_DIM}]")
-        if len(set(slots)) != n:
-            raise ValueError(f"slots {list(slots)} name a slot twice")
-        if not np.isfinite(actions).all():
-            raise ValueError("actions hold numbers that are not finite")
-        moving = [self._occupied(index) for index in slots]
-        for index, slot in zip(slots, moving, strict=True):
-            if not slot.running:
-                raise ValueError(f"slot {index}: episode {slot.episode.id} has ended: reset it first")
-        return moving
-
-    def _occupied(self, index: int) -> _Slot:
-        slot = self._slots[index]
-        if slot is None:
-            raise ValueError(f"slot {index} holds no episode: reset it first")
-        return slot
-
-    def observe(self, slots: Sequence[int], out: Observation) -> None:
-        occupied = [self._occupied(index) for index in slots]
-        indices = np.asarray(slots, np.int64)
-        for members in _by_simulation(occupied, range(len(occupied))):
-            rows = [occupied[i].row for i in members]
-            out.images[indices[members], 0] = occupied[members[0]].simulation.images(rows)
-        for index, slot in zip(slots, occupied, strict=True):
-            out.task[index] = slot.episode.task
+    def observe(self, env_ids: Sequence[int], out: Observation) -> None:
+        instances = [self.instance(env_id) for env_id in env_ids]
+        indices = np.asarray(env_ids, np.int64)
+        for members in _by_simulation(instances, range(len(instances))):
+            rows = [instances[i].row for i in members]
+            out.images[indices[members], 0] = instances[members[0]].simulation.images(rows)
+        for env_id, instance in zip(env_ids, instances, strict=True):
+            out.task[env_id] = instance.episode.task
             if self.spec.proprio_dim:
-                out.proprio[index] = slot.simulation.proprio(slot.row)
+                out.proprio[env_id] = instance.simulation.proprio(instance.row)
 
-    def frames(self, slot: int) -> list[np.ndarray]:
-        """See VectorEnv: the third-person view after each control step."""
-        return self._occupied(slot).frames
+    def expert_action(self, env_id: int) -> np.ndarray:
+        instance = self.instance(env_id)
+        return expert_action(instance.simulation, instance.row)
 
-    def expert_action(self, slot: int) -> np.ndarray:
-        occupied = self._occupied(slot)
-        return expert_action(occupied.simulation, occupied.row)
+    def potential(self, env_ids: Sequence[int]) -> np.ndarray:
+        """Cube tasks: half for the hand's nearness to the cube, half for the cube's to the goal; each falls to a third
+        within 10 cm. Bridge scenes: half for a grasp of the object, half for one of 5 control steps; both are kept."""
+        return np.array([_progress(self.instance(env_id)) for env_id in env_ids], np.float32)
 
-    def potential(self, slots: Sequence[int]) -> np.ndarray:
-        """Cube tasks: half for the hand's nearness to the cube, half for the cube's to the goal; it falls to a third in
-        10 cm. Bridge scenes: half for a grasp of the object, half for one of 5 control steps; once reached, both stay.
-        """
-        return np.array([_progress(self._occupied(index)) for index in slots], np.float32)
-
-    def demo_state(self, slot: int) -> dict[str, np.ndarray]:
-        """The current privileged state, by its path within a demonstration (see ``envs.base.demonstrations``)."""
-        occupied = self._occupied(slot)
-        simulation, row = occupied.simulation, occupied.row
+    def demo_state(self, env_id: int) -> dict[str, np.ndarray]:
+        """The present privileged state, by its path within a demonstration (see ``envs.base.demonstrations``)."""
+        instance = self.instance(env_id)
+        simulation, row = instance.simulation, instance.row
         proprio = simulation.proprio(row)
         return {
             "states": simulation.state(row),
@@ -169,16 +125,20 @@ class ManiSkillVectorEnv(VectorEnv):
         }
 
     def close(self) -> None:
-        simulations = [*self._idle, *(slot.simulation for slot in self._slots if slot is not None)]
+        simulations = [*self._idle, *(instance.simulation for instance in self._instances if instance is not None)]
         if self._shared is not None:
             simulations = [self._shared]
-        self._slots, self._idle, self._shared = [None] * self.num_slots, [], None
+        super().close()
+        self._idle, self._shared = [], None
         for simulation in simulations:
             simulation.close()
 
 
-def _progress(slot: _Slot) -> float:
-    simulation, row = slot.simulation, slot.row
+make_env = ManiSkillVectorEnv
+
+
+def _progress(instance: _Instance) -> float:
+    simulation, row = instance.simulation, instance.row
     if simulation.task.milestones:
         return simulation.progress(row)
     cube, goal = simulation.position(row, "cube"), simulation.position(row, "goal")
@@ -186,9 +146,9 @@ def _progress(slot: _Slot) -> float:
     return float(np.exp(-distances / 0.1).mean())
 
 
-def _by_simulation(slots: Sequence[_Slot], members: Sequence[int]) -> list[list[int]]:
-    """Positions ``members`` of slots, those that share a simulation together."""
+def _by_simulation(instances: Sequence[_Instance], members: Sequence[int]) -> list[list[int]]:
+    """The positions ``members``, grouped by the simulation of their instances."""
     groups: dict[int, list[int]] = {}
     for i in members:
-        groups.setdefault(id(slots[i].simulation), []).append(i)
+        groups.setdefault(id(instances[i].simulation), []).append(i)
     return list(groups.values())

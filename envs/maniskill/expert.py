@@ -1,7 +1,7 @@
-"""A scripted expert with privileged state for the cube tasks: servoing of the end effector, anew from every state.
+"""A scripted expert with privileged state for the cube tasks: it steers the end effector from the present state.
 
-It keeps no plan, so it recovers when noise or a bump moves things. The fingers point straight down all the time; a cube
-that they close on askew turns between them.
+It keeps no plan, so it recovers when noise or a collision moves things. The fingers always point straight down; a cube
+that is not aligned with them turns as they close.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from envs.base import EnvError
 from envs.maniskill.simulation import Simulation
 
-_FULL_MOVE = 0.1  # metres, and radians, that an action of 1 asks for
+_FULL_MOVE = 0.1  # metres, or radians, of a full action
 _GAIN = 1.5  # of displacement over error: in one step the arm comes about two thirds of the way it is sent
 _UPRIGHT_GAIN = 0.5
 _OPEN, _CLOSED = 1.0, 0.0
@@ -27,11 +27,11 @@ Aim = tuple[np.ndarray, float]  # where the end effector should be, float64 [3],
 def expert_action(simulation: Simulation, row: int) -> np.ndarray:
     """float32 [7], gripper 0 = closed .. 1 = open, for the row's present state.
 
-    Raises EnvError where no expert knows the task.
+    Raises EnvError if it does not know the task.
     """
     aim = _AIMS.get(simulation.task.uid)
     if aim is None:
-        raise EnvError(f"no scripted expert for {simulation.task}: it knows {', '.join(_AIMS)}")
+        raise EnvError(f"no scripted expert for {simulation.task}: there is one for {', '.join(_AIMS)}")
     tool = simulation.tool(row)
     target, gripper = aim(simulation, row, tool)
     action = np.zeros(7)
@@ -43,7 +43,7 @@ def expert_action(simulation: Simulation, row: int) -> np.ndarray:
 
 
 def _push(simulation: Simulation, row: int, tool: np.ndarray) -> Aim:
-    """Closed fingers go down behind the cube, then forward, which is where the goal is."""
+    """Lower closed fingers behind the cube, then move forward, towards the goal."""
     cube = simulation.position(row, "cube")
     behind = cube[0] - tool[0] > _CUBE / 2 + 0.01
     if behind and abs(tool[1] - cube[1]) < 0.015 and tool[2] < _LOW + 0.02:
@@ -86,7 +86,7 @@ def _held(simulation: Simulation, row: int, tool: np.ndarray, cube: np.ndarray) 
 
 
 def _grasp(tool: np.ndarray, cube: np.ndarray) -> Aim:
-    """Over the cube, down, and close where it lies between the fingers."""
+    """Move above the cube, then down, and close the fingers around it."""
     offset = cube - tool
     if np.linalg.norm(offset[:2]) < 0.012 and abs(offset[2]) < 0.01:
         return cube, _CLOSED

@@ -1,8 +1,8 @@
-"""One ManiSkill environment as rows that are reset, stepped and drawn one by one.
+"""One ManiSkill environment as rows that are reset, stepped and drawn separately.
 
-On physx_cpu it has one row. On physx_cuda it has one row for each slot, and PhysX advances all of them at once: rows
-that are not stepped get an action that holds them still, and their state of before is written back. Positions,
-velocities and joints then are what they were; PhysX's own memory of contacts is not.
+On physx_cpu it has one row. On physx_cuda it has one row per environment, and PhysX advances all rows at once. Rows
+that are not stepped get an action that holds them still, and their previous state is written back afterwards. This
+restores positions, velocities and joints, but not PhysX's own memory of contacts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.base.vector_env import resized
 from envs.maniskill.bootstrap import make
 from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.tasks import ACTION_DIM, Task
@@ -27,7 +28,7 @@ class Simulation:
         self._image_size = config.image_size
         self._fingers = np.ones(rows, np.float32)  # the last command of each row's gripper
         self._reached = np.zeros(rows, np.float32)  # share of the task's milestones that each row's episode has reached
-        # From here on nothing is rendered that nobody asks for, and only by the camera that is looked through.
+        # From here on, only ``images`` renders, and only with the task's camera.
         self.env._obs_mode = "none"
         camera = self.env.scene.sensors[task.camera]
         self.env.scene.sensors = self.env._sensors = {task.camera: camera}
@@ -37,20 +38,20 @@ class Simulation:
             self.env._hidden_objects = []
 
     def reset(self, row: int, seed: int, init_state: int | None) -> None:
-        """Start anew in one row: by the state's number where it is given, else by the seed."""
+        """Start an episode in one row, from the initial state with this number if one is given, else from the seed."""
         options: dict[str, Any] = {}
         if self.rows > 1:
             options["env_idx"] = self._index([row])
         if init_state is not None:
             seed = init_state
-            if self.task.assets:  # these tasks count through fixed placements themselves
+            if self.task.assets:  # these tasks number their fixed placements themselves
                 options["episode_id"] = self._index([init_state])
         _, info = self.env.reset(seed=[seed] * self.rows, options=options)
         self._fingers[row] = 1.0
         self._note_milestones([row], info)
 
     def step(self, rows: Sequence[int], commands: np.ndarray) -> np.ndarray:
-        """One control step. Commands float32 [n, 7] in ManiSkill's convention; returns success, bool [n]."""
+        """One control step. ``commands`` is float32 [n, 7] in ManiSkill's convention; returns success, bool [n]."""
         action = np.zeros((self.rows, ACTION_DIM), np.float32)
         self._fingers[list(rows)] = commands[:, -1]
         action[:, -1] = self._fingers
@@ -66,23 +67,23 @@ class Simulation:
         return success.astype(bool)
 
     def _note_milestones(self, rows: Sequence[int], info: dict[str, Any]) -> None:
-        """Kept from ManiSkill's own report of a step: asking ``evaluate`` again would count a held grasp twice."""
+        """Read ManiSkill's report of the step: asking ``evaluate`` again would count a held grasp twice."""
         if self.task.milestones:
             reached = np.mean([info[name].cpu().numpy() for name in self.task.milestones], axis=0)
             self._reached[list(rows)] = reached[list(rows)]
 
     def progress(self, row: int) -> float:
-        """0..1: share of ``task.milestones`` that the row's episode has reached, also where they are behind it."""
+        """0..1: share of ``task.milestones`` that the row's episode has reached."""
         return float(self._reached[row])
 
     def images(self, rows: Sequence[int]) -> np.ndarray:
         """uint8 [n, H, W, 3]: what the camera sees now."""
         images = self.env._get_obs_sensor_data()[self.task.camera]["rgb"][list(rows)].cpu().numpy()
-        return images if self.task.square else _resized(images, self._image_size)
+        return resized(images, self._image_size)
 
     def proprio(self, row: int) -> np.ndarray:
-        """float64 [8]: end effector beside the robot's base, in metres; its turn from ``task.upright``, axis times
-        angle; finger joints."""
+        """float64 [8]: position of the end effector from the robot's base (m), its rotation from ``task.upright`` (axis
+        times angle, rad), finger joints."""
         robot = self.env.agent.robot
         tool = (robot.pose.inv() * self.env.agent.tcp.pose).raw_pose[row].cpu().numpy().astype(np.float64)
         turn = rotation_vector(_product(tool[3:], _inverse(np.array(self.task.upright))))
@@ -121,17 +122,10 @@ def _rows_of(state: dict[str, Any], index: Any) -> dict[str, Any]:
     return {name: _rows_of(part, index) if isinstance(part, dict) else part[index] for name, part in state.items()}
 
 
-def _resized(images: np.ndarray, size: int) -> np.ndarray:
-    from PIL import Image
-
-    frames = [Image.fromarray(image).resize((size, size), Image.Resampling.LANCZOS) for image in images]
-    return np.stack([np.asarray(frame) for frame in frames])
-
-
 def rotation_vector(quaternion: np.ndarray) -> np.ndarray:
     """float64 [3], axis times angle (at most pi) of a unit quaternion [4] (w, x, y, z)."""
     real, axis = quaternion[0], quaternion[1:]
-    if real < 0:  # the other quaternion of the same rotation is the shorter way
+    if real < 0:  # the negated quaternion is the same rotation, by a smaller angle
         real, axis = -real, -axis
     sine = np.linalg.norm(axis)
     return axis * (2 * np.arctan2(sine, real) / sine if sine > 1e-9 else 2.0)

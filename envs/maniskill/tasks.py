@@ -1,4 +1,4 @@
-"""ManiSkill's tasks as this project offers them. Nothing here needs ManiSkill itself."""
+"""ManiSkill's tasks as this project offers them. This module does not need ManiSkill itself."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Task:
     textures: str = "rgb"  # ManiSkill's observation mode: what the camera renders
     square: bool = True  # the camera takes any size; else its images are resized
     upright: tuple[float, float, float, float] = (0.0, 1.0, 0.0, 0.0)  # w, x, y, z; proprioception turns from here
-    things: Mapping[str, str] = field(default_factory=dict)  # what an expert looks at: names of actors in ManiSkill
-    milestones: tuple[str, ...] = ()  # on the way to success, by their names in what ManiSkill's ``evaluate`` reports
+    things: Mapping[str, str] = field(default_factory=dict)  # what the expert looks at: ManiSkill's actors
+    milestones: tuple[str, ...] = ()  # on the way to success: keys of what ManiSkill's ``evaluate`` reports
     assets: tuple[str, ...] = ()  # to be downloaded with ManiSkill's tool
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ def _bridge(uid: str, instruction: str, steps: int = 60) -> Task:
         textures="rgb+segmentation",
         square=False,
         upright=(1.0, 0.0, 0.0, 0.0),
-        milestones=("is_src_obj_grasped", "consecutive_grasp"),  # held once, and for 5 control steps on end
+        milestones=("is_src_obj_grasped", "consecutive_grasp"),  # held once, and held for 5 control steps in a row
         assets=tuple(_ASSETS),
     )
 
@@ -65,12 +65,7 @@ TASKS = {
             50,
             things={"cube": "cube", "goal": "goal_site"},
         ),
-        Task(
-            "StackCube-v1",
-            "stack the red cube on the green cube",
-            50,
-            things={"cube": "cubeA", "goal": "cubeB"},
-        ),
+        Task("StackCube-v1", "stack the red cube on the green cube", 50, things={"cube": "cubeA", "goal": "cubeB"}),
         _bridge("PutCarrotOnPlateInScene-v1", "put carrot on plate"),
         _bridge("PutSpoonOnTableClothInScene-v1", "put the spoon on the towel"),
         _bridge("StackGreenCubeOnYellowCubeBakedTexInScene-v1", "stack the green block on the yellow block"),
@@ -80,7 +75,7 @@ TASKS = {
 
 
 def select_tasks(config: ManiSkillConfig) -> tuple[Task, ...]:
-    """The configured tasks; an Episode's task counts through them."""
+    """The configured tasks; the task of an ``EpisodeSpec`` indexes them."""
     return tuple(TASKS[uid] for uid in config.tasks)
 
 

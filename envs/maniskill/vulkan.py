@@ -1,4 +1,4 @@
-"""Which devices Vulkan can draw with, asked of its loader directly: SAPIEN ends the process where there is none."""
+"""Asks the Vulkan loader which devices can draw. SAPIEN itself would end the process if there is none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OLDEST_MESA = (23, 1)  # older software renderers lack extensions that SAPIEN as
 REMEDY = (
     "install mesa-vulkan-drivers 23.1 or newer (software rendering; on Debian 12: sudo apt-get install "
     "mesa-vulkan-drivers/bookworm-backports, with that source; elsewhere: apt-get install mesa-vulkan-drivers), or "
-    "a GPU's Vulkan driver; bash scripts/setup.sh does the first where it may"
+    "a GPU's Vulkan driver; bash scripts/setup.sh does the first if it has the rights"
 )
 
 _APPLICATION_INFO, _INSTANCE_CREATE_INFO = 0, 1  # values of VkStructureType
@@ -27,7 +27,7 @@ class VulkanDevice:
 
     name: str
     software: bool
-    driver: str  # as the driver tells it, such as "Mesa 25.0.7 (LLVM 15.0.6)"
+    driver: str  # as the driver reports it, such as "Mesa 25.0.7 (LLVM 15.0.6)"
 
     @property
     def usable(self) -> bool:
@@ -94,7 +94,7 @@ class _Device(ctypes.Structure):
 
 
 def vulkan_devices() -> list[VulkanDevice] | None:
-    """The devices that the Vulkan loader offers, software renderers included; None where there is no loader."""
+    """The devices that the Vulkan loader offers, software renderers included; None if there is no loader."""
     vulkan = _loader()
     if vulkan is None:
         return None
@@ -121,7 +121,7 @@ def vulkan_devices() -> list[VulkanDevice] | None:
 
 
 def _loader() -> ctypes.CDLL | None:
-    """The system's, or the one that SAPIEN brings along and names where the system has none."""
+    """The system's, or the one that SAPIEN ships and names if the system has none."""
     for name in ("libvulkan.so.1", os.environ.get("SAPIEN_VULKAN_LIBRARY_PATH")):
         if name:
             with contextlib.suppress(OSError):
@@ -138,7 +138,7 @@ def _describe(vulkan: ctypes.CDLL, handle: int | None) -> VulkanDevice:
 
 
 def vulkan_problem() -> str:
-    """What keeps SAPIEN from drawing, with the remedy; empty where nothing does."""
+    """What keeps SAPIEN from drawing, with the remedy; empty if nothing does."""
     devices = vulkan_devices()
     if devices is None:
         return f"no Vulkan loader (libvulkan.so.1): {REMEDY}"

@@ -1,0 +1,1 @@
+"""A fast tabletop simulator in numpy: physics, tasks and drawing."""

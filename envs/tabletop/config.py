@@ -1,9 +1,4 @@
-"""The one schema of a run: every key, its type, its default and its limits.
-
-Values come from a YAML file and ``key=value`` overrides (see ``config_loading``); nothing changes them afterwards.
-Each group of keys is one class below; an algorithm's keys stand in its own file (``algos``). Heavy libraries are not
-imported here: reading a config is instant.
-"""
+"""Configuration of the tabletop."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ class TabletopConfig(SimulatorConfig):
 
     name: Literal["tabletop"] = "tabletop"
     tasks: tuple[Literal["reach", "push", "pick_place"], ...] = Field(("reach",), min_length=1)
-    distractors: NonNegative = Field(1, le=4, description="Objects beside the target.")
+    distractors: NonNegative = Field(1, le=4, description="Objects in addition to the target.")
     image_size: Positive = 64
     proprio: bool = True
     max_episode_steps: Positive = 64

@@ -1,7 +1,7 @@
-"""Draws the tabletop: seen from the front and above, so that height shows as the distance from the shadow.
+"""Draws the tabletop, seen from the front and above, so that height shows as the distance from the shadow.
 
-Plain numpy, anti-aliased (a motion of a fraction of a pixel changes pixels), at any size: the policy's images and the
-larger frames of a video come from the same code.
+Plain numpy, anti-aliased (a motion of a fraction of a pixel changes pixels), at any size: the same code draws the
+policy's images and the larger frames of a video.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _ARM, _HAND, _FINGER = (228, 232, 238), (60, 64, 76), (20, 22, 28)
 _FRONT_SHADE = 0.62  # brightness of a block's front face against its top
 
 _FINGER_WIDTH, _FINGER_LENGTH = 0.026, 0.09
-_GAP_CLOSED, _GAP_HELD, _GAP_OPEN = 0.004, BLOCK_HALF - 0.004, BLOCK_HALF + 0.016  # from the middle to a finger
+_GAP_CLOSED, _GAP_HELD, _GAP_OPEN = 0.004, BLOCK_HALF - 0.004, BLOCK_HALF + 0.016  # from the middle to each finger
 _HAND_HALF, _HAND_HEIGHT = 0.1, 0.035
 _ARM_HALF, _ARM_LENGTH = 0.03, 0.16
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What there is to draw, in table widths."""
+    """Everything that is drawn, in table widths."""
 
     tip: np.ndarray  # [3]
     aperture: float
@@ -57,7 +57,7 @@ class Scene:
 
 
 class _Canvas:
-    """A square image that shapes, given in screen coordinates, are blended onto."""
+    """A square image; shapes in screen coordinates are blended onto it."""
 
     def __init__(self, pixels: np.ndarray) -> None:
         self.pixels = pixels  # float32 [S, S, 3]
@@ -81,7 +81,7 @@ class _Canvas:
         self._blend(rows, columns, (inwards + 0.5).clip(0.0, 1.0) * alpha, rgb)
 
     def _cover(self, low: float, high: float) -> tuple[slice, np.ndarray]:
-        """The pixels that an interval touches along one axis, and how much of each it covers."""
+        """The pixels that an interval touches along one axis, and the covered share of each."""
         low, high = max(low * self.size, 0.0), min(high * self.size, float(self.size))
         first, last = int(low), math.ceil(high)
         if last <= first:
@@ -111,7 +111,7 @@ def draw(scene: Scene, size: int) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _background(size: int) -> np.ndarray:
-    """float32 [size, size, 3]: the empty table; not to be written to."""
+    """float32 [size, size, 3]: the empty table. Shared: copy it before drawing."""
     canvas = _Canvas(np.full((size, size, 3), _WALL, np.float32))
     left, right, top, bottom = _x(0.0), _x(1.0), _y(1.0), _y(0.0)
     canvas.rectangle(left - _RIM, top - _RIM, right + _RIM, bottom + 2 * _RIM, _TABLE_EDGE)
@@ -138,7 +138,7 @@ def _draw_goal(canvas: _Canvas, scene: Scene) -> None:
 
 
 def _draw_blocks_and_gripper(canvas: _Canvas, scene: Scene) -> None:
-    """Back to front. Low fingers are hidden by blocks nearer to the viewer; high ones are in front of everything."""
+    """From back to front. Nearer blocks hide low fingers; high fingers are in front of everything."""
     tip_x, tip_y, tip_z = (float(v) for v in scene.tip)
     standing = sorted((j for j in range(len(scene.blocks)) if j != scene.held), key=lambda j: -scene.blocks[j, 1])
     over_block = any(np.abs(scene.blocks[j] - scene.tip[:2]).max() <= BLOCK_HALF for j in standing)

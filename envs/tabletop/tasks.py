@@ -1,4 +1,4 @@
-"""The tabletop's tasks: where things are placed, what counts as success and as failure, and a scripted expert."""
+"""The tabletop's tasks: placement, success and failure, progress, and a scripted expert."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from envs.tabletop.world import BLOCK_HALF, BLOCK_HEIGHT, CONTACT, MAX_STEP, OPE
 
 FAMILIES = ("reach", "push", "pick_place")
 TARGET_COLORS = ("red", "green", "blue", "yellow")
-COLORS = (*TARGET_COLORS, "purple")  # purple only ever stands beside a target, as the fourth distractor
+COLORS = (*TARGET_COLORS, "purple")  # purple is never a target, only the fourth distractor
 INIT_STATES = 50  # benchmark placements of each task
 
 ZONE_HALF = 0.11  # half the side of the goal zone of "push"
 PLATE_RADIUS = 0.1  # of the plate of "pick_place"
 IN_ZONE = ZONE_HALF - BLOCK_HALF  # a block this close to the zone's centre, in x and in y, lies inside
 ON_PLATE = 0.055  # a block this close to the plate's centre lies on it
-SETTLED = 2  # control steps of standing still over a block that count as having moved to it
+SETTLED = 2  # control steps without motion over a block that count as having moved to it
 DISTURBED = 0.04  # a distractor displaced further than this has been disturbed
 
 _PHRASES = {
@@ -26,7 +26,7 @@ _PHRASES = {
     "push": "push the {} block into the square",
     "pick_place": "put the {} block on the plate",
 }
-_SAMPLED, _BENCHMARK = 0, 1  # random streams; they never meet, which keeps the benchmark placements held out
+_SAMPLED, _BENCHMARK = 0, 1  # random streams; they are disjoint, so that no seed samples a benchmark placement
 _EDGE = 0.12  # nothing is placed closer to the table's edge
 _APART = 0.18  # least distance between the centres of two blocks
 _CLEAR = 0.15  # least distance of a distractor from the way along which the target is pushed
@@ -57,13 +57,13 @@ def list_tasks(families: tuple[str, ...]) -> tuple[Task, ...]:
 
 
 def placement_rng(task: Task, seed: int, init_state: int | None) -> np.random.Generator:
-    """The source of a placement's randomness: the seed, or the number of the benchmark state where one is given."""
+    """The source of a placement's randomness: the benchmark state's number if one is given, else the seed."""
     stream, number = (_SAMPLED, seed) if init_state is None else (_BENCHMARK, init_state)
     return np.random.default_rng(np.random.SeedSequence(number, spawn_key=(stream, task.family, task.color)))
 
 
 def place(task: Task, num_blocks: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finger tips [3], blocks [B, 2] with the target first, and goal [2] of a fresh episode, by rejection sampling.
+    """Finger tips [3], blocks [B, 2] with the target first, and goal [2] of a new episode, by rejection sampling.
 
     Distances are chosen so that the expert needs two to four chunks of 8: 12 to 32 control steps over 3,600 episodes.
     """
@@ -114,9 +114,9 @@ def _off_segment(points: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.n
 
 
 def judge(world: World, family: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(success, failure), bool [n] each and never both. ``family``: of every slot.
+    """(success, failure), bool [n] each and never both. ``family`` is that of every environment.
 
-    Success: "reach": the finger tips stood still over the target for ``SETTLED`` control steps, at any height.
+    Success: "reach": the finger tips were still over the target for ``SETTLED`` control steps, at any height.
     "push", "pick_place": the target lies inside the zone, on the plate, and is not held.
     Failure, in every family: the tips settled over a distractor ("reach"), or a distractor was grasped or displaced.
     """
@@ -133,8 +133,8 @@ def judge(world: World, family: np.ndarray, rows: np.ndarray) -> tuple[np.ndarra
 
 
 def progress(world: World, family: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """float32 [n], 0..1: half for the finger tips' nearness to the target, half for the target's to the goal; "reach"
-    has no goal and counts the first in full."""
+    """float32 [n], 0..1: half for the finger tips' nearness to the target, half for the target's to the goal. "reach",
+    which has no goal, counts the first in full."""
     target = world.blocks[rows, 0]
     reached = 1.0 - np.linalg.norm(world.tip[rows, :2] - target, axis=1) / _DIAGONAL
     brought = 1.0 - np.linalg.norm(target - world.goal[rows], axis=1) / _DIAGONAL
@@ -155,7 +155,7 @@ def expert(world: World, family: int, row: int) -> np.ndarray:
     move, gripper = policy(world, row)
     move = move / MAX_STEP
     action = np.zeros(7, np.float32)
-    action[:3] = move / max(1.0, float(np.abs(move).max()))  # slower, not bent, where an axis is at its limit
+    action[:3] = move / max(1.0, float(np.abs(move).max()))  # slower but in the same direction at an axis's limit
     action[6] = gripper
     return action
 

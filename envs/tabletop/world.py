@@ -26,7 +26,7 @@ CONTACT = 0.075  # fingers closer than this to the centre of a block touch it
 GRASP = 0.04  # open fingers closer than this to the centre of a block straddle it
 OPEN = 0.5  # apertures above this count as open
 APERTURE_STEP = 0.4  # fastest change of the aperture in one control step
-SETTLED_STEP = MAX_STEP / 2  # a control step shorter than this counts as standing still
+SETTLED_STEP = MAX_STEP / 2  # a control step shorter than this counts as no motion
 REACHED = 0.05  # finger tips closer than this, in x and y, have reached a block
 
 _ROUNDING = 1e-9  # a dragged block lies at GRASP up to rounding
@@ -34,14 +34,14 @@ _ROUNDING = 1e-9  # a dragged block lies at GRASP up to rounding
 
 @dataclass(slots=True)
 class World:
-    """Positions of everything, one row for each slot."""
+    """Positions of everything, one row per environment."""
 
     tip: np.ndarray  # float64 [n, 3], between the finger tips
     aperture: np.ndarray  # float64 [n], 0 = closed .. 1 = open
     held: np.ndarray  # int64 [n], block between the fingers, -1: none
     blocks: np.ndarray  # float64 [n, B, 2], centres
     placed: np.ndarray  # float64 [n, B, 2], centres at the start of the episode
-    settled: np.ndarray  # int64 [n, B], control steps for which the tips have stood still over each block
+    settled: np.ndarray  # int64 [n, B], control steps for which the tips have been still over each block
     goal: np.ndarray  # float64 [n, 2], centre of the zone or plate
 
     @classmethod
@@ -58,7 +58,7 @@ class World:
 
 
 def advance(world: World, rows: np.ndarray, actions: np.ndarray) -> None:
-    """Move the given rows on by one control step, in place. ``actions``: [n, 7], clipped to their limits."""
+    """Advance the given rows by one control step, in place. ``actions``: [n, 7], clipped to their limits."""
     before = world.tip[rows]
     tip = np.clip(before + np.clip(actions[:, :3], -1.0, 1.0) * MAX_STEP, TIP_LOW, TIP_HIGH)
     was_open = world.aperture[rows] > OPEN
@@ -105,7 +105,7 @@ def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _straddled(
     blocks: np.ndarray, before: np.ndarray, tip: np.ndarray, gap: np.ndarray, able: np.ndarray
 ) -> np.ndarray:
-    """bool [n, B]: blocks between the open fingers, already or because the fingers come down around them now."""
+    """bool [n, B]: blocks between the open fingers, since before or because the fingers come down around them now."""
     inside = _distance(blocks, before[:, None, :2]) <= GRASP + _ROUNDING
     was_low = (before[:, 2] < BLOCK_HEIGHT)[:, None]
     return np.where(was_low, inside, gap <= GRASP) & able[:, None]
@@ -114,10 +114,10 @@ def _straddled(
 def _pushed(
     blocks: np.ndarray, before: np.ndarray, tip: np.ndarray, gap: np.ndarray, touched: np.ndarray, around: np.ndarray
 ) -> np.ndarray:
-    """[n, B, 2]: the blocks once the fingers have pushed what they touch and dragged what they straddle.
+    """[n, B, 2]: the blocks after the fingers have pushed those they touch and dragged those they straddle.
 
-    From the moment of contact on a pushed block moves as the fingers do: contact without slip, which makes pushing
-    stable and so feasible in open loop.
+    From the moment of contact, a pushed block moves as the fingers do. Contact without slip makes pushing stable, and
+    so feasible in open loop.
     """
     if not (touched.any() or around.any()):
         return blocks.copy()
@@ -136,7 +136,7 @@ def _pushed(
 
 
 def _shove(blocks: np.ndarray, old: np.ndarray, held: np.ndarray, airborne: np.ndarray) -> None:
-    """Let the block that moved furthest in each row (the held one first) push others out of its way, in place."""
+    """In each row, the held block, or else the one that moved furthest, pushes others out of its way, in place."""
     if blocks.shape[1] == 1:
         return
     moved = np.abs(blocks - old).sum(axis=2)

@@ -1,0 +1,1 @@
+"""A simulator that computes nothing: episodes of known length and cost."""

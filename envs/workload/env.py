@@ -1,8 +1,8 @@
 """Episodes of known length and known cost, for tests and benchmarks of the runtime itself.
 
-Nothing is simulated: a control step and an observation take the time that the configuration says, slept. Every image
-spells out the episode's id and the step it was taken at, with every byte of it, so that a test can tell whether what is
-trained on is what the simulator wrote: ``decode_image`` finds torn, mixed and unwritten images.
+Nothing is simulated: a control step and an observation sleep for the configured time. All bytes of an image encode the
+episode's id and its step, so that a test can check that the learner trains on what the simulator wrote:
+``decode_image`` finds torn, mixed and unwritten images.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.base import EnvError, VectorEnv
+from envs.base import EnvError, SimulatorEnv
+from envs.base.vector_env import EnvInstance
 from envs.workload.config import WorkloadConfig
-from vla_rl.core.records import EnvSpec, Episode, Observation, StepResult
+from vla_rl.core.records import EnvSpec, EpisodeSpec, Observation, StepResult
 
-ACTION_DIM = 7
 INSTRUCTIONS = ("wait for the bell", "wait for the light")
 MIN_IMAGE_SIZE = 4  # 48 bytes; one copy of the message takes 32
 
@@ -28,7 +28,7 @@ _LOWEST, _SPREAD = 15, 15  # half bytes 0..15 become the pixel values 15, 30, ..
 
 @dataclass(frozen=True, slots=True)
 class EpisodePlan:
-    """How an episode goes, whatever the actions."""
+    """Length and outcome of an episode, independent of its actions."""
 
     length: int  # control steps
     success: bool
@@ -36,10 +36,10 @@ class EpisodePlan:
 
 
 def plan_episode(config: WorkloadConfig, seed: int) -> EpisodePlan:
-    """A pure function. Half of the seeds succeed, a quarter fail (terminated), a quarter run into a time limit.
+    """A pure function of its arguments. Half of the seeds succeed, a quarter fail, a quarter reach a time limit.
 
-    The time limit of a truncated episode is its own length, ``max_episode_steps`` * (1 - u * ``length_spread``) with u
-    uniform in [0, 1) as for every other episode, so that lengths do not depend on outcomes.
+    The length is ``max_episode_steps`` * (1 - u * ``length_spread``) with u uniform in [0, 1), whatever the outcome:
+    the time limit of a truncated episode is its own length.
     """
     u, coin = np.random.default_rng(np.random.SeedSequence(seed)).random(2)
     length = max(1, round(config.max_episode_steps * (1.0 - u * config.length_spread)))
@@ -47,7 +47,7 @@ def plan_episode(config: WorkloadConfig, seed: int) -> EpisodePlan:
 
 
 def encode_image(episode: int, step: int, size: int) -> np.ndarray:
-    """uint8 [size, size, 3]: id and step with a checksum, over and over, no byte of it 0."""
+    """uint8 [size, size, 3]: id and step with a checksum, repeated; no byte is 0."""
     message = np.zeros((), _MESSAGE)
     message["episode"], message["step"] = episode, step
     message["checksum"] = zlib.crc32(message.tobytes())
@@ -59,7 +59,7 @@ def encode_image(episode: int, step: int, size: int) -> np.ndarray:
 def decode_image(image: np.ndarray) -> tuple[int, int]:
     """(episode id, step) of an image [H, W, 3] made by ``encode_image``.
 
-    Raises ValueError where a single byte of it differs from what was written.
+    Raises ValueError if a single byte differs from what was written.
     """
     if image.dtype != np.uint8 or image.ndim != 3 or image.size < 2 * _MESSAGE.itemsize:
         raise ValueError(f"not an image of the workload simulator: {image.dtype} {image.shape}")
@@ -73,8 +73,8 @@ def decode_image(image: np.ndarray) -> tuple[int, int]:
     return episode, step
 
 
-def workload_spec(config: WorkloadConfig) -> EnvSpec:
-    """The spec of ``WorkloadVectorEnv(config, ...)``. Raises EnvError where the image cannot hold its message."""
+def env_spec(config: WorkloadConfig) -> EnvSpec:
+    """See ``envs.env_spec``. Raises EnvError if the image cannot hold its message."""
     if config.image_size < MIN_IMAGE_SIZE:
         raise EnvError(f"env.image_size={config.image_size} cannot hold an episode's id: use {MIN_IMAGE_SIZE} or more")
     return EnvSpec(
@@ -82,99 +82,74 @@ def workload_spec(config: WorkloadConfig) -> EnvSpec:
         views=("message",),
         image_size=config.image_size,
         proprio_dim=1,
-        action_dim=ACTION_DIM,
+        action_dim=7,
         max_episode_steps=config.max_episode_steps,
         instructions=INSTRUCTIONS,
     )
 
 
-class WorkloadVectorEnv(VectorEnv):
+@dataclass(slots=True)
+class _Instance(EnvInstance):
+    plan: EpisodePlan
+
+
+class WorkloadVectorEnv(SimulatorEnv[_Instance]):
     """See the module. Proprioception is (executed steps + 1) / max_episode_steps, never 0. Actions change nothing."""
 
-    def __init__(self, config: WorkloadConfig, num_slots: int) -> None:
-        if num_slots < 1:
-            raise ValueError(f"num_slots={num_slots}: a vectorized environment needs at least one slot")
-        self.spec = workload_spec(config)
-        self.num_slots = num_slots
+    def __init__(self, config: WorkloadConfig, num_envs: int) -> None:
+        super().__init__(env_spec(config), num_envs)
         self._config = config
-        self._episodes: list[Episode | None] = [None] * num_slots
-        self._plans = [EpisodePlan(0, success=False, truncated=False)] * num_slots
-        self._steps = np.zeros(num_slots, np.int64)
-        self._frames: list[list[np.ndarray]] = [[] for _ in range(num_slots)]
 
-    def reset(self, slots: Sequence[int], episodes: Sequence[Episode]) -> None:
-        for slot, episode in zip(slots, episodes, strict=True):
-            if not 0 <= episode.task < len(INSTRUCTIONS):
-                raise EnvError(
-                    f"episode {episode.id} asks for task {episode.task}: "
-                    f"workload has the tasks 0..{len(INSTRUCTIONS) - 1}"
-                )
-            if episode.init_state is not None and not 0 <= episode.init_state < self.spec.init_states:
-                raise EnvError(
-                    f"episode {episode.id} asks for initial state {episode.init_state}: "
-                    f"workload has the states 0..{self.spec.init_states - 1}"
-                )
-            self._episodes[slot] = episode
-            self._plans[slot] = plan_episode(self._config, episode.seed)
-            self._steps[slot] = 0
-            self._frames[slot] = []
-        _sleep(self._config.reset_ms * len(slots))
+    def reset(self, env_ids: Sequence[int], episodes: Sequence[EpisodeSpec]) -> None:
+        """See VectorEnv. Sleeps ``reset_ms`` per environment."""
+        super().reset(env_ids, episodes)
+        _sleep(self._config.reset_ms * len(env_ids))
 
-    def step(self, slots: Sequence[int], actions: np.ndarray) -> StepResult:
-        """See VectorEnv. Sleeps ``step_ms`` for every executed control step of every slot: they share one core."""
-        n = len(slots)
-        if actions.ndim != 3 or actions.shape[0] != n or actions.shape[1] < 1 or actions.shape[2] != ACTION_DIM:
-            raise ValueError(f"actions of shape {actions.shape} for {n} slots: need [{n}, K, {ACTION_DIM}]")
-        if len(set(slots)) != n:
-            raise ValueError(f"slots {list(slots)} name a slot twice")
-        plans = [self._plans[s] for s in slots]
-        left = np.array([plan.length for plan in plans], np.int64) - self._steps[list(slots)]
-        if (left <= 0).any():
-            over = [s for s, steps in zip(slots, left, strict=True) if steps <= 0]
-            raise ValueError(f"slots {over} run no episode: reset them before stepping them")
-        num_steps = np.minimum(left, actions.shape[1]).astype(np.int32)
+    def _start(self, env_id: int, episode: EpisodeSpec, previous: _Instance | None) -> _Instance:
+        return _Instance(episode, plan_episode(self._config, episode.seed))
+
+    def step(self, env_ids: Sequence[int], actions: np.ndarray) -> StepResult:
+        """See VectorEnv. Sleeps ``step_ms`` per executed control step of each environment: they share one core."""
+        instances = self._running_instances(env_ids, actions)
+        n, chunk = actions.shape[:2]
+        left = np.array([instance.plan.length - instance.steps for instance in instances], np.int64)
+        num_steps = np.minimum(left, chunk).astype(np.int32)
         ended = num_steps == left
-        success = ended & np.array([plan.success for plan in plans])
-        truncated = ended & np.array([plan.truncated for plan in plans])
-        rewards = np.zeros(actions.shape[:2], np.float32)
+        success = ended & np.array([instance.plan.success for instance in instances])
+        truncated = ended & np.array([instance.plan.truncated for instance in instances])
+        rewards = np.zeros((n, chunk), np.float32)
         rewards[np.arange(n), num_steps - 1] = success
-        for slot, steps in zip(slots, num_steps.tolist(), strict=True):
-            self._advance(slot, steps)
+        for instance, steps, over in zip(instances, num_steps.tolist(), ended.tolist(), strict=True):
+            self._advance(instance, steps)
+            instance.running = not over
         _sleep(self._config.step_call_ms + self._config.step_ms * int(num_steps.sum()))
         return StepResult(rewards, num_steps, ended & ~truncated, truncated, success)
 
-    def _advance(self, slot: int, steps: int) -> None:
-        episode = self._episodes[slot]
-        assert episode is not None
+    def _advance(self, instance: _Instance, steps: int) -> None:
         for _ in range(steps):
-            self._steps[slot] += 1
-            if episode.record:
-                self._frames[slot].append(encode_image(episode.id, int(self._steps[slot]), self._config.image_size))
+            instance.steps += 1
+            if instance.episode.record:
+                instance.frames.append(encode_image(instance.episode.id, instance.steps, self._config.image_size))
 
-    def observe(self, slots: Sequence[int], out: Observation) -> None:
-        """See VectorEnv. Sleeps ``render_ms`` for every slot."""
-        for slot in slots:
-            episode = self._episodes[slot]
-            if episode is None:
-                raise ValueError(f"slot {slot} runs no episode: reset it before observing it")
-            step = int(self._steps[slot])
-            out.images[slot, 0] = encode_image(episode.id, step, self._config.image_size)
-            out.proprio[slot] = (step + 1) / self._config.max_episode_steps
-            out.task[slot] = episode.task
-        _sleep(self._config.render_call_ms + self._config.render_ms * len(slots))
+    def observe(self, env_ids: Sequence[int], out: Observation) -> None:
+        """See VectorEnv. Sleeps ``render_ms`` per environment."""
+        for env_id in env_ids:
+            instance = self.instance(env_id)
+            out.images[env_id, 0] = encode_image(instance.episode.id, instance.steps, self._config.image_size)
+            out.proprio[env_id] = (instance.steps + 1) / self._config.max_episode_steps
+            out.task[env_id] = instance.episode.task
+        _sleep(self._config.render_call_ms + self._config.render_ms * len(env_ids))
 
-    def frames(self, slot: int) -> list[np.ndarray]:
-        return self._frames[slot]
-
-    def potential(self, slots: Sequence[int]) -> np.ndarray:
+    def potential(self, env_ids: Sequence[int]) -> np.ndarray:
         """The executed share of the episode."""
-        return np.array([self._steps[s] / self._plans[s].length for s in slots], np.float32)
+        instances = map(self.instance, env_ids)
+        return np.array([instance.steps / instance.plan.length for instance in instances], np.float32)
 
-    def expert_action(self, slot: int) -> np.ndarray:
-        raise EnvError("the workload simulator has no expert: its episodes end as their seed says, whatever is done")
+    def expert_action(self, env_id: int) -> np.ndarray:
+        raise EnvError("the workload simulator has no expert: the seed alone decides how its episodes end")
 
-    def close(self) -> None:
-        self._frames = [[] for _ in range(self.num_slots)]
+
+make_env = WorkloadVectorEnv
 
 
 def _sleep(milliseconds: float) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from algos.advantages import chunk_rewards, episode_returns, gae, group_advantages
-from algos.config import Settings
+from algos.config import AlgorithmConfig
 from algos.grpo import GRPO
 from algos.losses import RatioLevel, token_mask
 from tests.algos.ppo_case import Case
@@ -19,10 +19,10 @@ from tests.algos.reference_algos import random_super_batch
 from vla_rl.core.records import SuperBatch
 
 
-def estimate(batch: SuperBatch, gamma: float, lam: float) -> tuple[np.ndarray, np.ndarray]:
+def compute_advantages(batch: SuperBatch, gamma: float, lam: float) -> tuple[np.ndarray, np.ndarray]:
     """Our advantages and returns."""
     rewards = chunk_rewards(batch.rewards, batch.num_steps)
-    return gae(rewards, batch.values, batch.offsets, batch.final_value, batch.truncated, gamma, lam)
+    return gae(rewards, batch.values, batch.offsets, batch.bootstrap_value, batch.truncated, gamma, lam)
 
 
 def float64(x: float) -> Tensor:
@@ -38,14 +38,14 @@ def marks(batch: SuperBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Next values, done and terminated [M], with all episodes on one time axis."""
     last = batch.offsets[1:] - 1
     following, (done, terminated) = np.append(batch.values[1:], 0.0), np.zeros((2, batch.num_chunks), bool)
-    following[last], done[last], terminated[last] = batch.final_value, True, batch.terminated
+    following[last], done[last], terminated[last] = batch.bootstrap_value, True, batch.terminated
     return following, done, terminated
 
 
 def bootstrapped(batch: SuperBatch, gamma: float) -> np.ndarray:
     """Rewards [M] that contain the value of what follows a truncated end."""
     rewards = chunk_rewards(batch.rewards, batch.num_steps)
-    rewards[batch.offsets[1:] - 1] += gamma * np.where(batch.truncated, batch.final_value.astype(np.float64), 0.0)
+    rewards[batch.offsets[1:] - 1] += gamma * np.where(batch.truncated, batch.bootstrap_value.astype(np.float64), 0.0)
     return rewards
 
 
@@ -62,11 +62,11 @@ def grouped(seed: int, groups: int, size: int) -> tuple[SuperBatch, np.ndarray]:
     return batch, episode_returns(batch.rewards, batch.num_steps, batch.offsets)
 
 
-def exact_case(config: Settings, seed: int) -> Case:
+def exact_case(config: AlgorithmConfig, seed: int) -> Case:
     """With targets that are not rounded to float32."""
     case = Case(config, seed)
     t = case.targets
-    advantages, returns = config.estimate(case.batch, t.proximal_logprobs, t.old_values)
+    advantages, returns = config.compute_advantages(case.batch, t.proximal_logprobs, t.old_values)
     case.targets = replace(t, advantages=advantages, returns=returns)
     return case
 

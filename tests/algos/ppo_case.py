@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algos import make_algorithm
-from algos.config import Settings
-from algos.counts import Counts, RatioLevel
+from algos.config import AlgorithmConfig
+from algos.denominators import LossDenominators, RatioLevel
 from algos.grpo import GRPO
 from algos.ppo import PPO
 from algos.rloo import RLOO
@@ -44,13 +44,13 @@ PPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in _OF_PPO for 
 GRPO_CONFIGS = [
     c.model_copy(update={"ratio_level": level}) for c in (GROUPED, GROUPED_DECOUPLED, LEFT_OUT) for level in LEVELS
 ]
-CONFIGS: list[Settings] = [*PPO_CONFIGS, *GRPO_CONFIGS]
+CONFIGS: list[AlgorithmConfig] = [*PPO_CONFIGS, *GRPO_CONFIGS]
 
 
 class Case:
     """A super-batch, the proximal policy's numbers, and the current policy's as float64 leaves."""
 
-    def __init__(self, config: Settings, seed: int = 0, episodes: int = 6, **shape: int) -> None:
+    def __init__(self, config: AlgorithmConfig, seed: int = 0, episodes: int = 6, **shape: int) -> None:
         rng = np.random.default_rng(seed)
         self.algorithm = make_algorithm(config)
         self.batch = random_super_batch(rng, episodes, **shape)
@@ -75,10 +75,10 @@ class Case:
         return in_float64(self.targets.rows(index))
 
     def loss(
-        self, index: np.ndarray, counts: Counts | None = None, iteration: int = 0
+        self, index: np.ndarray, counts: LossDenominators | None = None, iteration: int = 0
     ) -> tuple[Tensor, dict[str, Tensor]]:
         at = torch.as_tensor(index)
-        counts = Counts.of(self.batch.num_steps[index]) if counts is None else counts
+        counts = LossDenominators.of(self.batch.num_steps[index]) if counts is None else counts
         outputs = self.logprobs[at], self.entropy[at], self.predictions[at]
         return self.algorithm.loss(*outputs, self.rows(index), counts, iteration)
 
@@ -102,7 +102,7 @@ def summed(parts: list[dict[str, Tensor]]) -> dict[str, float]:
     return total
 
 
-def describe_config(config: Settings) -> str:
+def describe_config(config: AlgorithmConfig) -> str:
     """A short name of a case, for pytest: what differs from the defaults."""
     changes = config.model_dump(exclude_defaults=True)
     return "-".join([config.name, config.ratio_level, *(f"{k}={v}" for k, v in changes.items() if k != "ratio_level")])

@@ -50,7 +50,7 @@ def batch_gae_reference(batch: SuperBatch, gamma: float, lam: float) -> list[flo
     for b in range(len(batch.offsets) - 1):
         rows = range(batch.offsets[b], batch.offsets[b + 1])
         rewards = [sum(float(batch.rewards[m, k]) for k in range(batch.num_steps[m])) for m in rows]
-        bootstrap = float(batch.final_value[b]) if batch.truncated[b] else 0.0
+        bootstrap = float(batch.bootstrap_value[b]) if batch.truncated[b] else 0.0
         advantages += gae_reference(rewards, [float(batch.values[m]) for m in rows], bootstrap, gamma, lam)
     return advantages
 
@@ -138,8 +138,8 @@ def ppo_reference(
     advantages = rows.advantages.numpy()
     proximal = rows.proximal_logprobs.numpy()
     if c.proximal == "interpolated":
-        ages = rows.ages.numpy()[:, None, None]
-        proximal = (behaviour + ages * logprobs) / (1 + ages)
+        staleness = rows.staleness.numpy()[:, None, None]
+        proximal = (behaviour + staleness * logprobs) / (1 + staleness)
     for i, steps in enumerate(num_steps):
         s.chunks += 1
         value_target, old_value = float(rows.returns[i]), float(rows.old_values[i])
@@ -201,7 +201,7 @@ def covered_by_weight(
 def random_super_batch(
     rng: np.random.Generator, episodes: int, *, longest: int = 9, chunk_size: int = 3, action_dim: int = 2
 ) -> SuperBatch:
-    """Ragged episodes with garbage wherever nothing was executed, and in ``final_value`` of terminated episodes."""
+    """Ragged episodes with garbage wherever nothing was executed, and in ``bootstrap_value`` of terminated episodes."""
     lengths = rng.integers(1, longest + 1, episodes)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     chunks = int(offsets[-1])
@@ -212,20 +212,20 @@ def random_super_batch(
     obs_rows = np.arange(chunks + int(truncated.sum()), dtype=np.int32)
     logprobs = -rng.exponential(1.0, (chunks, chunk_size, action_dim)).astype(np.float32)
     return SuperBatch(
-        version=7,
+        policy_version=7,
         images=np.zeros((len(obs_rows), 1, 2, 2, 3), np.uint8),
         proprio=np.zeros((len(obs_rows), 0), np.float32),
         obs_row=obs_rows[:chunks],
-        final_row=np.where(truncated, chunks + np.cumsum(truncated) - 1, -1).astype(np.int32),
+        final_obs_row=np.where(truncated, chunks + np.cumsum(truncated) - 1, -1).astype(np.int32),
         task=np.zeros(chunks, np.int32),
         tokens=rng.integers(0, 256, (chunks, chunk_size, action_dim)).astype(np.uint8),
         logprobs=np.where(executed[:, :, None], logprobs, np.float32(123.0)),
         values=rng.normal(size=chunks).astype(np.float32),
-        versions=rng.integers(3, 8, chunks).astype(np.int32),
+        policy_versions=rng.integers(3, 8, chunks).astype(np.int32),
         rewards=np.where(executed, rng.normal(size=(chunks, chunk_size)), -55.0).astype(np.float32),
         num_steps=num_steps,
         offsets=offsets,
-        final_value=rng.normal(size=episodes).astype(np.float32),
+        bootstrap_value=rng.normal(size=episodes).astype(np.float32),
         terminated=~truncated,
         truncated=truncated,
         success=~truncated,

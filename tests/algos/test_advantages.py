@@ -37,8 +37,8 @@ def test_gae_by_hand() -> None:
         rewards=np.array([0.0, 1.0, 0.1]),
         values=np.array([0.5, 0.4, 0.3]),
         offsets=np.array([0, 2, 3]),
-        final_value=np.array([77.0, 2.0]),
-        continued=np.array([False, True]),
+        bootstrap_value=np.array([77.0, 2.0]),
+        bootstrap_mask=np.array([False, True]),
         gamma=0.9,
         lam=0.5,
     )
@@ -50,8 +50,8 @@ def test_monte_carlo_returns_by_hand() -> None:
     returns = monte_carlo_returns(
         rewards=np.array([1.0, 2.0, 4.0, 3.0]),
         offsets=np.array([0, 3, 4]),
-        final_value=np.array([10.0, 10.0]),
-        continued=np.array([False, True]),
+        bootstrap_value=np.array([10.0, 10.0]),
+        bootstrap_mask=np.array([False, True]),
         gamma=0.5,
     )
     assert_array_equal(returns, [3.0, 4.0, 4.0, 8.0])
@@ -62,7 +62,7 @@ def test_monte_carlo_returns_by_hand() -> None:
 def test_gae_equals_the_mean_of_n_step_returns(seed: int, episodes: int, gamma: float, lam: float) -> None:
     batch = random_super_batch(np.random.default_rng(seed), episodes)
     rewards = chunk_rewards(batch.rewards, batch.num_steps)
-    advantages, returns = gae(rewards, batch.values, batch.offsets, batch.final_value, batch.truncated, gamma, lam)
+    advantages, returns = gae(rewards, batch.values, batch.offsets, batch.bootstrap_value, batch.truncated, gamma, lam)
     assert advantages.dtype == returns.dtype == np.float64
     assert_allclose(advantages, batch_gae_reference(batch, gamma, lam), rtol=0, atol=1e-12)
     assert_allclose(returns, advantages + batch.values, rtol=0, atol=1e-12)
@@ -73,10 +73,10 @@ def test_gae_equals_the_mean_of_n_step_returns(seed: int, episodes: int, gamma: 
 def test_returns_equal_their_definition_and_gae_at_lambda_one(seed: int, episodes: int, gamma: float) -> None:
     batch = random_super_batch(np.random.default_rng(seed), episodes)
     rewards = chunk_rewards(batch.rewards, batch.num_steps)
-    ends = (batch.offsets, batch.final_value, batch.truncated)
+    ends = (batch.offsets, batch.bootstrap_value, batch.truncated)
     returns = monte_carlo_returns(rewards, *ends, gamma)
     for b, (start, end) in enumerate(zip(batch.offsets[:-1], batch.offsets[1:], strict=True)):
-        bootstrap = float(batch.final_value[b]) if batch.truncated[b] else 0.0
+        bootstrap = float(batch.bootstrap_value[b]) if batch.truncated[b] else 0.0
         expected = returns_reference([float(r) for r in rewards[start:end]], bootstrap, gamma)
         assert_allclose(returns[start:end], expected, rtol=0, atol=1e-12)
     assert_allclose(gae(rewards, batch.values, *ends, gamma, 1.0)[1], returns, rtol=0, atol=1e-12)
@@ -91,9 +91,9 @@ def test_the_order_of_episodes_does_not_matter(seed: int, episodes: int, gamma: 
     order = rng.permutation(episodes)
     rows = np.concatenate([np.arange(batch.offsets[b], batch.offsets[b + 1]) for b in order])
     offsets = np.concatenate([[0], np.cumsum(np.diff(batch.offsets)[order])])
-    straight, _ = gae(rewards, batch.values, batch.offsets, batch.final_value, batch.truncated, gamma, lam)
+    straight, _ = gae(rewards, batch.values, batch.offsets, batch.bootstrap_value, batch.truncated, gamma, lam)
     shuffled, _ = gae(
-        rewards[rows], batch.values[rows], offsets, batch.final_value[order], batch.truncated[order], gamma, lam
+        rewards[rows], batch.values[rows], offsets, batch.bootstrap_value[order], batch.truncated[order], gamma, lam
     )
     assert_array_equal(shuffled, straight[rows])
 
@@ -102,12 +102,12 @@ def test_the_order_of_episodes_does_not_matter(seed: int, episodes: int, gamma: 
 @given(seed=SEED, episodes=st.integers(1, 8), gamma=DISCOUNT, lam=DISCOUNT)
 def test_truncation_adds_exactly_the_discounted_bootstrap(seed: int, episodes: int, gamma: float, lam: float) -> None:
     batch = random_super_batch(np.random.default_rng(seed), episodes)
-    args = (chunk_rewards(batch.rewards, batch.num_steps), batch.values, batch.offsets, batch.final_value)
+    args = (chunk_rewards(batch.rewards, batch.num_steps), batch.values, batch.offsets, batch.bootstrap_value)
     terminated, _ = gae(*args, np.zeros(episodes, bool), gamma, lam)
     truncated, _ = gae(*args, np.ones(episodes, bool), gamma, lam)
     for b, (start, end) in enumerate(zip(batch.offsets[:-1], batch.offsets[1:], strict=True)):
         until_end = np.arange(end - start)[::-1]
-        bootstrap = (gamma * lam) ** until_end * gamma * float(batch.final_value[b])
+        bootstrap = (gamma * lam) ** until_end * gamma * float(batch.bootstrap_value[b])
         assert_allclose(truncated[start:end] - terminated[start:end], bootstrap, rtol=0, atol=1e-12)
 
 
@@ -174,9 +174,9 @@ def test_bad_numbers_are_refused_by_name() -> None:
         gae(poisoned, GOOD, *ends, 0.9, 0.9)
     with pytest.raises(ValueError, match=r"values\[1\] is nan"):
         gae(GOOD, poisoned, *ends, 0.9, 0.9)
-    with pytest.raises(ValueError, match=r"final_value\[1\] is inf"):
+    with pytest.raises(ValueError, match=r"bootstrap_value\[1\] is inf"):
         gae(GOOD, GOOD, BOUNDS, np.array([np.inf, np.inf]), ends[2], 0.9, 0.9)
-    with pytest.raises(ValueError, match="final_value has shape"):
+    with pytest.raises(ValueError, match="bootstrap_value has shape"):
         gae(GOOD, GOOD, BOUNDS, np.zeros(3), ends[2], 0.9, 0.9)
     with pytest.raises(ValueError, match="do not divide arrays of shapes"):
         gae(GOOD, np.zeros(4), *ends, 0.9, 0.9)
@@ -193,14 +193,14 @@ def test_vtrace_equals_its_definition(seed: int, episodes: int, gamma: float, la
     rng = np.random.default_rng(seed)
     batch = random_super_batch(rng, episodes)
     rewards, log_weights = rng.normal(size=batch.num_chunks), rng.normal(size=batch.num_chunks)
-    ends = batch.offsets, batch.final_value, batch.truncated
+    ends = batch.offsets, batch.bootstrap_value, batch.truncated
     advantages, returns = vtrace(rewards, batch.values, log_weights, *ends, gamma, lam, cap)
     for b, (first, last) in enumerate(zip(batch.offsets[:-1], batch.offsets[1:], strict=True)):
         expected = vtrace_reference(
             rewards[first:last].tolist(),
             batch.values[first:last].tolist(),
             np.exp(log_weights[first:last]).tolist(),
-            float(batch.final_value[b]) if batch.truncated[b] else 0.0,
+            float(batch.bootstrap_value[b]) if batch.truncated[b] else 0.0,
             gamma,
             lam,
             cap,
@@ -211,7 +211,7 @@ def test_vtrace_equals_its_definition(seed: int, episodes: int, gamma: float, la
 
 def test_vtrace_of_fresh_data_learns_the_lambda_return() -> None:
     batch = random_super_batch(np.random.default_rng(1), 5)
-    rewards, ends = np.random.default_rng(2).normal(size=batch.num_chunks), (batch.offsets, batch.final_value)
+    rewards, ends = np.random.default_rng(2).normal(size=batch.num_chunks), (batch.offsets, batch.bootstrap_value)
     _, found = vtrace(rewards, batch.values, np.zeros(batch.num_chunks), *ends, batch.truncated, 0.9, 0.8, 1.0)
     _, expected = gae(rewards, batch.values, *ends, batch.truncated, 0.9, 0.8)
     assert_allclose(found, expected, atol=1e-12)

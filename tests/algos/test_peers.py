@@ -31,7 +31,7 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 
 from algos.advantages import chunk_rewards, group_advantages, vtrace
-from algos.counts import RatioLevel
+from algos.denominators import RatioLevel
 from algos.grpo import GRPO
 from algos.ppo import PPO
 from tests.algos.peer_layouts import (
@@ -39,7 +39,7 @@ from tests.algos.peer_layouts import (
     at_level,
     bootstrapped,
     column,
-    estimate,
+    compute_advantages,
     exact_case,
     float64,
     grouped,
@@ -81,7 +81,7 @@ def test_gae_is_torchrls(torchrl: Any, seed: int, gamma: float, lam: float) -> N
     peer = torchrl.objectives.value.functional.generalized_advantage_estimate(
         float64(gamma), float64(lam), *map(column, inputs)
     )
-    for ours, theirs in zip(estimate(batch, gamma, lam), peer, strict=True):
+    for ours, theirs in zip(compute_advantages(batch, gamma, lam), peer, strict=True):
         assert_allclose(ours, theirs[:, 0], **EXACT)
 
 
@@ -99,7 +99,7 @@ def test_vtrace_is_torchrls(torchrl: Any, capped: bool, seed: int, gamma: float,
     peer = torchrl.objectives.value.functional.vtrace_advantage_estimate(
         float64(gamma), *map(column, inputs), rho_thresh=float64(cap), c_thresh=float64(lam * cap)
     )
-    ends = batch.offsets, batch.final_value, batch.truncated
+    ends = batch.offsets, batch.bootstrap_value, batch.truncated
     advantages, returns = vtrace(rewards, batch.values, logs, *ends, gamma, lam, cap)
     assert_allclose(np.minimum(np.exp(logs), cap) * advantages, peer[0][:, 0], **EXACT)
     assert_allclose(returns, peer[1][:, 0], **EXACT)
@@ -249,7 +249,7 @@ def test_gae_is_sb3s(sb3: Any, seed: int, gamma: float, lam: float) -> None:
     buffer.rewards, buffer.values = bootstrapped(batch, gamma)[:, None], batch.values[:, None].astype(np.float64)
     buffer.episode_starts, buffer.advantages = np.roll(done, 1)[:, None].astype(float), np.zeros((batch.num_chunks, 1))
     buffer.compute_returns_and_advantage(last_values=torch.tensor([1e3]), dones=np.array([True]))
-    for ours, theirs in zip(estimate(batch, gamma, lam), (buffer.advantages, buffer.returns), strict=True):
+    for ours, theirs in zip(compute_advantages(batch, gamma, lam), (buffer.advantages, buffer.returns), strict=True):
         assert_allclose(ours, theirs[:, 0], **EXACT)
 
 

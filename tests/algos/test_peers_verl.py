@@ -21,7 +21,7 @@ from numpy.testing import assert_allclose
 from algos.advantages import chunk_rewards, group_advantages
 from algos.grpo import GRPO
 from algos.losses import clipped_value_loss
-from tests.algos.peer_layouts import Sequences, bootstrapped, estimate, exact_case, grouped, padded
+from tests.algos.peer_layouts import Sequences, bootstrapped, compute_advantages, exact_case, grouped, padded
 from tests.algos.ppo_case import SEED
 from tests.algos.reference_algos import random_super_batch
 from tests.algos.test_peers import DISCOUNT, EXACT, few, some
@@ -44,7 +44,7 @@ def test_gae_is_verls(verl: Any, seed: int, gamma: float, lam: float) -> None:
     columns = bootstrapped(batch, gamma), batch.values.astype(np.float64), np.ones(batch.num_chunks)
     rewards, values, mask = (padded(x, batch) for x in columns)
     _, returns = verl.compute_gae_advantage_return(rewards, values, mask, gamma, lam)
-    assert_allclose(estimate(batch, gamma, lam)[1], returns[mask.bool()], **EXACT)
+    assert_allclose(compute_advantages(batch, gamma, lam)[1], returns[mask.bool()], **EXACT)
 
 
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])

@@ -16,7 +16,7 @@ from torch import Tensor
 from algos import make_algorithm
 from algos.advantages import explained_variance
 from algos.algorithm import proximal_logprobs
-from algos.counts import Counts
+from algos.denominators import LossDenominators
 from algos.losses import RatioLevel, log_ratio, token_mask
 from algos.ppo import PPO
 from tests.algos.ppo_case import (
@@ -71,7 +71,7 @@ def test_ranks_and_micro_batches_do_not_change_loss_gradient_or_metrics(
     case = Case(config, seed)
     whole, whole_sums = case.whole()
     order = np.random.default_rng(seed).permutation(case.batch.num_chunks)
-    counts = Counts.of(case.batch.num_steps)
+    counts = LossDenominators.of(case.batch.num_steps)
     shares, sums = [], []
     for rank in range(ranks):
         size = data.draw(st.integers(1, 9), label=f"micro-batch of rank {rank}")
@@ -115,7 +115,7 @@ def test_what_lies_behind_the_end_never_matters(seed: int, config: PPO, garbage:
 @pytest.mark.parametrize("config", CONFIGS, ids=describe_config)
 def test_rows_without_steps_are_padding(config: PPO) -> None:
     case = Case(config)
-    counts = Counts.of(case.batch.num_steps)
+    counts = LossDenominators.of(case.batch.num_steps)
     rows = case.rows(slice(None))
     padding = replace(rows, num_steps=torch.zeros_like(rows.num_steps), advantages=rows.advantages * math.nan)
     loss, sums = case.algorithm.loss(case.logprobs, case.entropy, case.predictions, padding, counts, 0)
@@ -125,9 +125,9 @@ def test_rows_without_steps_are_padding(config: PPO) -> None:
 
 
 def test_counts_add_up_and_skip_padding() -> None:
-    left, right = Counts.of(np.array([8, 3, 0])), Counts.of(np.array([5], np.int32))
-    assert left == Counts(chunks=2, steps=11)
-    assert left + right == Counts.of(np.array([8, 3, 0, 5])) == Counts(chunks=3, steps=16)
+    left, right = LossDenominators.of(np.array([8, 3, 0])), LossDenominators.of(np.array([5], np.int32))
+    assert left == LossDenominators(chunks=2, steps=11)
+    assert left + right == LossDenominators.of(np.array([8, 3, 0, 5])) == LossDenominators(chunks=3, steps=16)
     assert [(left + right).elements(level, action_dim=7) for level in LEVELS] == [112, 16, 3]
 
 
@@ -172,7 +172,7 @@ def test_gradcheck_of_the_whole_loss(config: PPO) -> None:
     if config.objective == "gipo" or config.proximal == "interpolated":
         pytest.skip("holds a part of the loss constant that follows the policy: see the next test")
     case = Case(config, episodes=2, longest=2)
-    counts, rows = Counts.of(case.batch.num_steps), case.rows(slice(None))
+    counts, rows = LossDenominators.of(case.batch.num_steps), case.rows(slice(None))
 
     def loss(logprobs: Tensor, entropy: Tensor, values: Tensor) -> Tensor:
         return case.algorithm.loss(logprobs, entropy, values, rows, counts, 0)[0]
@@ -200,7 +200,7 @@ def test_interpolation_lies_between_the_one_that_acted_and_the_one_in_training()
     rows = case.rows(slice(None))
     found = proximal_logprobs(INTERPOLATED, case.logprobs, rows)
     assert not found.requires_grad
-    fresh, oldest = rows.ages == 0, rows.ages == 4
+    fresh, oldest = rows.staleness == 0, rows.staleness == 4
     assert_array_equal(found[fresh], rows.behaviour_logprobs[fresh])
     way = (found - rows.behaviour_logprobs)[oldest] / (case.logprobs.detach() - rows.behaviour_logprobs)[oldest]
     assert_allclose(way, 0.8, atol=1e-9)
@@ -210,7 +210,7 @@ def test_float32_is_close_to_float64() -> None:
     case = Case(DECOUPLED, episodes=30)
     everything = slice(None)
     outputs = (case.logprobs.float(), case.entropy.float(), case.predictions.float())
-    counts = Counts.of(case.batch.num_steps)
+    counts = LossDenominators.of(case.batch.num_steps)
     single, _ = case.algorithm.loss(*outputs, case.targets.rows(everything), counts, 0)
     assert single.dtype == torch.float32
     assert single.item() == pytest.approx(case.whole()[0].item(), abs=1e-5)
@@ -220,7 +220,7 @@ def test_float32_is_close_to_float64() -> None:
 def test_loss_stays_on_its_device_and_never_waits_for_it(config: PPO) -> None:
     """Tensors of the meta device mix with no others, and reading one back raises."""
     case = Case(config)
-    counts = Counts.of(case.batch.num_steps)
+    counts = LossDenominators.of(case.batch.num_steps)
     outputs = [x.detach().to("meta").requires_grad_() for x in (case.logprobs, case.entropy, case.predictions)]
     rows = case.targets.rows(slice(None), "meta")
     loss, sums = case.algorithm.loss(outputs[0], outputs[1], outputs[2], rows, counts, 0)
@@ -244,7 +244,7 @@ def test_repeated_updates_on_stale_data_find_the_best_token() -> None:
         proximal = torch.log_softmax(logits.detach(), 0)[tokens].reshape(-1, 1, 1).numpy()
         targets = algorithm.targets(batch, proximal, batch.values)
         new = torch.log_softmax(logits, 0)[tokens].reshape(-1, 1, 1)
-        counts = Counts.of(batch.num_steps)
+        counts = LossDenominators.of(batch.num_steps)
         everything = targets.rows(slice(None))
         loss, _ = algorithm.loss(new, torch.zeros_like(new), torch.zeros(512), everything, counts, iteration)
         optimizer.zero_grad()

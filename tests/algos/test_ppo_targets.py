@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from algos import make_algorithm
 from algos.algorithm import Algorithm
-from algos.counts import Counts, RatioLevel
+from algos.denominators import LossDenominators, RatioLevel
 from algos.ppo import PPO
 from algos.targets import Targets
 from tests.algos.ppo_case import ANCHORED, DECOUPLED, LEVELS, PLAIN, SEED, Case
@@ -68,7 +68,7 @@ def test_bootstrap_never_makes_a_time_limit_a_failure_and_always_an_end_a_time_l
     last = batch.offsets[cut + 1] - 1
     default = make_algorithm(PPO(normalize_advantages=False)).targets(batch)
     difference = default.returns[last] - never.returns[last]
-    assert difference == pytest.approx(0.99 * batch.final_value[cut], rel=1e-5)
+    assert difference == pytest.approx(0.99 * batch.bootstrap_value[cut], rel=1e-5)
 
 
 def test_the_order_of_episodes_does_not_change_targets() -> None:
@@ -78,7 +78,7 @@ def test_the_order_of_episodes_does_not_change_targets() -> None:
     per_chunk = {name: getattr(batch, name)[rows] for name in ("tokens", "logprobs", "values", "rewards", "num_steps")}
     per_episode = {
         name: getattr(batch, name)[order]
-        for name in ("final_value", "terminated", "truncated", "success", "episode_id")
+        for name in ("bootstrap_value", "terminated", "truncated", "success", "episode_id")
     }
     offsets = np.concatenate([[0], np.cumsum(np.diff(batch.offsets)[order])]).astype(np.int32)
     shuffled = replace(batch, offsets=offsets, **per_chunk, **per_episode)
@@ -200,7 +200,7 @@ def test_contradictory_batches_are_refused() -> None:
 
 def test_shapes_that_would_broadcast_are_refused() -> None:
     case = Case(PLAIN)
-    rows, counts = case.rows(slice(None)), Counts.of(case.batch.num_steps)
+    rows, counts = case.rows(slice(None)), LossDenominators.of(case.batch.num_steps)
     with pytest.raises(ValueError, match=r"values \(\d+, 1\) instead of \(\d+,\)"):
         case.algorithm.loss(case.logprobs, case.entropy, case.predictions[:, None], rows, counts, 0)
     with pytest.raises(ValueError, match="entropy"):

@@ -22,9 +22,9 @@ def _config(**placement) -> RunConfig:
     return RunConfig.model_validate(
         {
             "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5},
-            "train": {"iterations": 3, "batch_episodes": 8, "eval_episodes": 4, "eval_every": 0, "max_age": 0},
+            "train": {"iterations": 3, "batch_episodes": 8, "eval_episodes": 4, "eval_every": 0, "max_staleness": 0},
             "algo": {"name": "ppo", "minibatches": 1},
-            "placement": {"env_workers": 2, "slots_per_worker": 2, "nodes": 2, "ray_address": "auto"} | placement,
+            "placement": {"env_workers": 2, "envs_per_worker": 2, "nodes": 2, "ray_address": "auto"} | placement,
         }
     )
 
@@ -47,7 +47,7 @@ def test_every_node_has_its_part_of_every_role(mode: str, kind: str) -> None:
         assert len(asking) == len(plan.workers) / len(plan.servers)
         assert {plan.workers[w].node for w in asking} == {server.node}, "they share memory"
     for lock in plan.locks:
-        users = [p for p in (*plan.servers, *plan.learners) if p.turns == lock]
+        users = [p for p in (*plan.servers, *plan.learners) if p.lock == lock]
         assert len({p.node for p in users}) == 1, "a lock is known on one node"
 
 

@@ -20,7 +20,7 @@ def findings() -> dict[str, doctor.Finding]:
 @pytest.fixture(autouse=True)
 def assets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LiberoAssets:
     """Looking for the real ones is another module's work."""
-    found = LiberoAssets(tmp_path, "stand-ins")
+    found = LiberoAssets(tmp_path, "placeholder")
     monkeypatch.setattr(doctor, "resolve_assets", lambda: found)
     return found
 
@@ -36,7 +36,7 @@ def test_the_report_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixtur
         rows
     )
     assert rows["libero"]["found"] == "0.1.4"
-    assert rows["LIBERO assets"]["found"].startswith("stand-ins")
+    assert rows["LIBERO assets"]["found"].startswith("placeholder")
     assert all(row["state"] in ("ok", "note", "missing") for row in rows.values())
     assert all(bool(row["remedy"]) == (row["state"] != "ok") for row in rows.values())
 

@@ -110,7 +110,7 @@ def test_published_numbers_stand_in_it(name: str) -> None:
     if "lora" in published:
         assert _values(config.policy.lora, published["lora"]) == published["lora"]
     assert config.mode == "sync"
-    assert config.placement.env_workers * config.placement.slots_per_worker == published["slots"]
+    assert config.placement.env_workers * config.placement.envs_per_worker == published["slots"]
     episodes, steps = config.train.batch_episodes, config.algo.minibatches
     if "groups" in published:
         assert episodes == published["groups"] * config.algo.groups.size
@@ -167,7 +167,7 @@ SMALL = {
 }
 SHARED = (
     *("policy.size=nano", "env.image_size=64", "train.iterations=2", "train.eval_episodes=0"),
-    *("train.checkpoint_every=10", "placement.env_workers=2", "placement.slots_per_worker=2", "placement.devices=2"),
+    *("train.checkpoint_every=10", "placement.env_workers=2", "placement.envs_per_worker=2", "placement.devices=2"),
 )
 
 
@@ -202,7 +202,7 @@ def test_two_iterations(name: str, tmp_path: Path) -> None:
         under_way = m["episodes/running"] + m["episodes/buffered"] + m["episodes/in_training"]
         assert m["episodes/started"] == ended + under_way
         assert all(math.isfinite(m[f"learner/{loss}"]) for loss in ("policy_loss", "value_loss", "grad_norm"))
-        assert m["rollout/age_max"] == 0
+        assert m["rollout/staleness_max"] == 0
     last = metrics[-1]
     assert (last["episodes/trained"], last["episodes/filtered"]) == (2 * small.episodes, small.filtered)
     assert _optimizer_steps(run) == 2 * config.algo.epochs * config.algo.minibatches

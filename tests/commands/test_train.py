@@ -27,7 +27,7 @@ def _config(tmp_path, **groups) -> RunConfig:
     base = {
         "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5, "step_ms": 1.0},
         "train": {"iterations": 3, "batch_episodes": 6, "eval_episodes": 4, "eval_every": 2, "checkpoint_every": 2},
-        "placement": {"env_workers": 2, "slots_per_worker": 2},
+        "placement": {"env_workers": 2, "envs_per_worker": 2},
         "log": {"dir": str(tmp_path), "name": "run", "video": False},
     }
     groups = {key: base.get(key, {}) | value if isinstance(value, dict) else value for key, value in groups.items()}
@@ -60,7 +60,7 @@ def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, mode, placeme
     if placement == "collocated":
         assert metrics[-1]["busy/shared_devices"] > 0, "inference and learner take turns"
     if mode == "sync":
-        assert {m["rollout/age_max"] for m in metrics[1:]} == {0}
+        assert {m["rollout/staleness_max"] for m in metrics[1:]} == {0}
         assert max(m["learner/ratio_p99"] for m in metrics[1:]) >= 1.0
     for name in ("config.yaml", "metadata.json", "curves.png", "evaluations/000003-greedy.json"):
         assert (run / name).stat().st_size > 0
@@ -89,7 +89,7 @@ def test_resume_continues_counters_versions_and_metrics(tmp_path):
     assert train(config, resume=run) == 0
     metrics = _metrics(run)
     assert [m["iteration"] for m in metrics] == [0, 1, 2, 3, 4, 5]
-    published = [m["episodes/version"] for m in metrics]
+    published = [m["episodes/published_version"] for m in metrics]
     assert published == [0, 0, 2, 3, 4, 5], "when due, before evaluations, at the end, and where a run is resumed"
     assert metrics[-1]["episodes/trained"] == 30
     assert all(_balanced(m) for m in metrics)
@@ -185,7 +185,8 @@ def test_dead_workers_and_servers_are_replaced(tmp_path, offload, update_ms):
 @pytest.mark.parametrize("damage", ["missing", "truncated", "shapes"])
 def test_a_bad_checkpoint_is_one_clear_error(tmp_path, capsys, damage):
     from envs import env_spec
-    from vla_rl.policies import build_policy, save_policy
+    from vla_rl.policies.build import build_policy
+    from vla_rl.policies.openvla_oft.checkpoint import save_policy
     from vla_rl.policies.openvla_oft.config import PolicyConfig
 
     config = _config(tmp_path)

@@ -1,8 +1,9 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from envs.libero.config import LIBERO_SUITES, LIBERO_TASKS, LiberoConfig
+from envs.libero.config import LIBERO_TASKS, LiberoConfig
 from envs.tabletop.config import TabletopConfig
 from tests import ROOT
 from vla_rl.config.loading import ConfigError, dump_config, load_config
@@ -50,17 +51,17 @@ def test_no_file_and_no_overrides_are_the_defaults(file):
 
 
 def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones(file):
-    path = file("train: {iterations: 7, max_age: 1}\n")
+    path = file("train: {iterations: 7, max_staleness: 1}\n")
     config = load_config(path, ["train.iterations=3", "train.iterations=4", "train={keep_checkpoints: 5}"])
-    assert (config.train.iterations, config.train.max_age, config.train.keep_checkpoints) == (4, 1, 5)
+    assert (config.train.iterations, config.train.max_staleness, config.train.keep_checkpoints) == (4, 1, 5)
 
 
 def test_a_file_changes_its_base_and_that_ones_base(file, tmp_path: Path):
-    (tmp_path / "a.yaml").write_text("algo: {name: ppo, minibatches: 2}\ntrain: {iterations: 7, max_age: 1}\n")
+    (tmp_path / "a.yaml").write_text("algo: {name: ppo, minibatches: 2}\ntrain: {iterations: 7, max_staleness: 1}\n")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/b.yaml").write_text("base: ../a.yaml\ntrain: {iterations: 8}\n")
     config = load_config(file("base: sub/b.yaml\nalgo: {clip_low: 0.1}\n"))
-    assert (config.train.iterations, config.train.max_age) == (8, 1)
+    assert (config.train.iterations, config.train.max_staleness) == (8, 1)
     assert (config.algo.minibatches, config.algo.clip_low) == (2, 0.1)
     other = load_config(file("base: sub/b.yaml\nalgo: {name: grpo}\n"))
     assert other.algo == load_config(None, ["algo=grpo"]).algo, "a new kind starts from its own defaults"
@@ -121,8 +122,8 @@ def test_every_problem_is_reported_at_once_with_its_place(file):
         "train:\n"
         "  iteration: 5\n"
         "  batch_episodes: '3'\n"
-        "  max_age: 1\n"
-        "  max_age: 2\n"
+        "  max_staleness: 1\n"
+        "  max_staleness: 2\n"
         "env: {tasks: [3, x]}\n"
         "algo: {importance_cap: 2.0}\n"
         "polcy: {size: tiny}\n"
@@ -135,7 +136,7 @@ def test_every_problem_is_reported_at_once_with_its_place(file):
         f"mode=asink ({path}:1): unknown value; did you mean async? allowed: async, sync",
         f"train.iteration=5 ({path}:3): unknown key; did you mean train.iterations?",
         f'train.batch_episodes="3" ({path}:4): must be a whole number',
-        f"train.max_age ({path}:6): given before on line 5; keep one",
+        f"train.max_staleness ({path}:6): given before on line 5; keep one",
         f"env.tasks[1]=x ({path}:7): must be a whole number",
         f"algo ({path}:8): importance_cap=2.0 is about weights",
         f"({path}:9): unknown key; did you mean policy?",
@@ -185,6 +186,19 @@ def test_one_bad_override_gives_one_problem(override: str, expected: str):
 
 
 @pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.max_age=1", "unknown key; it is now train.max_staleness"),
+        ("placement.slots_per_worker=8", "unknown key; it is now placement.envs_per_worker"),
+        ("env.implementation=untouched", "unknown value; it is now reference; allowed: fast, reference"),
+        ("env.assets=stand-ins", "unknown value; it is now placeholder; allowed: auto, placeholder"),
+    ],
+)
+def test_what_was_renamed_is_told_its_new_name(override: str, expected: str):
+    assert problems(None, override) == (f"{override} (command line): {expected}",)
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("train: {iterations: 2\nseed: 1\n", ":2:5: not valid YAML"),
@@ -197,7 +211,7 @@ def test_one_bad_override_gives_one_problem(override: str, expected: str):
         ("seed: \x00\n", "not valid YAML"),
     ],
 )
-def test_a_broken_file_is_one_problem_beside_those_of_the_overrides(file, text: str | bytes, expected: str):
+def test_a_broken_file_is_one_problem_in_addition_to_those_of_the_overrides(file, text: str | bytes, expected: str):
     path = file(text)
     first, second = problems(path, "train.iterations=0")
     assert first.startswith(str(path))
@@ -228,7 +242,7 @@ def test_a_check_that_would_judge_a_default_in_place_of_a_refused_value_is_silen
         (["learner.betas=[0.9,1]"], "AdamW needs both below 1"),
         (
             ["train.publish_every=4"],
-            "train.publish_every=4 (command line): update 4 would wait for younger data than train.max_age=2",
+            "train.publish_every=4 (command line): update 4 would wait for fresher data than train.max_staleness=2",
         ),
     ],
 )
@@ -241,7 +255,7 @@ def test_all_tasks_of_a_suite_are_possible():
     assert load_config(None, ["env.suite=libero_90", "env.tasks=[0,89]"]).env == LiberoConfig(
         suite="libero_90", tasks=(0, 89)
     )
-    assert set(LIBERO_TASKS) == set(LIBERO_SUITES)
+    assert tuple(LIBERO_TASKS) == get_args(LiberoConfig.model_fields["suite"].annotation)
 
 
 def test_what_this_machine_lacks_is_refused_only_where_a_machine_is_given(tmp_path: Path):
@@ -262,7 +276,7 @@ def test_a_simulator_on_the_gpu_needs_a_gpu_and_one_task():
     (found,) = problems(None, "env=maniskill", "env.backend=physx_cuda", machine=SMALL_MACHINE)
     assert "env.backend=physx_cuda (command line): this machine has no NVIDIA GPU; use auto or physx_cpu" in found
     (found,) = problems(None, "env=maniskill", "env.backend=physx_cuda", "env.tasks=[PushCube-v1,PickCube-v1]")
-    assert "simulates one of PushCube-v1, PickCube-v1, StackCube-v1 for all slots" in found
+    assert "simulates one of PushCube-v1, PickCube-v1, StackCube-v1 for all environments" in found
     assert "did you mean PushCube-v1?" in problems(None, "env=maniskill", "env.tasks=[PushCub-v1]")[0]
     assert load_config(None, ["env=maniskill"], machine_checks(SMALL_MACHINE)).env.backend == "auto"
 
@@ -270,7 +284,19 @@ def test_a_simulator_on_the_gpu_needs_a_gpu_and_one_task():
 def test_a_file_where_a_checkpoint_folder_should_be_is_refused(file):
     path = file("")
     (found,) = problems(None, f"policy.checkpoint={path}", machine=SMALL_MACHINE)
-    assert "is no folder" in found
+    assert "is not a folder" in found
+
+
+def test_a_copy_with_other_values_changes_these_alone():
+    config = load_config(None, ["env=tabletop", "policy.lora={}"])
+    values = {"train.iterations": 3, "policy.lora.rank": 8, "mode": "sync", "env": TabletopConfig(distractors=2)}
+    expected = ["env=tabletop", "env.distractors=2", "policy.lora.rank=8", "mode=sync", "train.iterations=3"]
+    assert config.with_values(values) == load_config(None, expected)
+    assert config == load_config(None, ["env=tabletop", "policy.lora={}"]), "the original stays the same"
+    assert config.with_values({}) == config
+    for key in ("train.iteration", "iterations", "train.iterations.more", "env.suite", "algo.groups"):
+        with pytest.raises(KeyError, match=f"{key} is not a key"):
+            config.with_values({key: 1})
 
 
 @pytest.mark.parametrize("name", ["1e-4", "null", "true", "2024", "a: b", "plain"])

@@ -17,7 +17,7 @@ from envs.workload.config import WorkloadConfig
 @pytest.mark.parametrize("config", [TabletopConfig(), TabletopConfig(tasks=("push", "reach")), WorkloadConfig()])
 def test_the_spec_is_that_of_the_environment(config: EnvConfig) -> None:
     env = make_env(config, 3)
-    assert env.num_slots == 3
+    assert env.num_envs == 3
     assert env.spec == env_spec(config)
     assert env.spec.name == config.name
     env.close()
@@ -45,8 +45,8 @@ def test_maniskill_is_registered() -> None:
 
 
 @pytest.mark.parametrize("config", [TabletopConfig(), WorkloadConfig()])
-def test_no_slots_are_refused(config: EnvConfig) -> None:
-    with pytest.raises(ValueError, match="num_slots=0"):
+def test_no_environments_are_refused(config: EnvConfig) -> None:
+    with pytest.raises(ValueError, match="num_envs=0"):
         make_env(config, 0)
 
 

@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.runtime_fakes import SPEC, A, EchoActor, K
+from tests.runtime_fakes import SPEC, A, EchoPolicy, K
 from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
 
@@ -23,8 +23,8 @@ def start(address):
     """start(rule) -> running server; stopped at the end."""
     running = []
 
-    def _start(max_batch=8, max_wait_s=0.005, actor=None):
-        server = InferenceServer(actor or EchoActor(), ServerMailbox(address), BatchRule(max_batch, max_wait_s))
+    def _start(max_batch=8, max_wait_s=0.005, policy=None):
+        server = InferenceServer(policy or EchoPolicy(), ServerMailbox(address), BatchRule(max_batch, max_wait_s))
         thread = threading.Thread(target=server.run)
         thread.start()
         running.append((server, thread))
@@ -37,12 +37,12 @@ def start(address):
         assert not thread.is_alive()
 
 
-def _ask(mailbox: WorkerMailbox, slots, marks, greedy=False) -> np.ndarray:
-    for slot, mark in zip(slots, marks, strict=True):
-        mailbox.observation.images[slot] = mark
-        mailbox.observation.task[slot] = mark % 2
-    uniforms = np.random.default_rng(0).random((len(slots), K, A)).astype(np.float32)
-    mailbox.request(slots, uniforms, np.full(len(slots), greedy))
+def _ask(mailbox: WorkerMailbox, env_ids, marks, greedy=False) -> np.ndarray:
+    for env_id, mark in zip(env_ids, marks, strict=True):
+        mailbox.observation.images[env_id] = mark
+        mailbox.observation.task[env_id] = mark % 2
+    uniforms = np.random.default_rng(0).random((len(env_ids), K, A)).astype(np.float32)
+    mailbox.request(env_ids, uniforms, np.full(len(env_ids), greedy))
     return uniforms
 
 
@@ -80,15 +80,15 @@ def test_every_slot_gets_its_own_answer(address, start):
 
 
 def test_batches_are_capped_and_a_full_one_does_not_wait(address, start):
-    actor = EchoActor()
+    policy = EchoPolicy()
     mailboxes = [WorkerMailbox(address, w) for w in range(WORKERS)]
     for mailbox in mailboxes:
         _ask(mailbox, range(SLOTS), range(SLOTS))
     begin = time.monotonic()
-    start(max_batch=6, max_wait_s=60.0, actor=actor)
+    start(max_batch=6, max_wait_s=60.0, policy=policy)
     for mailbox in mailboxes:
         assert len(_wait(mailbox, SLOTS)) == SLOTS
-    assert actor.batches == [6, 6]
+    assert policy.batches == [6, 6]
     assert time.monotonic() - begin < 5.0
 
 
@@ -102,28 +102,28 @@ def test_a_lone_request_is_answered_at_its_deadline(address, start):
 
 
 def test_while_a_server_is_away_requests_wait(address, start):
-    actor = EchoActor()
-    server = start(max_batch=8, max_wait_s=60.0, actor=actor)
+    policy = EchoPolicy()
+    server = start(max_batch=8, max_wait_s=60.0, policy=policy)
     mailbox = WorkerMailbox(address, 0)
     _ask(mailbox, [0, 1], [3, 4])  # of a batch that would fire in a minute
     for _ in range(3):
-        server.leave(5.0)
-        assert not actor.here
+        server.offload(5.0)
+        assert not policy.on_device
         assert mailbox.wait(0.1) == []
-        server.come_back()
+        server.onload()
     other = WorkerMailbox(address, 1)
     _ask(other, range(4), range(4))
     _ask(mailbox, [2, 3], [5, 6])
     assert _wait(mailbox, 4) == {0, 1, 2, 3}
     assert mailbox.answer([0, 1])[0].actions[:, 0, 0].tolist() == [3, 4]
-    assert actor.batches == [8]
-    server.leave(5.0)  # and stops there
+    assert policy.batches == [8]
+    server.offload(5.0)  # and stops there
 
 
-def test_a_server_that_cannot_leave_says_so(address):
-    server = InferenceServer(EchoActor(), ServerMailbox(address), BatchRule(8, 0.01))
-    with pytest.raises(TimeoutError, match="to leave its device"):
-        server.leave(0.05)
+def test_a_server_that_cannot_offload_says_so(address):
+    server = InferenceServer(EchoPolicy(), ServerMailbox(address), BatchRule(8, 0.01))
+    with pytest.raises(TimeoutError, match="to offload its policy"):
+        server.offload(0.05)
 
 
 def test_requests_outlive_a_server(address, start):
@@ -144,7 +144,7 @@ def test_answers_to_a_dead_worker_are_not_taken_for_its_successors(address):
     tickets = server.arrays["ticket"][rows]
     successor = WorkerMailbox(address, 0)
     _ask(successor, [0], [2])
-    batch = EchoActor().act(dead.observation, np.zeros((SLOTS, K, A), np.float32), np.zeros(SLOTS, bool))
+    batch = EchoPolicy().act(dead.observation, np.zeros((SLOTS, K, A), np.float32), np.zeros(SLOTS, bool))
     one = type(batch)(batch.actions[:1], batch.tokens[:1], batch.logprobs[:1], batch.values[:1], 0)
     server.answer(rows, tickets, one)
     assert successor.wait(0.2) == [], "that was the answer to the dead worker's request"
@@ -152,11 +152,11 @@ def test_answers_to_a_dead_worker_are_not_taken_for_its_successors(address):
 
 
 def test_version_of_each_answer(address, start):
-    actor = EchoActor()
-    start(actor=actor)
+    policy = EchoPolicy()
+    start(policy=policy)
     mailbox = WorkerMailbox(address, 0)
     for version in (0, 3):
-        actor.version = version
+        policy.version = version
         _ask(mailbox, [0], [1])
         assert _wait(mailbox, 1) == {0}
         assert mailbox.answer([0])[1].tolist() == [version]

@@ -38,19 +38,17 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def make_learner(
-    cfg: RunConfig, rank: int = 0, world_size: int = 1, port: int | None = None, *, offload: bool = False
-) -> Any:
+def make_learner(cfg: RunConfig, rank: int = 0, world_size: int = 1, port: int | None = None) -> Any:
     from vla_rl.learner.learner import Learner, join_ranks
-    from vla_rl.policies import build_policy
+    from vla_rl.policies.build import build_policy
 
     join_ranks(rank, world_size, "127.0.0.1", port or free_port(), "cpu")
     policy = build_policy(cfg.policy, SPEC, cfg.seed)
     algorithm = make_algorithm(cfg.algo)
-    return Learner(cfg, policy, algorithm, rank=rank, world_size=world_size, device="cpu", offload=offload)
+    return Learner(cfg, policy, algorithm, rank=rank, world_size=world_size, device="cpu")
 
 
-def random_batch(seed: int = 0, episodes: int = 5) -> SuperBatch:
+def random_batch(seed: int = 0, episodes: int = 5, policy_version: int = 0) -> SuperBatch:
     """Episodes of different lengths with random contents, recorded under the seed-0 policy's rough likelihoods."""
     rng = np.random.default_rng(seed)
     trajectories = []
@@ -73,7 +71,7 @@ def random_batch(seed: int = 0, episodes: int = 5) -> SuperBatch:
                 num_steps=num_steps,
             )
         )
-    return collate(trajectories, version=0)
+    return collate(trajectories, policy_version)
 
 
 def parameters(learner: Any) -> dict[str, np.ndarray]:

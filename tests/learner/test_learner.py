@@ -9,9 +9,9 @@ import torch
 from tests.learner.learner_tools import SPEC, config, make_learner, parameters, random_batch, run_ranks
 from tests.runtime_fakes import trajectory
 from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
-from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weights
+from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers, weights_nbytes
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
-from vla_rl.inference.policy_runner import PolicyActor
+from vla_rl.inference.policy_runner import PolicyRunner
 from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.super_batch import collate
 
@@ -33,16 +33,16 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
     """Law 6, through the real server: shared memory, published weights, dynamic batches of other sizes."""
     cfg = config(policy={"chunk_size": 4, "temperature": 1.7})
     learner = make_learner(cfg)
-    learner.update(random_batch(), 0)  # weights that no process but the learner has seen
-    create_weights(tmp_path / "weights", learner.parameters())
+    learner.update(random_batch())  # weights that no process but the learner has seen
+    create_weight_buffers(tmp_path / "weights", weights_nbytes(learner.parameters()))
     learner.publish(1, WeightPublisher(tmp_path / "weights"))
 
-    from vla_rl.policies import build_policy
+    from vla_rl.policies.build import build_policy
 
     address = PoolAddress(str(tmp_path), "server0", 1, 12)
     create_pool(address, SPEC, 4)
     server_policy = build_policy(cfg.policy, SPEC, seed=99)
-    actor = PolicyActor(server_policy, 1.7, WeightReader(tmp_path / "weights"), "cpu")
+    actor = PolicyRunner(server_policy, 1.7, WeightReader(tmp_path / "weights"), "cpu")
     server = InferenceServer(actor, ServerMailbox(address), BatchRule(5, 0.01))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -61,7 +61,7 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
     assert server.meter.counts["batches"] >= 3
 
     base = trajectory(training_episode(0, 0, 0), 12)
-    batch = collate([base], version=1)
+    batch = collate([base], policy_version=1)
     batch = type(batch)(
         **{name: getattr(batch, name) for name in batch.__slots__}
         | {
@@ -83,7 +83,7 @@ def test_micro_batch_size_does_not_change_the_update():
     for micro_batch in (64, 3):
         learner = make_learner(config(learner={"micro_batch": micro_batch, "lr": 1e-3}))
         before = parameters(learner)
-        metrics = learner.update(random_batch(), 0)
+        metrics = learner.update(random_batch())
         results.append((parameters(learner), metrics))
         assert _largest_difference(before, results[-1][0]) > 1e-4
     (a, metrics_a), (b, metrics_b) = results
@@ -95,19 +95,19 @@ def test_micro_batch_size_does_not_change_the_update():
 def test_value_warmup_trains_the_value_head_only():
     learner = make_learner(config(algo={"name": "ppo", "value_warmup": 1}))
     before = parameters(learner)
-    learner.update(random_batch(), 0)
+    learner.update(random_batch())
     after = parameters(learner)
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
     assert changed
     assert all(name.startswith("value_head.") for name in changed)
-    learner.update(random_batch(), 1)
+    learner.update(random_batch(policy_version=1))
     assert _largest_difference(after, parameters(learner)) > 1e-4
 
 
 def test_zero_learning_rate_changes_nothing():
     learner = make_learner(config(learner={"lr": 0.0}))
     before = parameters(learner)
-    learner.update(random_batch(), 0)
+    learner.update(random_batch())
     assert _largest_difference(before, parameters(learner)) == 0.0
 
 
@@ -115,7 +115,7 @@ def test_learning_rate_warmup_and_groups():
     learner = make_learner(config(learner={"lr": 1e-3, "value_lr": 1e-2, "warmup_iterations": 3}))
     rates = []
     for iteration in range(5):
-        learner.update(random_batch(), iteration)
+        learner.update(random_batch(policy_version=iteration))
         rates.append([group["lr"] for group in learner._optimizer.param_groups])
     assert np.allclose([r[0] for r in rates], [0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3])
     assert np.allclose([r[1] for r in rates], [0.25e-2, 0.5e-2, 0.75e-2, 1e-2, 1e-2])
@@ -123,12 +123,12 @@ def test_learning_rate_warmup_and_groups():
 
 def test_a_saved_learner_goes_on_as_if_nothing_had_happened(tmp_path):
     straight = make_learner(config())
-    straight.update(random_batch(0), 0)
+    straight.update(random_batch(0))
     straight.save(tmp_path)
     resumed = make_learner(config())
     resumed.load(tmp_path)
     for learner in (straight, resumed):
-        learner.update(random_batch(1), 1)
+        learner.update(random_batch(1, policy_version=1))
     assert _largest_difference(parameters(straight), parameters(resumed)) == 0.0
     with pytest.raises(FileNotFoundError, match="no learner state"):
         resumed.load(tmp_path / "nowhere")
@@ -137,7 +137,7 @@ def test_a_saved_learner_goes_on_as_if_nothing_had_happened(tmp_path):
 def _goes_on_from(rank: int, world_size: int, port: int, folder: Path, precision: str) -> dict:
     learner = make_learner(config(learner={"ranks": world_size, "precision": precision}), rank, world_size, port)
     learner.load(folder)
-    learner.update(random_batch(1), 1)
+    learner.update(random_batch(1, policy_version=1))
     return parameters(learner)
 
 
@@ -147,10 +147,10 @@ def test_without_zero_another_number_of_ranks_goes_on(tmp_path, precision):
     """As when a run moves to another plan: weights and both moments are there on every rank."""
     torch.set_num_threads(1)
     straight = make_learner(config(learner={"precision": precision, "lr": 1e-3}))
-    straight.update(random_batch(0), 0)
+    straight.update(random_batch(0))
     straight.save(tmp_path / "state")
     before = parameters(straight)
-    straight.update(random_batch(1), 1)
+    straight.update(random_batch(1, policy_version=1))
     ranks = run_ranks(_goes_on_from, 2, tmp_path, tmp_path / "state", precision)
     assert _largest_difference(*ranks) == 0.0
     assert _apart(parameters(straight), ranks[0], before) < (1e-3 if precision == "fp32" else 0.05)
@@ -159,7 +159,7 @@ def test_without_zero_another_number_of_ranks_goes_on(tmp_path, precision):
 def test_recompute_makes_the_first_ratio_one():
     """With recomputed proximal log-probabilities the clip is centred on the weights at the update's start."""
     learner = make_learner(config(algo={"name": "ppo", "minibatches": 1, "proximal": "recomputed"}))
-    metrics = learner.update(random_batch(), 0)
+    metrics = learner.update(random_batch())
     assert metrics["learner/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["learner/clip_fraction"] == 0.0
 
@@ -167,25 +167,25 @@ def test_recompute_makes_the_first_ratio_one():
 def test_the_reference_is_the_policy_that_the_run_began_with(tmp_path):
     settings = config(algo={"name": "ppo", "minibatches": 1, "kl_coef": 50.0}, learner={"lr": 1e-3})
     straight = make_learner(settings)
-    first = straight.update(random_batch(0), 0)
+    first = straight.update(random_batch(0))
     assert first["learner/reference_kl"] == pytest.approx(0.0, abs=1e-9)
     straight.save(tmp_path)
     resumed = make_learner(settings)
     resumed.load(tmp_path)
-    second = resumed.update(random_batch(1), 1)
+    second = resumed.update(random_batch(1, policy_version=1))
     assert second["learner/reference_kl"] > 1e-6
-    assert straight.update(random_batch(1), 1) == second
+    assert straight.update(random_batch(1, policy_version=1)) == second
     free = make_learner(config(algo={"name": "ppo", "minibatches": 1, "kl_coef": 1e-9}, learner={"lr": 1e-3}))
-    free.update(random_batch(0), 0)
+    free.update(random_batch(0))
     for iteration in range(1, 6):
-        held, far = (x.update(random_batch(iteration), iteration) for x in (straight, free))
+        held, far = (x.update(random_batch(iteration, policy_version=iteration)) for x in (straight, free))
     assert held["learner/reference_kl"] < 0.8 * far["learner/reference_kl"]
 
 
 def _update_on_rank(rank: int, world_size: int, port: int, zero_stage: int, precision: str) -> dict:
     settings = {"ranks": world_size, "zero_stage": zero_stage, "precision": precision, "micro_batch": 3, "lr": 1e-3}
     learner = make_learner(config(learner=settings), rank, world_size, port)
-    metrics = [learner.update(random_batch(seed), seed) for seed in range(2)]
+    metrics = [learner.update(random_batch(seed, policy_version=seed)) for seed in range(2)]
     with learner.whole_policy() as policy:
         saved = {name: tensor.float().numpy().copy() for name, tensor in policy.state_dict().items()}
     return {"parameters": parameters(learner), "metrics": metrics, "saved": saved}
@@ -201,7 +201,7 @@ def test_ranks_and_zero_stages_do_not_change_the_update(tmp_path, zero_stage, pr
     assert _largest_difference(ranks[0]["parameters"], ranks[0]["saved"]) == 0.0
     learner = make_learner(config(learner={"micro_batch": 64, "lr": 1e-3}))
     before = parameters(learner)
-    metrics = [learner.update(random_batch(seed), seed) for seed in range(2)]
+    metrics = [learner.update(random_batch(seed, policy_version=seed)) for seed in range(2)]
     limit = 1e-3 if precision == "fp32" else 0.3
     assert _apart(parameters(learner), ranks[0]["parameters"], before) < limit
     for ours, theirs in zip(metrics, ranks[0]["metrics"], strict=True):

@@ -1,9 +1,8 @@
-"""vla_rl.placement.measured_profile: what a run's own meters say of its costs, and that a real run writes it down."""
+"""vla_rl.placement.measured_profile: the costs that a run's own meters show, and that a real run writes them down."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envs import env_spec
 from tests import ROOT
-from vla_rl.commands import profile as profiling
 from vla_rl.commands.cli import main
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.observability.meter import LineSums, Meter
 from vla_rl.observability.usage import Throughput
-from vla_rl.placement.measured_profile import Costs, Measured, fit, line_of
-from vla_rl.placement.profile import Curve, Memory, Profile, load_profile
+from vla_rl.placement.measured_profile import MeasuredCosts, ProfileBuilder, fit_line
+from vla_rl.placement.profile import LinearCost, Memory, Profile, load_profile
 
 MEMORY = Memory(device=80, weights=15, trained=5)
 
@@ -32,8 +31,12 @@ def sums_of(calls: list[tuple[float, float]]) -> LineSums:
     return line
 
 
-def measured(configured: Profile | None = None) -> Measured:
-    return Measured("name", "env and policy", "cores", 100, MEMORY, configured)
+def built(costs: MeasuredCosts, configured: Path | None = None) -> Profile:
+    """The profile of the run "name", of episodes of up to 100 steps."""
+    placement = {} if configured is None else {"profile": str(configured)}
+    env = {"name": "workload", "max_episode_steps": 100}
+    config = RunConfig.model_validate({"env": env, "placement": placement})
+    return ProfileBuilder(config, env_spec(config.env), "name", MEMORY).profile(costs)
 
 
 def worked(meter: Meter, activity: str, calls: list[tuple[float, float]]) -> None:
@@ -51,53 +54,52 @@ def test_a_size_may_be_known_only_after_the_call() -> None:
     with meter.time("b"):
         pass
     found = meter.snapshot()
-    assert (found["a_calls"], found["a_n"], found["a_nn"]) == (2, 8, 34), "the first call is in no line"
+    assert (found["a_calls"], found["a_n"], found["a_nn"]) == (2, 8, 34), "the first call does not count"
     assert 0 < found["a_t"] < found["a_s"]
     assert set(found) == {"a_s", "b_s", "a_calls", "a_n", "a_nn", "a_nt", "a_t"}
 
 
 def test_a_line_is_found_again_from_the_sums_of_several_processes_and_restarts() -> None:
-    truth, rng = Curve(fixed=0.02, each=0.003), np.random.default_rng(0)
-    throughput, costs = Throughput(), Costs()
+    truth, rng = LinearCost(fixed=0.02, each=0.003), np.random.default_rng(0)
+    throughput, costs = Throughput(), MeasuredCosts()
     meters = [Meter(), Meter()]
-    for turn in range(4):
-        if turn == 2:
+    for round_ in range(4):
+        if round_ == 2:
             meters[1] = Meter()  # a server died; the new one counts from zero
         for meter in meters:
             sizes = rng.integers(1, 17, 20).tolist()
             worked(meter, "act", [(n, truth(n) * rng.uniform(0.98, 1.02)) for n in sizes])
         throughput.measure({"server": [m.snapshot() for m in meters]})
         costs.add(throughput.growth)
-    line = line_of(costs.run, "server/act")
+    line = costs.line("server/act")
     assert line is not None
     assert line.calls == 4 * 2 * 20 - 3, "three processes, without their first calls"
-    found = fit(line)
+    found = fit_line(line)
     assert (found.fixed, found.each) == pytest.approx((truth.fixed, truth.each), rel=0.05)
-    assert costs.run == json.loads(json.dumps(costs.run)), "a checkpoint holds it"
+    assert costs.sums == json.loads(json.dumps(costs.sums)), "a checkpoint holds it"
 
 
-def test_where_a_process_does_not_answer_nothing_is_counted_twice() -> None:
-    throughput, costs = Throughput(), Costs()
+def test_nothing_is_counted_twice_if_a_process_does_not_answer() -> None:
+    throughput, costs = Throughput(), MeasuredCosts()
     for answers in (2, 1, 2, 2):
         throughput.measure({"server": [{"rows": 10.0}] * answers})
         costs.add(throughput.growth)
-    assert costs.run == {"server/rows": 20.0}
+    assert costs.sums == {"server/rows": 20.0}
 
 
-def test_sizes_that_are_all_alike_give_a_cost_of_each() -> None:
-    found = fit(sums_of([(4, 0.2), (4, 0.4)]))
+def test_sizes_that_are_all_alike_give_a_cost_without_a_fixed_part() -> None:
+    found = fit_line(sums_of([(4, 0.2), (4, 0.4)]))
     assert (found.fixed, found.each) == (0.0, pytest.approx(0.075))
-    assert profiling.fit([4], [0.2]) == Curve(each=0.05)
-    nearly = fit(sums_of([(57, 0.63), (58, 0.62), (60, 0.61), (59, 0.63)]))
+    assert fit_line(sums_of([(4, 0.2)])) == LinearCost(each=0.05)
+    nearly = fit_line(sums_of([(57, 0.63), (58, 0.62), (60, 0.61), (59, 0.63)]))
     assert (nearly.fixed, nearly.each) == (0.0, pytest.approx(2.49 / 234)), "noise is no slope"
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(0, 10)), min_size=1, max_size=20))
-def test_no_number_is_below_0_and_the_rules_are_those_of_profiling(calls: list[tuple[int, float]]) -> None:
-    found = fit(sums_of([(float(n), t) for n, t in calls]))
+def test_no_number_is_below_0_and_the_line_is_that_of_least_squares(calls: list[tuple[int, float]]) -> None:
+    found = fit_line(sums_of([(float(n), t) for n, t in calls]))
     assert min(found.fixed, found.each) >= 0
     sizes, seconds = zip(*calls, strict=True)
-    assert profiling.fit(sizes, seconds) == found
     if np.var(sizes) > 0.02 * np.mean(np.square(sizes)):
         each, fixed = np.polyfit(sizes, seconds, 1)
         if each > 1e-6 and fixed > 1e-6:
@@ -105,7 +107,7 @@ def test_no_number_is_below_0_and_the_rules_are_those_of_profiling(calls: list[t
 
 
 def test_a_profile_says_what_was_measured_and_what_was_not() -> None:
-    costs, meter = Costs(), Meter()
+    costs, meter = MeasuredCosts(), Meter()
     worked(meter, "act", [(1, 9.0), (1, 0.03), (5, 0.07)])
     worked(meter, "refresh", [(1, 9.0), (1, 0.2)])
     learner = Meter()
@@ -114,16 +116,15 @@ def test_a_profile_says_what_was_measured_and_what_was_not() -> None:
     worker.count("trajectories", 4)
     worker.count("trajectory_steps", 240)
     costs.add({"server": [meter.snapshot()], "learner": [learner.snapshot()], "worker": [worker.snapshot()]})
-    assert not costs.complete
-    assert costs.look() is None, "no simulator and no learner was seen"
-    found = measured().profile(costs.run)
+    assert not costs.complete, "no simulator and no learner was seen"
+    found = built(costs)
     assert (found.infer.fixed, found.infer.each) == pytest.approx((0.02, 0.01))
-    assert found.transfer == pytest.approx(0.4), "the learner's side and a server's"
+    assert found.weight_sync == pytest.approx(0.4), "the learner's side and a server's"
     assert found.mean_length == pytest.approx(0.6)
-    assert (found.train, found.step) == (Curve(each=0.0), 0.0)
+    assert (found.train, found.step) == (LinearCost(each=0.0), 0.0)
     assert found.onload == pytest.approx((2 * 15 + 5) / 10)
     assert found.sources["infer"] == "the run name, 2 calls"
-    assert found.sources["transfer"] == "the run name, 2 and 1 calls"
+    assert found.sources["weight_sync"] == "the run name, 2 and 1 calls"
     assert found.sources["onload"] == "not seen in the run name; 10 GiB/s to the host assumed"
     assert found.sources["step"] == "not seen in the run name; 0.0 assumed"
     assert found.memory == MEMORY
@@ -131,34 +132,20 @@ def test_a_profile_says_what_was_measured_and_what_was_not() -> None:
 
 
 def test_what_the_run_never_did_is_as_configured() -> None:
-    configured = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
-    found = measured(configured).profile({"worker/trajectories": 2, "worker/trajectory_steps": 20})
+    file = ROOT / "configs/profiles/libero_openvla_oft_h100.yaml"
+    configured = load_profile(file)
+    found = built(MeasuredCosts({"worker/trajectories": 2, "worker/trajectory_steps": 20}), file)
     assert (found.train, found.onload) == (configured.train, configured.onload)
     assert f"as in the profile {configured.name!r}" in found.sources["train"]
-    assert found.mean_length == 0.5, "the least that a profile can say"
+    assert found.mean_length == 0.5, "the least that a profile allows"
     assert (found.memory.weights, found.memory.train_each) == (15, 1.5)
-    assert measured(configured).profile({}).mean_length == configured.mean_length
-
-
-def test_a_look_begins_anew_and_the_run_goes_on() -> None:
-    costs = Costs()
-    growth = {group: [{f"{name}_{key}": 2.0 for key in asdict(LineSums()) for name in names}] for group, names in ALL}
-    costs.add(growth)
-    since = costs.look()
-    assert since == costs.run
-    assert costs.look() is None
-    costs.add(growth)
-    assert costs.look() == since
-    assert costs.run["server/act_t"] == 4.0
-
-
-ALL = (("worker", ("simulate", "render")), ("server", ("act",)), ("learner", ("micro_batch",)))
+    assert built(MeasuredCosts(), file).mean_length == configured.mean_length
 
 
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_run_measures_what_its_parts_were_made_to_cost(tmp_path: Path) -> None:
-    """Simulator and inference sleep for known times; the files lead to a plan."""
+    """Simulator and inference sleep for known times; `vla-rl plan` reads the file."""
     from vla_rl.commands.train import train
 
     env = {"name": "workload", "image_size": 32, "max_episode_steps": 32, "length_spread": 0.5}
@@ -168,7 +155,7 @@ def test_a_run_measures_what_its_parts_were_made_to_cost(tmp_path: Path) -> None
             "env": env | costs,
             "policy": {"size": "nano", "chunk_size": 8, "latency_ms": 40.0},
             "train": {"iterations": 4, "batch_episodes": 8, "eval_episodes": 0, "checkpoint_every": 2},
-            "placement": {"env_workers": 1, "slots_per_worker": 4, "max_batch": 4},
+            "placement": {"env_workers": 1, "envs_per_worker": 4, "max_batch": 4},
             "log": {"dir": str(tmp_path), "name": "run", "tensorboard": False},
         }
     )
@@ -181,13 +168,14 @@ def test_a_run_measures_what_its_parts_were_made_to_cost(tmp_path: Path) -> None
     assert found.reset == pytest.approx(20e-3, rel=0.3)
     assert 40e-3 < found.infer(2) < 80e-3
     assert 0.6 < found.mean_length < 0.9
-    assert min(found.train(8), found.step, found.transfer) > 0
-    assert {"simulate", "infer", "train", "step", "transfer"} <= {k for k, v in found.sources.items() if "calls" in v}
+    assert min(found.train(8), found.step, found.weight_sync) > 0
+    measured = {name for name, source in found.sources.items() if "calls" in source}
+    assert {"simulate", "infer", "train", "step", "weight_sync"} <= measured
     assert 0 < found.memory.weights < 0.1
     before = found.sources["simulate"]
     longer = config.model_copy(update={"train": config.train.model_copy(update={"iterations": 5})})
     assert train(longer, resume=tmp_path / "run") == 0
     after = load_profile(file).sources["simulate"]
-    assert int(after.split()[-2]) > int(before.split()[-2]), "a resumed run adds to what it knows"
+    assert int(after.split()[-2]) > int(before.split()[-2]), "a resumed run adds to its measurements"
     (tmp_path / "config.yaml").write_text(dump_config(config))
     assert main(["plan", str(tmp_path / "config.yaml"), f"placement.profile={file}"]) == 0

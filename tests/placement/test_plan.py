@@ -69,8 +69,8 @@ def test_a_process_on_every_gpu_that_a_role_uses() -> None:
     plan = make_plan(config(mode="hybrid", inference_devices=1), gpus(3))
     assert [p.devices for p in plan.servers] == [(0,)]
     assert [p.devices for p in plan.learners] == [(0,), (1,), (2,)]
-    assert [p.turns for p in plan.learners] == ["device 0", None, None]
-    assert [p.turns for p in plan.servers] == ["device 0"]
+    assert [p.lock for p in plan.learners] == ["device 0", None, None]
+    assert [p.lock for p in plan.servers] == ["device 0"]
     assert plan.locks == ["device 0"]
     assert {p.torch_device for p in (*plan.servers, *plan.learners)} == {"cuda"}
     assert {p.torch_device for p in plan.workers} == {"cpu"}
@@ -81,12 +81,9 @@ def test_a_process_on_every_gpu_that_a_role_uses() -> None:
 
 def test_on_cores_a_role_has_one_process_with_a_thread_for_each() -> None:
     plan = make_plan(config(mode="pipelined", env_workers=2), cores(8))
-    assert [(p.threads, p.turns) for p in (*plan.servers, *plan.learners)] == [(3, None), (3, None)]
+    assert [(p.threads, p.lock) for p in (*plan.servers, *plan.learners)] == [(3, None), (3, None)]
     plan = make_plan(config(mode="collocated", env_workers=2), cores(8))
-    assert [(p.threads, p.turns) for p in (*plan.servers, *plan.learners)] == [
-        (6, "cores of node 0"),
-        (6, "cores of node 0"),
-    ]
+    assert [(p.threads, p.lock) for p in (*plan.servers, *plan.learners)] == [(6, "cores of node 0")] * 2
     small = make_plan(config(), cores(2))
     assert small.layout.describe() == "pipelined 1+1"
     assert [p.threads for p in (*small.servers, *small.learners)] == [1, 1]
@@ -94,10 +91,10 @@ def test_on_cores_a_role_has_one_process_with_a_thread_for_each() -> None:
     assert make_plan(config(), cores(1)).layout.mode == "collocated"
 
 
-def test_slots_stages_and_evaluation() -> None:
-    plan = make_plan(config(env_workers=3, slots_per_worker=5), cores(4))
-    assert (len(plan.workers), plan.slots, plan.stages) == (3, 5, 5)
-    assert make_plan(config("sync"), cores(4)).stages == 1
+def test_envs_splits_and_evaluation() -> None:
+    plan = make_plan(config(env_workers=3, envs_per_worker=5), cores(4))
+    assert (len(plan.workers), plan.envs_per_worker, plan.splits) == (3, 5, 5)
+    assert make_plan(config("sync"), cores(4)).splits == 1
     assert make_plan(config(), cores(4), training=False).learners == ()
     plan = make_plan(config(env_workers=3), gpus(4))
     assert [plan.server_of(w) for w in range(3)] == [0, 1, 0]
@@ -125,7 +122,7 @@ def test_offloading_is_for_shared_devices() -> None:
     plan = make_plan(config(offload="always"), gpus(4))
     assert (plan.offload, plan.layout.mode) == (True, "collocated")
     assert make_plan(config(offload="always", mode="hybrid"), gpus(4)).offload
-    assert make_plan(config(offload="always"), cores(4)).offload, "to no use, but it can be tested there"
+    assert make_plan(config(offload="always"), cores(4)).offload, "useless there, but it can be tested"
     assert not make_plan(config(mode="collocated"), gpus(4)).offload, "auto, without a profile"
     assert not make_plan(config(offload="always"), gpus(4), training=False).offload
 
@@ -133,9 +130,8 @@ def test_offloading_is_for_shared_devices() -> None:
 def test_ranks_that_would_wait_for_each_other_are_refused() -> None:
     with pytest.raises(PlanError, match=r"learner\.ranks: 2 processes would wait for each other"):
         make_plan(config(learner={"ranks": 2}, mode="collocated"), cores(4))
-    with pytest.raises(
-        PlanError, match=r"learner\.ranks: a plan \(collocated\) has one on each of the learner's 2 GPUs"
-    ):
+    text = r"learner\.ranks: a plan \(collocated\) has one on each of the learner's 2 GPUs"
+    with pytest.raises(PlanError, match=text):
         make_plan(config(learner={"ranks": 3}, mode="collocated"), gpus(2))
 
 

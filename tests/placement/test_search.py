@@ -14,16 +14,16 @@ from vla_rl.commands.benchmark.scaling import as_reference, for_devices
 from vla_rl.commands.cli import main
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
-from vla_rl.placement.cost_model import Job
+from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.plan import PlanError, Resources, make_plan
-from vla_rl.placement.profile import Curve, Memory, Profile, load_profile
-from vla_rl.placement.search import Candidate, candidates, fit_memory, memory_of, search, simulate
+from vla_rl.placement.profile import LinearCost, Memory, Profile, load_profile
+from vla_rl.placement.search import Candidate, candidates, fit_memory, memory_use, search, simulate
 from vla_rl.policies.openvla_oft.config import LoraConfig
 
 PROFILES = sorted((ROOT / "configs" / "profiles").glob("*.yaml"))
 
 
-def workload(on_devices: bool, **placement: Any) -> RunConfig:
+def run_config(on_devices: bool, **placement: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
             "env": {"name": "workload", "on_devices": on_devices},
@@ -31,7 +31,7 @@ def workload(on_devices: bool, **placement: Any) -> RunConfig:
             "algo": {"name": "ppo", "minibatches": 2},
             "train": {"batch_episodes": 32},
             "learner": {"micro_batch": 8},
-            "placement": {"env_workers": 4, "slots_per_worker": 8, "max_batch": 8, "max_wait_ms": 5} | placement,
+            "placement": {"env_workers": 4, "envs_per_worker": 8, "max_batch": 8, "max_wait_ms": 5} | placement,
         }
     )
 
@@ -43,35 +43,33 @@ def random_profile(seed: int, on_devices: bool) -> Profile:
     def seconds() -> float:
         return float(10 ** rng.uniform(-3, -1))
 
+    curves = {n: LinearCost(fixed=seconds() / 4, each=seconds()) for n in ("simulate", "render", "infer", "train")}
+    times = {n: seconds() for n in ("reset", "step", "weight_sync")}
     memory = Memory(device=80, weights=1, trained=1)
-    curves = {n: Curve(fixed=seconds() / 4, each=seconds()) for n in ("simulate", "render", "infer", "train")}
-    name = "devices" if on_devices else "cores"
-    return Profile(
-        name="random", simulator_on=name, **curves, reset=seconds(), step=seconds(), transfer=seconds(), memory=memory
-    )
+    return Profile(name="random", simulator_on="devices" if on_devices else "cores", memory=memory, **curves, **times)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_the_search_is_as_good_as_trying_everything(seed: int) -> None:
     on_devices = seed % 2 == 1
-    config, profile = workload(on_devices), random_profile(seed, on_devices)
+    config, profile = run_config(on_devices), random_profile(seed, on_devices)
     resources = Resources(cores=8, devices=2 + seed % 5, kind="virtual")
-    job = Job.of(config, horizon=32, spread=0.8)
-    everything = [simulate(c, profile, job, 8) for c in candidates(config, resources, profile, job, None)]
+    workload = Workload.of(config, horizon=32, spread=0.8)
+    everything = [simulate(c, profile, workload, 8) for c in candidates(config, resources, profile, workload, None)]
     best = min(c.simulated or 0.0 for c in everything)
-    found = search(config, resources, profile, job)
+    found = search(config, resources, profile, workload)
     assert found[0].simulated is not None
     assert found[0].simulated <= 1.03 * best
     for mode in {c.layout.mode for c in everything}:
-        assert search(config, resources, profile, job, mode)[0].layout.mode == mode
+        assert search(config, resources, profile, workload, mode)[0].layout.mode == mode
 
 
-def test_of_plans_that_are_as_fast_the_one_with_most_room() -> None:
-    """Cores are the limit of most layouts, and differences between those are the simulation's noise."""
-    config, profile = workload(False), random_profile(0, False)
-    profile = profile.model_copy(update={"simulate": Curve(each=1.0)})
-    first, *others = search(config, Resources(8, 4, "virtual"), profile, Job.of(config, horizon=32, spread=0.8))
+def test_ties_go_to_the_plan_with_most_slack() -> None:
+    """Cores limit most layouts, and differences among those are the simulation's noise."""
+    config, profile = run_config(False), random_profile(0, False)
+    profile = profile.model_copy(update={"simulate": LinearCost(each=1.0)})
+    first, *others = search(config, Resources(8, 4, "virtual"), profile, Workload.of(config, horizon=32, spread=0.8))
     assert [c.simulated for c in others] == sorted(c.simulated or 0.0 for c in others)
 
     def load(candidate: Candidate) -> float:
@@ -88,7 +86,7 @@ def test_of_plans_that_are_as_fast_the_one_with_most_room() -> None:
 @pytest.mark.parametrize("path", PROFILES, ids=lambda p: p.stem)
 def test_the_shipped_profiles_say_where_every_number_comes_from(path: Path) -> None:
     profile = load_profile(path)
-    costs = {"simulate", "render", "reset", "infer", "train", "step", "transfer", "onload", "memory"}
+    costs = {"simulate", "render", "reset", "infer", "train", "step", "weight_sync", "onload", "memory"}
     assert set(profile.sources) == costs
     assert profile.train.each > profile.infer.each
 
@@ -96,21 +94,21 @@ def test_the_shipped_profiles_say_where_every_number_comes_from(path: Path) -> N
 def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
     profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
     small = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 16.0})})
-    config = workload(False)
-    job = Job.of(config, 32, 0.0)
+    config = run_config(False)
+    workload = Workload.of(config, 32, 0.0)
     with pytest.raises(PlanError) as error:
-        search(config, Resources(8, 1, "virtual"), small, job)
+        search(config, Resources(8, 1, "virtual"), small, workload)
     assert "device 0 has 16 GiB and would hold inference 15.8 + learner 28.5 = 44.3 GiB" in str(error.value)
     assert "learner.zero_stage" in str(error.value)
 
 
-def test_where_both_do_not_fit_at_once_the_learner_makes_room() -> None:
+def test_what_fits_only_one_at_a_time_is_offloaded() -> None:
     profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
     tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 32.0})})
-    config = workload(False)
+    config = run_config(False)
     plan = make_plan(config, Resources(8, 2, "virtual"))
-    assert not fit_memory(plan, tight, config).offload, "in a pipelined plan each has a device of its own"
-    shared = make_plan(workload(False, mode="collocated"), Resources(8, 2, "virtual"))
+    assert not fit_memory(plan, tight, config).offload, "in a pipelined plan each has its own device"
+    shared = make_plan(run_config(False, mode="collocated"), Resources(8, 2, "virtual"))
     assert fit_memory(shared, tight, config).offload
     assert not fit_memory(shared, profile, config).offload
 
@@ -120,39 +118,40 @@ def test_adapters_share_the_frozen_weights_of_a_device() -> None:
     profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
     small = {"device": 18.0, "weights": 15.0, "trained": 1.0, "train_each": 0.0, "infer_each": 0.0}
     profile = profile.model_copy(update={"memory": profile.memory.model_copy(update=small)})
-    config = workload(False, mode="collocated")
+    config = run_config(False, mode="collocated")
     adapted = config.model_copy(
         update={"policy": config.policy.model_copy(update={"lora": LoraConfig(), "checkpoint": "base"})}
     )
     plan = make_plan(config, Resources(8, 1, "virtual"))
-    assert memory_of(plan, profile, config, 0) == {"inference": 15.0, "learner": 16.0}
-    assert memory_of(plan, profile, adapted, 0) == {"inference": pytest.approx(1 / 3), "learner": 16.0}
+    assert memory_use(plan, profile, config, 0) == {"inference": 15.0, "learner": 16.0}
+    assert memory_use(plan, profile, adapted, 0) == {"inference": pytest.approx(1 / 3), "learner": 16.0}
     assert fit_memory(plan, profile, config).offload
     assert not fit_memory(plan, profile, adapted).offload
     tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 16.2})})
-    assert fit_memory(plan, tight, adapted).offload, "which lends nothing, and has one of them at a time"
+    assert fit_memory(plan, tight, adapted).offload, "which shares nothing, and holds one of them at a time"
 
 
 def test_what_offloading_cannot_help_is_refused() -> None:
     profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
     tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 32.0})})
+    never = run_config(False, offload="never")
     with pytest.raises(PlanError) as error:
-        search(workload(False, offload="never"), Resources(8, 1, "virtual"), tight, Job.of(workload(False), 32, 0.0))
+        search(never, Resources(8, 1, "virtual"), tight, Workload.of(never, 32, 0.0))
     assert error.value.key == "placement.offload"
     assert "device 0 has 32 GiB and would hold inference 15.8 + learner 28.5 = 44.3 GiB; never" in str(error.value)
     simulators = tight.memory.model_copy(update={"simulate_fixed": 10.0})
     busy = tight.model_copy(update={"memory": simulators, "simulator_on": "devices"})
-    plan = make_plan(workload(True, mode="collocated"), Resources(8, 1, "virtual"))
+    plan = make_plan(run_config(True, mode="collocated"), Resources(8, 1, "virtual"))
     with pytest.raises(PlanError, match=r"would hold simulator 10\.0 \+ inference"):
-        fit_memory(plan, busy, workload(True))
-    cores = make_plan(workload(False, mode="collocated"), Resources(4, 4, "cpu"))
+        fit_memory(plan, busy, run_config(True))
+    cores = make_plan(run_config(False, mode="collocated"), Resources(4, 4, "cpu"))
     with pytest.raises(PlanError, match=r"placement\.mode"):
-        fit_memory(cores, tight, workload(False))
+        fit_memory(cores, tight, run_config(False))
 
 
-def test_always_leaves_the_layouts_in_which_devices_are_shared() -> None:
-    config, profile = workload(False, offload="always"), random_profile(0, False)
-    found = candidates(config, Resources(8, 3, "virtual"), profile, Job.of(config, 32, 0.0), None)
+def test_always_offloading_leaves_the_layouts_that_share_devices() -> None:
+    config, profile = run_config(False, offload="always"), random_profile(0, False)
+    found = candidates(config, Resources(8, 3, "virtual"), profile, Workload.of(config, 32, 0.0), None)
     assert {c.layout.mode for c in found} == {"collocated", "hybrid"}
     assert all(c.plan.offload for c in found)
 
@@ -169,11 +168,11 @@ def test_a_workload_grows_with_the_devices() -> None:
     assert eight.env.step_ms == pytest.approx(2 * four.env.step_ms)  # type: ignore[union-attr]
 
 
-def test_the_reference_waits_for_no_row_that_nobody_plays() -> None:
+def test_the_reference_waits_for_no_row_that_nobody_will_play() -> None:
     config = load_config(ROOT / "configs/scaling/libero.yaml", ["train.batch_episodes=16"])
     profile = load_profile(ROOT / str(config.placement.virtual))
     lockstep, _ = as_reference(for_devices(config, profile, 2), profile)
-    assert lockstep.placement.max_batch == 16 < config.placement.env_workers * config.placement.slots_per_worker
+    assert lockstep.placement.max_batch == 16 < config.placement.env_workers * config.placement.envs_per_worker
 
 
 def test_plan_shows_what_it_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -212,12 +211,15 @@ def test_impossible_requests_end_with_status_2(
 
 
 @pytest.mark.slow
-def test_profile_measures_a_run_and_plan_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_measures_a_run_and_plan_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(ROOT)
     file = tmp_path / "profile.yaml"
     slow = ["env=workload", "env.step_ms=2", "env.render_ms=5", "env.reset_ms=3", "env.image_size=32"]
-    small = ["policy.chunk_size=4", "placement.max_batch=4", "placement.slots_per_worker=4", "learner.micro_batch=8"]
-    shared = ["configs/tabletop.yaml", "policy.checkpoint=null", *slow, *small]
+    small = ["policy.chunk_size=4", "placement.max_batch=4", "placement.envs_per_worker=4", "learner.micro_batch=8"]
+    short = ["train.batch_episodes=8", "train.max_staleness=1", "train.eval_episodes=5", "placement.replan_every=1"]
+    shared = ["configs/tabletop.yaml", "policy.checkpoint=null", *slow, *small, *short]
     assert main(["profile", *shared, "--output", str(file)]) == 0
     profile = load_profile(file)
     assert profile.simulate(4) == pytest.approx(4 * 4 * 2e-3, rel=0.3)
@@ -225,6 +227,12 @@ def test_profile_measures_a_run_and_plan_reads_it(tmp_path: Path, monkeypatch: p
     assert profile.reset == pytest.approx(3e-3, rel=0.5)
     assert profile.infer(4) > 0
     assert profile.train(8) > 0
-    assert profile.transfer > 0
+    assert profile.weight_sync > 0
     assert min(profile.onload, profile.offload) > 0
+    assert 0 < profile.memory.weights < 0.1
+    measured = {"simulate", "render", "infer", "train", "reset", "step", "weight_sync"}
+    assert {name for name, source in profile.sources.items() if source.endswith("calls")} == measured
+    assert profile.sources["onload"].endswith("10 GiB/s to the host assumed")
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in measured)
     assert main(["plan", *shared, f"placement.profile={file}"]) == 0

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.policies.policy_helpers import INSTRUCTIONS, inputs, make, nano
-from vla_rl.policies import CheckpointError, load_metadata, load_policy, save_policy
+from vla_rl.policies.openvla_oft.checkpoint import CheckpointError, load_metadata, load_policy, save_policy
 
-METADATA = {"data": "expert, 90 episodes", "assets": "stand-ins", "command": ["vla-rl", "sft"]}
+METADATA = {"data": "expert, 90 episodes", "assets": "placeholder", "command": ["vla-rl", "sft"]}
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_saving_replaces_the_folder_and_leaves_nothing_else(folder: Path) -> Non
     assert load_metadata(folder) == {"run": 2}, "a failed save must not touch the previous checkpoint"
 
 
-def test_whoever_may_read_one_file_may_read_all(folder: Path) -> None:
+def test_all_files_have_the_same_permissions(folder: Path) -> None:
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
 
 

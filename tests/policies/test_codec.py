@@ -212,7 +212,7 @@ def test_wrong_architectures_name_every_problem() -> None:
         assert part in str(caught.value)
     for key, value, problem in (
         ("image_size", 100, "image_size=100 is not a multiple of patch_size=12"),
-        ("chunk_size", 0, "chunk_size=0: must be positive"),
+        ("chunk_size", 0, "chunk_size=0: should be greater than or equal to 1"),
         ("vocab_size", 200, "vocab_size=200"),
         ("final_id", 300, "final_id=300 is an action id"),
     ):

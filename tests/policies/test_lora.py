@@ -1,4 +1,4 @@
-"""LoRA: what trains, what is handed over, what is saved, and the way back to the reference."""
+"""LoRA: what is trained, synced and saved, and how adapters are switched off for the reference."""
 
 import contextlib
 from pathlib import Path
@@ -13,15 +13,17 @@ from tests.policies.policy_helpers import CODEC
 from vla_rl.config.loading import ConfigError, dump_config, load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
-from vla_rl.core.ipc.frozen_weights import borrow, lend
+from vla_rl.core.ipc.frozen_weights import attach_frozen_weights, share_frozen_weights
 from vla_rl.core.ipc.mailbox import PoolAddress, create_pool
 from vla_rl.core.ipc.shared_memory import SharedArrays
-from vla_rl.core.ipc.weights import WeightPublisher, create_weights
-from vla_rl.placement.plan import Process, Resources, lender_of, make_plan
-from vla_rl.policies import OpenVLAOFT, PolicyOutput, build_policy, load_policy, save_policy
+from vla_rl.core.ipc.weights import WeightPublisher, create_weight_buffers, weights_nbytes
+from vla_rl.placement.plan import Process, Resources, make_plan, sharing_learner
+from vla_rl.policies.build import build_policy
 from vla_rl.policies.openvla_oft.architecture import openvla_7b
+from vla_rl.policies.openvla_oft.checkpoint import load_policy, save_policy
 from vla_rl.policies.openvla_oft.config import LoraConfig, PolicyConfig
 from vla_rl.policies.openvla_oft.lora import add_adapters
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT, PolicyOutput
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
 
 LORA = {"rank": 4, "alpha": 8}
@@ -30,7 +32,7 @@ OFT = ("vision", "projector", "language_model")
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread():
-    """What these networks compute is less than what threads cost."""
+    """For such small networks, threads cost more than they save."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -83,7 +85,7 @@ def test_only_adapters_and_value_head_train_at_any_zero_stage(base):
         assert all(".lora_A." in name or ".lora_B." in name for name in adapters)
         before = _all_weights(learner)
         for iteration in range(2):
-            learner.update(random_batch(iteration), iteration)
+            learner.update(random_batch(iteration, policy_version=iteration))
         after = _all_weights(learner)
         assert {name for name in before if not torch.equal(before[name], after[name])} == trained.keys()
         results.append(after)
@@ -101,7 +103,7 @@ def test_bf16_trains_the_same_parameters(base):
     learner = make_learner(_config(base, zero_stage=1, precision="bf16"))
     before = _all_weights(learner)
     for iteration in range(2):
-        learner.update(random_batch(iteration), iteration)
+        learner.update(random_batch(iteration, policy_version=iteration))
     after = _all_weights(learner)
     assert {t.dtype for t in after.values()} == {torch.bfloat16}
     assert {n for n in before if not torch.equal(before[n], after[n])} == learner.policy.trained_parameters().keys()
@@ -132,55 +134,55 @@ def test_targets_are_all_linear_layers_of_the_named_parts(base):
     assert "proprio_projector.fc1" in projector
 
 
-def test_the_hand_over_holds_what_trains_and_nothing_else(base, tmp_path):
+def test_a_weight_sync_transfers_what_trains_and_nothing_else(base, tmp_path):
     cfg = _config(base)
     learner = make_learner(cfg)
-    learner.update(random_batch(), 0)
-    create_weights(tmp_path / "weights", learner.parameters())
+    learner.update(random_batch())
+    create_weight_buffers(tmp_path / "weights", weights_nbytes(learner.parameters()))
     learner.publish(1, WeightPublisher(tmp_path / "weights"))
-    handed_over = SharedArrays.attach(tmp_path / "weights")["buffers"].shape[1]
-    assert handed_over == sum(4 * p.numel() for p in learner.policy.parameters() if p.requires_grad)
-    assert handed_over < 0.25 * sum(4 * p.numel() for p in learner.policy.parameters())
+    nbytes = SharedArrays.attach(tmp_path / "weights")["buffers"].shape[1]
+    assert nbytes == sum(4 * p.numel() for p in learner.policy.parameters() if p.requires_grad)
+    assert nbytes < 0.25 * sum(4 * p.numel() for p in learner.policy.parameters())
 
-    from vla_rl.cluster.processes import InferenceProcess
+    from vla_rl.cluster.processes.inference import InferenceProcess
 
     address = PoolAddress(str(tmp_path), "server0", 1, 2)
     create_pool(address, SPEC, 4)
     process = InferenceProcess(cfg, SPEC, Process("inference server", 0, "cpu", (0,), 1, None), tmp_path / "locks")
     process.build()
     process.connect(address, tmp_path / "weights", 2)
-    actor = process._server.actor
+    actor = process._server.policy
     assert _largest(_outputs(actor.policy).logits, _outputs(learner.policy).logits) > 1e-4
     assert actor.refresh() == 1
     assert torch.equal(_outputs(actor.policy).logits, _outputs(learner.policy).logits)
     assert torch.equal(_outputs(actor.policy).values, _outputs(learner.policy).values)
 
 
-def test_frozen_weights_are_lent_and_not_copied(base):
+def test_frozen_weights_are_shared_and_not_copied(base):
     cfg = _config(base)
     learner = make_learner(cfg)
     server = build_policy(cfg.policy, SPEC, 0)
     own = {name: p.data_ptr() for name, p in server.named_parameters()}
-    borrow(server, lend(learner.policy))
+    attach_frozen_weights(server, share_frozen_weights(learner.policy))
     assert torch.equal(_outputs(server).logits, _outputs(learner.policy).logits)
     frozen = {name for name, p in server.named_parameters() if not p.requires_grad}
     assert {name for name, p in server.named_parameters() if p.data_ptr() != own[name]} == frozen
     trained = parameters(learner)
-    learner.update(random_batch(), 0)
+    learner.update(random_batch())
     assert any(not np.array_equal(trained[name], p) for name, p in parameters(learner).items())
-    lent = dict(learner.policy.named_parameters())
+    shared = dict(learner.policy.named_parameters())
     with torch.no_grad():
-        lent[min(frozen)].add_(1.0)
-    borrowed = dict(server.named_parameters())
-    assert all(torch.equal(borrowed[name], lent[name]) for name in frozen), "both see one memory"
+        shared[min(frozen)].add_(1.0)
+    attached = dict(server.named_parameters())
+    assert all(torch.equal(attached[name], shared[name]) for name in frozen), "both see one memory"
     other = build_policy(cfg.policy, SPEC, 0)
     other.language_model.double()
-    with pytest.raises(ValueError, match="not as the lender's, such as language_model"):
-        borrow(other, lend(learner.policy))
+    with pytest.raises(ValueError, match="differ from the shared ones, such as language_model"):
+        attach_frozen_weights(other, share_frozen_weights(learner.policy))
 
 
 @pytest.mark.parametrize(
-    ("placement", "learner", "lends"),
+    ("placement", "learner", "attaches"),
     [
         ({"mode": "collocated"}, {}, True),
         ({"mode": "pipelined"}, {}, False),
@@ -188,15 +190,17 @@ def test_frozen_weights_are_lent_and_not_copied(base):
         ({"mode": "collocated"}, {"zero_stage": 3}, False),
     ],
 )
-def test_who_borrows_is_on_the_learners_device(base, placement, learner, lends):
+def test_servers_on_the_learners_device_attach_its_frozen_weights(base, placement, learner, attaches):
     cfg = config(policy={"checkpoint": str(base), "chunk_size": 4, "lora": LORA}, learner=learner, placement=placement)
     plan = make_plan(cfg, Resources(cores=8, devices=2, kind="cuda"))
-    assert [lender_of(cfg, plan, s) for s in plan.servers] == [s.index if lends else None for s in plan.servers]
+    assert [sharing_learner(cfg, plan, s) for s in plan.servers] == [
+        s.index if attaches else None for s in plan.servers
+    ]
     plain = config(placement=placement)
-    assert lender_of(plain, plan, plan.servers[0]) is None, "all weights train"
+    assert sharing_learner(plain, plan, plan.servers[0]) is None, "all weights train"
 
 
-def test_a_7b_hand_over_is_small():
+def test_a_7b_weight_sync_is_small():
     """The figures of docs/architecture.md, on weights without memory."""
     arch = openvla_7b()
     tokenizer = PromptTokenizer(build_tiny_tokenizer(["push it"], arch.text_vocab_size), arch)
@@ -209,14 +213,14 @@ def test_a_7b_hand_over_is_small():
     assert trained == pytest.approx(115e6, rel=0.005)
 
 
-def test_without_lora_everything_trains_and_is_handed_over():
+def test_without_lora_everything_trains_and_is_synced():
     policy = build_policy(PolicyConfig(size="nano", chunk_size=4), SPEC, 0)
     assert not policy.adapted
     assert list(policy.trained_parameters()) == [name for name, _ in policy.named_parameters()]
 
 
 def _process(cfg: RunConfig, folder: Path, state: Path | None = None, version: int = 0):
-    from vla_rl.cluster.processes import LearnerProcess
+    from vla_rl.cluster.processes.learner import LearnerProcess
 
     process = LearnerProcess(cfg, SPEC, Process("learner", 0, "cpu", (0,), 1, None), 1, folder / "locks")
     folder.mkdir()
@@ -228,7 +232,7 @@ def _process(cfg: RunConfig, folder: Path, state: Path | None = None, version: i
 def test_a_run_saves_a_plain_policy_and_resumes_its_adapters_exactly(base, tmp_path, zero_stage):
     cfg = _config(base, zero_stage=zero_stage)
     straight = _process(cfg, tmp_path / "straight")
-    straight.update(random_batch(0), 0)
+    straight.update(random_batch(0))
     live = straight._learner
     adapters = parameters(live)
     straight.save(tmp_path / "000001", {})
@@ -247,7 +251,7 @@ def test_a_run_saves_a_plain_policy_and_resumes_its_adapters_exactly(base, tmp_p
     resumed = _process(cfg, tmp_path / "resumed", tmp_path / "000001" / "learner", 1)
     assert all(np.array_equal(adapters[name], p) for name, p in parameters(resumed._learner).items())
     for process in (straight, resumed):
-        process.update(random_batch(1), 1)
+        process.update(random_batch(1, policy_version=1))
     ours, theirs = parameters(live), parameters(resumed._learner)
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert not all(np.array_equal(ours[name], adapters[name]) for name in ours)
@@ -269,28 +273,28 @@ def test_the_reference_is_the_checkpoint_and_a_look_at_it_changes_nothing(base):
     start.set_instructions(SPEC.instructions)
     undisturbed = make_learner(_config(base))
     for iteration in range(2):
-        undisturbed.update(random_batch(iteration), iteration)
+        undisturbed.update(random_batch(iteration, policy_version=iteration))
     theirs = parameters(undisturbed)
     for zero_stage, tolerance in ((0, 0.0), (3, 1e-5)):
         learner = make_learner(_config(base, zero_stage=zero_stage))
-        learner.update(random_batch(0), 0)
+        learner.update(random_batch(0))
         trained = learner.policy.trained_parameters().keys()
         with learner.policy.reference():
             assert torch.equal(_outputs(learner._engine).logits, _outputs(start).logits)
         assert learner.policy.trained_parameters().keys() == trained
         assert _largest(_outputs(learner._engine).logits, _outputs(start).logits) > 1e-3
-        learner.update(random_batch(1), 1)
+        learner.update(random_batch(1, policy_version=1))
         ours = parameters(learner)
         assert max(np.abs(ours[name] - theirs[name]).max() for name in theirs) <= tolerance
 
 
 def test_the_divergence_is_from_the_policy_without_its_adapters(base):
     cfg = _config(base)
-    cfg = cfg.model_copy(update={"algo": cfg.algo.model_copy(update={"kl_coef": 1.0, "minibatches": 1})})
+    cfg = cfg.with_values({"algo.kl_coef": 1.0, "algo.minibatches": 1})
     learner = make_learner(cfg)
     assert learner._reference is None, "no second copy of the weights"
-    assert learner.update(random_batch(0), 0)["learner/reference_kl"] == pytest.approx(0.0, abs=1e-9)
-    assert learner.update(random_batch(1), 1)["learner/reference_kl"] > 1e-7
+    assert learner.update(random_batch(0))["learner/reference_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert learner.update(random_batch(1, policy_version=1))["learner/reference_kl"] > 1e-7
 
 
 def test_the_reference_ends_with_its_block(base):

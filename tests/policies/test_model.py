@@ -305,7 +305,7 @@ def test_wrong_inputs_are_named() -> None:
         OpenVLAOFT(dataclasses.replace(policy.architecture, action_dim=6), CODEC, policy.tokenizer, PROPRIO)
 
 
-def test_random_weights_are_settled_by_the_seed() -> None:
+def test_random_weights_depend_on_the_seed_alone() -> None:
     torch.manual_seed(5)
     state = torch.get_rng_state()
     first, again, other = make(nano(), seed=1), make(nano(), seed=1), make(nano(), seed=2)

@@ -15,7 +15,9 @@ from vla_rl.replay.trajectory_file import load_trajectories, save_trajectories
 
 
 def _rules(**changes) -> StoreRules:
-    return StoreRules(**({"batch_episodes": 4, "max_age": 1, "num_tasks": 2, "seed": 0, "iterations": 100} | changes))
+    return StoreRules(
+        **({"batch_episodes": 4, "max_staleness": 1, "num_tasks": 2, "seed": 0, "iterations": 100} | changes)
+    )
 
 
 @pytest.fixture
@@ -40,28 +42,28 @@ def _balanced(store: ReplayStore) -> bool:
 # --- admission and age ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_age", [0, 1, 3])
-def test_gate_admits_what_will_be_young_enough(make_store, max_age):
-    store = make_store(max_age=max_age)
-    assert len(store.take(0, 1000, 0.0)) == (max_age + 1) * 4
+@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+def test_gate_admits_what_will_be_young_enough(make_store, max_staleness):
+    store = make_store(max_staleness=max_staleness)
+    assert len(store.take(0, 1000, 0.0)) == (max_staleness + 1) * 4
     assert store.take(0, 1, 0.05) == []
-    store.version = 1  # a published version opens the gate by one batch
+    store.published_version = 1  # a published version opens the gate by one batch
     assert len(store.take(0, 1000, 0.0)) == 4
 
 
 def test_gate_stays_closed_after_an_update_that_was_not_published(make_store):
-    store = make_store(max_age=1)
+    store = make_store(max_staleness=1)
     for episode in store.take(0, 8, 0.0):
         store.add(0, trajectory(episode))
     for update, published in [(1, 0), (2, 2)]:
-        assert store.next_batch(5.0).ages.max() == update - 1
+        assert store.next_batch(5.0).staleness.max() == update - 1
         store.advance(published)
         assert store.counters()["trained"] == 4 * update
         assert store.capacity() == (8 if published else 0)
 
 
 def test_gate_blocks_and_opens(make_store):
-    store = make_store(max_age=0)
+    store = make_store(max_staleness=0)
     for episode in store.take(0, 4, 0.0):
         store.add(0, trajectory(episode))
     got = []
@@ -76,39 +78,39 @@ def test_gate_blocks_and_opens(make_store):
 
 
 def test_nothing_is_started_beyond_the_last_iteration(make_store):
-    store = make_store(max_age=50, iterations=3)
+    store = make_store(max_staleness=50, iterations=3)
     assert len(store.take(0, 1000, 0.0)) == 12
 
 
 def test_too_old_episodes_are_dropped_where_they_would_be_trained(make_store):
-    store = make_store(max_age=1)
+    store = make_store(max_staleness=1)
     episodes = store.take(0, 8, 0.0)
     slow, rest = episodes[0], episodes[1:]
     for episode in rest[:4]:
         store.add(0, trajectory(episode, version=0))
-    assert store.next_batch(5.0).version == 0
+    assert store.next_batch(5.0).policy_version == 0
     store.advance(1)
     for episode in store.take(0, 4, 0.0)[:1] + rest[4:]:
         store.add(0, trajectory(episode, version=1))
-    assert store.next_batch(5.0).version == 1
+    assert store.next_batch(5.0).policy_version == 1
     store.advance(2)
     store.add(0, trajectory(slow, version=0))  # age 2 where it would be trained now
     for episode in store.take(0, 4, 0.0):
         store.add(0, trajectory(episode, version=2))
     batch = store.next_batch(5.0)
     assert slow.id not in batch.episode_id
-    assert batch.ages.max() <= 1
+    assert batch.staleness.max() <= 1
     assert store.counters()["stale"] == 1
     assert _balanced(store)
 
 
 def test_the_next_batch_is_filled_while_one_is_in_training(make_store):
-    store = make_store(max_age=2)
+    store = make_store(max_staleness=2)
     for episode in store.take(0, 8, 0.0):
         store.add(0, trajectory(episode))
     first = store.next_batch(5.0)
     second = store.next_batch(5.0)  # no advance() in between: both were ready
-    assert (first.version, second.version) == (0, 1)
+    assert (first.policy_version, second.policy_version) == (0, 1)
     assert not set(first.episode_id) & set(second.episode_id)
 
 
@@ -131,8 +133,8 @@ def test_a_dead_workers_episodes_are_lost_and_played_again(make_store):
 
 
 def test_evaluations_go_first_and_never_into_a_batch(make_store):
-    store = make_store(max_age=0)
-    store.order_evaluation(evaluation_episodes(0, 6, 2, 50, seed=0))
+    store = make_store(max_staleness=0)
+    store.assign_evaluation(evaluation_episodes(0, 6, 2, 50, seed=0))
     evaluations = store.take(0, 100, 0.0)
     assert [e.evaluation for e in evaluations] == [True] * 6
     training = store.take(0, 100, 0.0)
@@ -166,7 +168,7 @@ GROUPS = [GroupRules(), GroupRules(2), GroupRules(4), GroupRules(2, 0.1, 0.9, 3)
 def test_conservation_through_chaos(make_store, tmp_path, seed, groups):
     """Random takes, finishes, deaths, updates, evaluations and resumes: nothing is lost or counted twice."""
     rng = random.Random(seed)
-    store = make_store(max_age=rng.choice([0, 1, 3]), groups=groups)
+    store = make_store(max_staleness=rng.choice([0, 1, 3]), groups=groups)
     running: dict[int, list] = {0: [], 1: [], 2: []}
     trained: set[int] = set()
     for _ in range(1200):
@@ -176,7 +178,7 @@ def test_conservation_through_chaos(make_store, tmp_path, seed, groups):
                 running[worker] += store.take(worker, rng.randint(1, 4), 0.0)
             case "finish" if running[worker]:
                 episode = running[worker].pop(rng.randrange(len(running[worker])))
-                version = max(0, store.version - rng.choice([0, 0, 0, 0, 1, 4]))
+                version = max(0, store.published_version - rng.choice([0, 0, 0, 0, 1, 4]))
                 played = trajectory(episode, version=version, success=rng.random() < 0.6)
                 store.add(worker, result(episode) if episode.evaluation else played)
             case "die" if rng.random() < 0.05:
@@ -185,19 +187,19 @@ def test_conservation_through_chaos(make_store, tmp_path, seed, groups):
             case "update":
                 batch = store.next_batch(0.005)
                 if batch is not None:
-                    assert batch.ages.max() <= store.rules.max_age
-                    assert batch.version == store.version
+                    assert batch.staleness.max() <= store.rules.max_staleness
+                    assert batch.policy_version == store.published_version
                     assert not trained & set(batch.episode_id.tolist())
                     assert set(Counter(batch.group.tolist()).values()) == {groups.size}
                     trained |= set(batch.episode_id.tolist())
                     assert _balanced(store)
-                    store.advance(store.version + 1)
+                    store.advance(store.published_version + 1)
             case "evaluate" if rng.random() < 0.1:
-                store.order_evaluation(evaluation_episodes(0, 3, 2, 50, seed=0))
+                store.assign_evaluation(evaluation_episodes(0, 3, 2, 50, seed=0))
             case "resume" if rng.random() < 0.05:
                 record, trajectories = store.state()
                 save_trajectories(tmp_path / "t.npz", trajectories)
-                store = make_store(max_age=store.rules.max_age, groups=groups)
+                store = make_store(max_staleness=store.rules.max_staleness, groups=groups)
                 store.restore(record, load_trajectories(tmp_path / "t.npz"))
                 running = {0: [], 1: [], 2: []}
         assert _balanced(store)
@@ -206,7 +208,7 @@ def test_conservation_through_chaos(make_store, tmp_path, seed, groups):
 
 
 def test_restored_store_goes_on_where_it_was(make_store, tmp_path):
-    store = make_store(max_age=1)
+    store = make_store(max_staleness=1)
     episodes = store.take(0, 8, 0.0)
     for episode in episodes[:6]:
         store.add(0, trajectory(episode))
@@ -214,7 +216,7 @@ def test_restored_store_goes_on_where_it_was(make_store, tmp_path):
     store.advance(1)
     record, trajectories = store.state()
     save_trajectories(tmp_path / "t.npz", trajectories)
-    again = make_store(max_age=1)
+    again = make_store(max_staleness=1)
     again.restore(record, load_trajectories(tmp_path / "t.npz"))
     replayed = again.take(0, 2, 0.0)
     assert [e.seed for e in replayed] == [e.seed for e in episodes[6:]], "what was running is played again, first"
@@ -222,7 +224,7 @@ def test_restored_store_goes_on_where_it_was(make_store, tmp_path):
     for episode in replayed:
         again.add(0, trajectory(episode, version=1))
     batch = again.next_batch(5.0)
-    assert batch.version == 1
+    assert batch.policy_version == 1
     assert set(batch.episode_id[:2]) == {e.id for e in episodes[4:6]}
 
 
@@ -235,7 +237,7 @@ def _finish(store: ReplayStore, episodes, successes, version=0) -> None:
 
 
 def test_groups_begin_whole_and_share_task_and_placement(make_store):
-    store = make_store(max_age=0, groups=GroupRules(2))
+    store = make_store(max_staleness=0, groups=GroupRules(2))
     first = store.take(0, 1, 0.0)
     assert store.capacity() == 2, "the second member of the first group has its place already"
     episodes = first + store.take(0, 10, 0.0)
@@ -258,7 +260,7 @@ def test_a_batch_holds_whole_groups_in_the_order_of_completion(make_store):
 
 
 def test_a_lost_member_is_played_again_in_its_group(make_store):
-    store = make_store(max_age=0, groups=GroupRules(4))
+    store = make_store(max_staleness=0, groups=GroupRules(4))
     mine, theirs = store.take(0, 3, 0.0), store.take(1, 1, 0.0)
     _finish(store, mine, [1, 0, 1])
     store.worker_lost(1)
@@ -270,7 +272,7 @@ def test_a_lost_member_is_played_again_in_its_group(make_store):
 
 
 def test_groups_outside_the_bounds_are_replaced_until_the_batch_is_full(make_store):
-    store = make_store(max_age=0, groups=GroupRules(2, 0.1, 0.9, max_filtered=10))
+    store = make_store(max_staleness=0, groups=GroupRules(2, 0.1, 0.9, max_filtered=10))
     for group in range(4):
         episodes = store.take(0, 2, 0.0)
         assert len(episodes) == 2
@@ -285,7 +287,7 @@ def test_groups_outside_the_bounds_are_replaced_until_the_batch_is_full(make_sto
 
 def test_where_no_group_qualifies_any_will_do_in_the_end(make_store):
     """A task that always succeeds must not stop the run."""
-    store = make_store(max_age=0, groups=GroupRules(2, 0.1, 0.9, max_filtered=3))
+    store = make_store(max_staleness=0, groups=GroupRules(2, 0.1, 0.9, max_filtered=3))
     for _ in range(5):
         _finish(store, store.take(0, 2, 0.0), [1, 1])
     assert store.next_batch(5.0).group.tolist() == [3, 3, 4, 4]
@@ -300,9 +302,9 @@ def test_where_no_group_qualifies_any_will_do_in_the_end(make_store):
 
 
 def test_a_group_is_as_old_as_its_oldest_member(make_store):
-    store = make_store(max_age=0, groups=GroupRules(2))
+    store = make_store(max_staleness=0, groups=GroupRules(2))
     early = store.take(0, 4, 0.0)
-    store.version = store._batches = 1
+    store.published_version = store._next_version = 1
     _finish(store, early[:1], [1], version=0)
     _finish(store, early[1:], [1, 1, 1], version=1)
     later = store.take(0, 2, 5.0)  # dropping a group makes room for another
@@ -322,15 +324,15 @@ def test_collate_keeps_every_row_and_pads_nothing():
             trajectory(episodes[1], 4, truncated=True, success=False),
             trajectory(episodes[2], 1),
         ],
-        version=5,
+        policy_version=5,
     )
     assert batch.offsets.tolist() == [0, 2, 6, 7]
     assert batch.obs_row.tolist() == [0, 1, 2, 3, 4, 5, 7]  # row 6 is the final observation of the truncated episode
-    assert batch.final_row.tolist() == [-1, 6, -1]
+    assert batch.final_obs_row.tolist() == [-1, 6, -1]
     assert batch.images[batch.obs_row][:, 0, 0, 0, 0].tolist() == [0, 0, 1, 1, 1, 1, 2]
     assert batch.task.tolist() == [0, 0, 1, 1, 1, 1, 0]
-    assert batch.final_value.tolist() == [0, 0.5, 0]
-    assert batch.ages.tolist() == [5] * 7
+    assert batch.bootstrap_value.tolist() == [0, 0.5, 0]
+    assert batch.staleness.tolist() == [5] * 7
     assert batch.step_mask.all()
     stats = describe(batch)
     assert stats["rollout/success"] == pytest.approx(2 / 3)
@@ -386,8 +388,8 @@ def test_every_benchmark_state_comes_once_before_any_comes_again():
 
 
 def test_groups_start_from_samples_or_from_benchmark_states(make_store):
-    assert {e.init_state for e in make_store(max_age=20).take(0, 20, 0.0)} == {None}
-    store = make_store(max_age=20, groups=GroupRules(2), init_states=5)
+    assert {e.init_state for e in make_store(max_staleness=20).take(0, 20, 0.0)} == {None}
+    store = make_store(max_staleness=20, groups=GroupRules(2), init_states=5)
     episodes = store.take(0, 20, 0.0)
     assert [(e.task, e.init_state) for e in episodes[::2]] == [(e.task, e.init_state) for e in episodes[1::2]]
     assert {(e.task, e.init_state) for e in episodes} == {(task, state) for task in (0, 1) for state in range(5)}
@@ -397,12 +399,12 @@ def test_the_store_prefers_tasks_that_fail_also_after_a_restart(make_store):
     def tasks(store, count):
         return [e.task for e in store.take(0, count, 0.0)]
 
-    store = make_store(max_age=100, task_rule="by_failure")
+    store = make_store(max_staleness=100, task_rule="by_failure")
     for _ in range(40):
         for episode in store.take(0, 4, 0.0):
             store.add(0, trajectory(episode, 1, success=episode.task == 0))
     record, trajectories = store.state()
-    resumed = make_store(max_age=100, task_rule="by_failure")
+    resumed = make_store(max_staleness=100, task_rule="by_failure")
     resumed.restore(record, trajectories)
     drawn = tasks(store, 60)
     assert 0 < drawn.count(0) < 20

@@ -10,7 +10,7 @@ import pytest
 
 from envs.workload.config import WorkloadConfig
 from envs.workload.env import WorkloadVectorEnv, decode_image, plan_episode
-from tests.runtime_fakes import A, EchoActor
+from tests.runtime_fakes import A, EchoPolicy
 from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
 from vla_rl.core.records import ActionBatch, Observation
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
@@ -21,7 +21,7 @@ from vla_rl.rollout.env_worker import EnvWorker
 K = 4
 
 
-class Actor(EchoActor):
+class EpisodePolicy(EchoPolicy):
     def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
         n = len(observation.task)
         self.batches.append(n)
@@ -31,7 +31,7 @@ class Actor(EchoActor):
             tokens=np.asarray(episodes)[:, None, None].repeat(K, 1).repeat(A, 2).astype(np.uint8),
             logprobs=uniforms.copy(),
             values=np.full(n, 0.25, np.float32),
-            version=self.version,
+            policy_version=self.version,
         )
 
 
@@ -39,25 +39,35 @@ class Actor(EchoActor):
 class System:
     store: ReplayStore
     workers: list[EnvWorker]
-    actor: Actor
+    policy: EpisodePolicy
     threads: list[threading.Thread] = field(default_factory=list)
 
 
 @contextmanager
 def running(
-    tmp_path, config, *, workers=2, slots=3, stages=None, batch_episodes=8, max_age=3, actor=None, final="truncated"
+    tmp_path,
+    config,
+    *,
+    workers=2,
+    envs_per_worker=3,
+    splits=None,
+    batch_episodes=8,
+    max_staleness=3,
+    policy=None,
+    final="truncated",
 ):
     """A started system; everything must end within seconds of being told to."""
-    store = ReplayStore(StoreRules(batch_episodes, max_age, 2, 0, iterations=1000))
-    address = PoolAddress(str(tmp_path), "server0", workers, slots)
-    actor = actor or Actor()
-    envs = [WorkloadVectorEnv(config, slots) for _ in range(workers)]
+    store = ReplayStore(StoreRules(batch_episodes, max_staleness, 2, 0, iterations=1000))
+    address = PoolAddress(str(tmp_path), "server0", workers, envs_per_worker)
+    policy = policy or EpisodePolicy()
+    envs = [WorkloadVectorEnv(config, envs_per_worker) for _ in range(workers)]
     create_pool(address, envs[0].spec, K)
-    server = InferenceServer(actor, ServerMailbox(address), BatchRule(workers * slots, 0.002))
+    server = InferenceServer(policy, ServerMailbox(address), BatchRule(workers * envs_per_worker, 0.002))
     players = [
-        EnvWorker(w, env, WorkerMailbox(address, w), store, K, stages or slots, final) for w, env in enumerate(envs)
+        EnvWorker(w, env, WorkerMailbox(address, w), store, K, splits or envs_per_worker, final)
+        for w, env in enumerate(envs)
     ]
-    system = System(store, players, actor, [threading.Thread(target=c.run) for c in (server, *players)])
+    system = System(store, players, policy, [threading.Thread(target=c.run) for c in (server, *players)])
     for thread in system.threads:
         thread.start()
     try:
@@ -70,11 +80,11 @@ def running(
             assert not thread.is_alive(), "a loop did not end"
 
 
-@pytest.mark.parametrize(("stages", "final"), [(1, "truncated"), (3, "truncated"), (3, "never"), (1, "always")])
-def test_what_the_simulator_wrote_is_what_is_trained_on(tmp_path, stages, final):
+@pytest.mark.parametrize(("splits", "final"), [(1, "truncated"), (3, "truncated"), (3, "never"), (1, "always")])
+def test_what_the_simulator_wrote_is_what_is_trained_on(tmp_path, splits, final):
     config = WorkloadConfig(max_episode_steps=21, length_spread=0.9)
     kinds = set()
-    with running(tmp_path, config, stages=stages, final=final) as system:
+    with running(tmp_path, config, splits=splits, final=final) as system:
         for version in range(4):
             batch = system.store.next_batch(20.0)
             assert batch is not None
@@ -90,10 +100,10 @@ def test_what_the_simulator_wrote_is_what_is_trained_on(tmp_path, stages, final)
                 assert length <= config.max_episode_steps
                 kinds.add(bool(batch.truncated[b]))
                 if final == "always" or (final == "truncated" and batch.truncated[b]):
-                    assert decode_image(batch.images[batch.final_row[b]][0]) == (episode, length)
-                    assert batch.final_value[b] == 0.25
+                    assert decode_image(batch.images[batch.final_obs_row[b]][0]) == (episode, length)
+                    assert batch.bootstrap_value[b] == 0.25
                 else:
-                    assert (batch.final_row[b], batch.final_value[b]) == (-1, 0.0)
+                    assert (batch.final_obs_row[b], batch.bootstrap_value[b]) == (-1, 0.0)
             system.store.advance(version + 1)
     assert kinds == {True, False}
 
@@ -101,7 +111,7 @@ def test_what_the_simulator_wrote_is_what_is_trained_on(tmp_path, stages, final)
 def test_episodes_end_where_they_end(tmp_path):
     """Law 4: executed steps are exactly the episodes' lengths, whatever the chunk size."""
     config = WorkloadConfig(max_episode_steps=23, length_spread=0.8)
-    with running(tmp_path, config, max_age=0) as system:
+    with running(tmp_path, config, max_staleness=0) as system:
         batch = system.store.next_batch(20.0)
         from vla_rl.replay.schedule import training_episode
 
@@ -115,12 +125,14 @@ def test_episodes_end_where_they_end(tmp_path):
 
 
 def test_sampling_noise_belongs_to_the_episode(tmp_path):
-    """The same episode meets the same random numbers, whatever the slots, workers and batches."""
+    """The same episode meets the same random numbers, whatever the envs_per_worker, workers and batches."""
     config = WorkloadConfig(max_episode_steps=12, length_spread=0.5)
     draws = []
-    for name, workers, slots in (("a", 1, 1), ("b", 2, 4)):
+    for name, workers, envs_per_worker in (("a", 1, 1), ("b", 2, 4)):
         (tmp_path / name).mkdir()
-        with running(tmp_path / name, config, workers=workers, slots=slots, max_age=0) as system:
+        with running(
+            tmp_path / name, config, workers=workers, envs_per_worker=envs_per_worker, max_staleness=0
+        ) as system:
             batch = system.store.next_batch(20.0)
         draws.append(
             {int(e): batch.logprobs[batch.offsets[b] : batch.offsets[b + 1]] for b, e in enumerate(batch.episode_id)}
@@ -131,9 +143,9 @@ def test_sampling_noise_belongs_to_the_episode(tmp_path):
 
 
 def test_nothing_waits_for_the_slowest(tmp_path):
-    """One worker is 20 times slower; the other goes on alone, and slots refill while episodes are under way."""
+    """One worker is 20 times slower; the other goes on alone, and environments refill while episodes are under way."""
     config = WorkloadConfig(max_episode_steps=8, step_ms=0.2)
-    with running(tmp_path, config, slots=2, batch_episodes=16, max_age=8) as system:
+    with running(tmp_path, config, envs_per_worker=2, batch_episodes=16, max_staleness=8) as system:
         slow = system.workers[0].env
         step = slow.step
         slow.step = lambda *a: (time.sleep(0.2), step(*a))[1]
@@ -144,20 +156,20 @@ def test_nothing_waits_for_the_slowest(tmp_path):
 
 def test_evaluation_episodes_come_back_with_frames_and_versions(tmp_path):
     config = WorkloadConfig(max_episode_steps=8)
-    actor = Actor()
-    actor.version = 5
-    with running(tmp_path, config, actor=actor, max_age=0) as system:
-        system.store.order_evaluation(evaluation_episodes(0, 10, 2, 50, seed=3))
+    policy = EpisodePolicy()
+    policy.version = 5
+    with running(tmp_path, config, policy=policy, max_staleness=0) as system:
+        system.store.assign_evaluation(evaluation_episodes(0, 10, 2, 50, seed=3))
         results = system.store.evaluation_results(10, 20.0)
         assert results is not None
         assert len(results) == 10
-        assert {(r.oldest_version, r.newest_version) for r in results} == {(5, 5)}
+        assert {(r.oldest_policy_version, r.newest_policy_version) for r in results} == {(5, 5)}
         assert {r.steps for r in results} == {8}
 
 
 def test_idle_workers_use_no_processor_time(tmp_path):
     config = WorkloadConfig(max_episode_steps=8)
-    with running(tmp_path, config, max_age=0) as system:
+    with running(tmp_path, config, max_staleness=0) as system:
         assert system.store.next_batch(20.0) is not None  # the gate is closed now
         time.sleep(0.2)
         used = time.process_time()

@@ -1,8 +1,8 @@
-"""From a plan to supervised processes. With ``nodes`` and ``processes``, the only file that knows Ray.
+"""From a plan to supervised processes.
 
-Ray places, starts and watches the processes, and carries whole trajectories and super-batches through its object store;
-observations, actions and weights go through shared memory (``mailbox``, ``weights``). Every component is a plain class
-that knows nothing of this; ``processes`` holds what builds one inside its process.
+Ray places, starts and watches the processes, and carries whole trajectories and super-batches through its object store.
+Observations, actions and weights go through shared memory (``vla_rl.core.ipc``). Every component is a plain class that
+knows nothing of Ray; ``vla_rl.cluster.processes`` builds them inside their processes.
 """
 
 from __future__ import annotations
@@ -18,46 +18,50 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from vla_rl.cluster.node import lock_path
-from vla_rl.cluster.processes import (
-    CALL_TIMEOUT_S,
-    EnvWorkerProcess,
-    InferenceProcess,
-    LearnerProcess,
-    RelayProcess,
-    StoreProcess,
-)
-from vla_rl.cluster.ray_session import Nodes
+from vla_rl.cluster.node import lock_server_path
+from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
+from vla_rl.cluster.processes.env_worker import EnvWorkerProcess
+from vla_rl.cluster.processes.inference import InferenceProcess
+from vla_rl.cluster.processes.learner import LearnerProcess
+from vla_rl.cluster.processes.store import StoreProcess
+from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
+from vla_rl.cluster.ray_session import RaySession
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
-from vla_rl.placement.plan import Plan, Process, lender_of
+from vla_rl.placement.plan import Plan, Process, sharing_learner
 from vla_rl.placement.profile import Memory
 from vla_rl.replay.store import StoreRules
 
 _SETUP_TIMEOUT_S = 600.0  # building simulators and models
 _PUBLISH_TIMEOUT_S = 3600.0
 
-# glibc gives large blocks back at every free, and the kernel fills them with zeros anew: on CPU cores a fifth of a
-# training step of the tiny policy. A learner needs as much again in the next step.
+# glibc returns large blocks at every free, and the kernel zeroes them again at the next use. On CPU cores that takes a
+# fifth of a training step of the tiny policy, and the next step needs the same memory.
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(8 << 30), "MALLOC_TOP_PAD_": str(64 << 20)}
 
 
 class ProcessDied(RuntimeError):
-    """A process that the run cannot go on without has died."""
+    """A process that the run needs has died."""
 
 
 class Cluster:
-    """All processes of one run; a context manager that leaves none behind."""
+    """All processes of one run; a context manager that leaves none behind.
+
+    Attributes:
+        store: actor handle of the replay store.
+        learners: actor handles of the learner's ranks.
+        restarts: how often a dead env worker or inference server was replaced.
+    """
 
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec, rules: StoreRules) -> None:
         self.config, self.plan, self.spec = config, plan, spec
         self._rules = rules
         self._roles = _roles(config)
         self._loops: dict[ray.ObjectRef, tuple[str, int]] = {}
-        self._learner_has_room = False  # the inference servers have left the devices
-        self._unconnected: list[int] = []  # servers that were started meanwhile
+        self._inference_offloaded = False
+        self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
         self.restarts = 0
         self.store: ActorHandle
         self._workers: list[ActorHandle] = []
@@ -66,132 +70,145 @@ class Cluster:
         self._relays: list[ActorHandle] = []
 
     def __enter__(self) -> Cluster:
-        self._nodes = Nodes(self.config, object_store_bytes(self.config, self.spec))
+        self._session = RaySession(self.config, object_store_bytes(self.config, self.spec))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Ask the loops to end, give them a moment, then end everything."""
+        """Ask all loops to stop, give them a few seconds, then end everything."""
         if ray.is_initialized():
             stops = [a.stop.remote() for a in (*self._workers, *self._servers)]
             if hasattr(self, "store"):
                 stops.append(self.store.stop.remote())
             ray.wait([*stops, *self._loops], num_returns=len(stops) + len(self._loops), timeout=5.0)
-        self._nodes.close()
+        self._session.close()
 
     # --- starting ---------------------------------------------------------------------------------------------------
 
-    def start(self, state: Path | None, version: int) -> None:
-        """Create all processes, and wait until ``version`` is published and can be asked for actions. Nothing is played
-        before ``open_for_work``, when the store is in its right state.
+    def start(self, state: Path | None, policy_version: int) -> None:
+        """Create all processes, and wait until ``policy_version`` is published and inference answers.
 
-        ``state``: folder of a learner state to continue from. Raises UserError for what a process finds wrong with the
-        user's input.
+        No episode is played until the store is opened. ``state`` is the folder of a learner state to continue from.
+        Raises UserError if a process finds a mistake in the user's input.
         """
         spec, plan = self.spec, self.plan
         for node in {p.node for p in plan.servers}:
             addresses = [self._address(p.index) for p in plan.servers if p.node == node]
-            self._nodes.call(node, "create_pools", addresses, spec, self.config.policy.chunk_size)
+            self._session.call(node, "create_pools", addresses, spec, self.config.policy.chunk_size)
         self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
         self.learners = [
-            self._actor(self._roles[1], p).remote(
-                *(self.config, spec, p, len(plan.learners), self._locks(p), plan.offload)
-            )
+            self._actor(self._roles[1], p).remote(self.config, spec, p, len(plan.learners), self._lock_server(p))
             for p in plan.learners
         ]
         self._servers = [self._new_server(p) for p in plan.servers]
         self._workers = [self._new_worker(p) for p in plan.workers]
         builds = [s.build.remote() for s in self._servers]
         if self.learners:
-            self._set_up_learners(state, version)
+            self._set_up_learners(state, policy_version)
         self.get(builds, "the policy of the inference servers", _SETUP_TIMEOUT_S)
         for i in range(len(self._servers)):
             self._connect(i)
 
-    def _set_up_learners(self, state: Path | None, version: int) -> None:
+    def _set_up_learners(self, state: Path | None, policy_version: int) -> None:
         address = self.get(self.learners[0].address.remote(), "the learner's address", _SETUP_TIMEOUT_S)
         source = self.plan.learners[0].node
-        weights = _weights_path(self._nodes.folder(source))
-        setups = [learner.setup.remote(address, weights, state, version) for learner in self.learners]
+        weights = _weights_path(self._session.folder(source))
+        setups = [learner.setup.remote(address, weights, state, policy_version) for learner in self.learners]
         self.get(setups, "the learner to be built", _SETUP_TIMEOUT_S)
         for node in sorted({p.node for p in self.plan.servers} - {source}):
-            relay = self._actor(RelayProcess, node=node).remote(_weights_path(self._nodes.folder(node)))
+            relay = self._actor(WeightRelayProcess, node=node).remote(_weights_path(self._session.folder(node)))
             self.get(relay.connect.remote(self.learners[0]), "a relay of weights", _SETUP_TIMEOUT_S)
             self._relays.append(relay)
-        self._relay(version)
+        self._relay(policy_version)
+        if self.plan.offload:
+            self._call_learners("offload")
 
     def _connect(self, index: int) -> None:
         """Start the loop of an inference server that has been built."""
-        server, folder = self._servers[index], self._nodes.folder(self.plan.servers[index].node)
+        server, folder = self._servers[index], self._session.folder(self.plan.servers[index].node)
         weights = _weights_path(folder) if self.learners else None
-        lender = lender_of(self.config, self.plan, self.plan.servers[index])
-        lent = None if lender is None else self.learners[lender].lend.remote()
-        connection: ray.ObjectRef = server.connect.remote(self._address(index), weights, self.plan.max_batch, lent)
+        sharing = sharing_learner(self.config, self.plan, self.plan.servers[index])
+        frozen = None if sharing is None else self.learners[sharing].share_frozen_weights.remote()
+        connection: ray.ObjectRef = server.connect.remote(self._address(index), weights, self.plan.max_batch, frozen)
         self.get(connection, "an inference server to be connected", _SETUP_TIMEOUT_S)
         self._loops[server.run.remote()] = ("inference server", index)
 
-    def open_for_work(self) -> None:
-        """From now on episodes are played."""
-        self.call_store("open")
-
     def _actor(self, cls: type, process: Process | None = None, concurrency: int = 4, node: int = 0) -> Any:
-        """The plan, not Ray, says where a process runs and which device it sees."""
+        """A Ray actor class with options: the plan, not Ray, decides on which node it runs and which device it sees."""
         threads = str(process.threads if process else 1)
         variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LP_NUM_THREADS": "1"}
-        variables["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads leave their cores to others, in place of spinning there
+        variables["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads sleep instead of spinning on their cores
         if process and process.role == "learner":
             variables |= _KEEP_MEMORY
         if process and process.kind == "cuda":
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.plan.local_devices(process)))
-        placed = self._nodes.placed(process.node if process else node)
+        placed = self._session.placed(process.node if process else node)
         return ray.remote(cls).options(max_concurrency=concurrency, runtime_env={"env_vars": variables}, **placed)
 
     def _new_server(self, process: Process) -> ActorHandle:
-        return self._actor(self._roles[0], process).remote(self.config, self.spec, process, self._locks(process))
+        return self._actor(self._roles[0], process).remote(self.config, self.spec, process, self._lock_server(process))
 
     def _new_worker(self, process: Process) -> ActorHandle:
-        worker, index = (
-            self._actor(EnvWorkerProcess, process).remote(self.config, process, self._locks(process)),
-            process.index,
-        )
-        server = self.plan.server_of(index)
-        row_owner = self.plan.workers_of(server).index(index)
-        self._loops[worker.run.remote(self._address(server), row_owner, self.plan, self.store)] = ("env worker", index)
+        worker = self._actor(EnvWorkerProcess, process).remote(self.config, process, self._lock_server(process))
+        server = self.plan.server_of(process.index)
+        position = self.plan.workers_of(server).index(process.index)
+        loop = worker.run.remote(self._address(server), position, self.plan, self.store)
+        self._loops[loop] = ("env worker", process.index)
         return worker
 
     def _address(self, server: int) -> PoolAddress:
-        folder = self._nodes.folder(self.plan.servers[server].node)
-        return PoolAddress(str(folder), f"server{server}", len(self.plan.workers_of(server)), self.plan.slots)
+        folder = self._session.folder(self.plan.servers[server].node)
+        return PoolAddress(str(folder), f"server{server}", len(self.plan.workers_of(server)), self.plan.envs_per_worker)
 
-    def _locks(self, process: Process) -> Path:
-        return lock_path(self._nodes.folder(process.node))
+    def _lock_server(self, process: Process) -> Path:
+        return lock_server_path(self._session.folder(process.node))
 
-    # --- weights ----------------------------------------------------------------------------------------------------
+    # --- weights and devices ----------------------------------------------------------------------------------------
 
-    def publish(self, version: int) -> None:
-        """After an update: its weights are handed over to the inference servers of all nodes."""
-        publications = [learner.publish.remote(version) for learner in self.learners]
-        self.get(publications, "the hand-over of weights", _PUBLISH_TIMEOUT_S)
-        self._relay(version)
+    def publish(self, policy_version: int) -> None:
+        """Weight sync: publish the learner's weights to the inference servers of all nodes."""
+        self._call_learners("publish", policy_version)
+        self._relay(policy_version)
 
-    def _relay(self, version: int) -> None:
-        pulls = [relay.pull.remote(version) for relay in self._relays]
+    def _relay(self, policy_version: int) -> None:
+        pulls = [relay.pull.remote(policy_version) for relay in self._relays]
         self.get(pulls, "the relay of weights to other nodes", _PUBLISH_TIMEOUT_S)
 
-    def release(self) -> None:
-        """After an update whose weights are not handed over."""
-        releases = [learner.release.remote() for learner in self.learners]
-        self.get(releases, "the learner to leave its devices", _PUBLISH_TIMEOUT_S)
+    @contextlib.contextmanager
+    def learner_on_device(self) -> Iterator[None]:
+        """Within the block the learner may compute. In a plan that offloads, inference is offloaded meanwhile."""
+        if not self.plan.offload:
+            yield
+            return
+        self._call_servers("offload")
+        self._inference_offloaded = True
+        self._call_learners("onload")
+        yield
+        self._call_learners("offload")
+        self._inference_offloaded = False
+        self._call_servers("onload")
+        while self._unconnected:
+            self._connect(self._unconnected.pop())
+
+    def _call_learners(self, method: str, *args: Any) -> None:
+        calls = [getattr(learner, method).remote(*args) for learner in self.learners]
+        self.get(calls, f"the learner ({method})", _PUBLISH_TIMEOUT_S)
+
+    def _call_servers(self, method: str) -> None:
+        calls = [getattr(s, method).remote() for i, s in enumerate(self._servers) if i not in self._unconnected]
+        for call in calls:
+            with contextlib.suppress(RayActorError):  # a dead server holds no device, and is replaced
+                ray.get(call, timeout=_SETUP_TIMEOUT_S)
 
     # --- calls and supervision --------------------------------------------------------------------------------------
 
     def get(self, refs: Any, what: str, timeout: float) -> Any:
-        """The results of remote calls, while watching all processes.
+        """The results of remote calls; all processes are watched while waiting.
 
-        A dead env worker or inference server is replaced; a dead learner or store ends the run.
-        Raises UserError (the process blames the input), ProcessDied, or TimeoutError naming ``what``.
+        A dead env worker or inference server is replaced; a dead learner or store ends the run. Raises UserError if a
+        process finds a mistake in the user's input, ProcessDied, or TimeoutError naming ``what``.
         """
         wanted = refs if isinstance(refs, list) else [refs]
         deadline = time.monotonic() + timeout
@@ -216,7 +233,7 @@ class Cluster:
             raise ProcessDied(f"a process died while the run waited for {what}: {error}") from error
 
     def _loop_ended(self, ref: ray.ObjectRef) -> None:
-        """A worker or server ended by itself: blame the input if it does, else replace it."""
+        """Replace a worker or server whose loop ended. Raises UserError or ProcessDied if it ended with an error."""
         role, index = self._loops.pop(ref)
         try:
             ray.get(ref)
@@ -236,33 +253,13 @@ class Cluster:
         else:
             self._servers[index] = self._new_server(self.plan.servers[index])
             self.get(self._servers[index].build.remote(), "a new inference server", _SETUP_TIMEOUT_S)
-            if self._learner_has_room:
+            if self._inference_offloaded:
                 self._unconnected.append(index)
             else:
                 self._connect(index)
 
-    @contextlib.contextmanager
-    def room_for_learner(self) -> Iterator[None]:
-        """Where the plan offloads: within the block the learner's state is on its devices, and inference is not."""
-        if not self.plan.offload:
-            yield
-            return
-        self._tell_servers("leave")
-        self._learner_has_room = True
-        yield
-        self._learner_has_room = False
-        self._tell_servers("come_back")
-        while self._unconnected:
-            self._connect(self._unconnected.pop())
-
-    def _tell_servers(self, method: str) -> None:
-        calls = [getattr(s, method).remote() for i, s in enumerate(self._servers) if i not in self._unconnected]
-        for call in calls:
-            with contextlib.suppress(RayActorError):  # who has died holds no device, and is replaced
-                ray.get(call, timeout=_SETUP_TIMEOUT_S)
-
     def policy_memory(self) -> Memory:
-        """What the policy takes on a device, by the sizes of its parameters; after ``start``."""
+        """Memory of the policy on a device, from the sizes of its parameters; after ``start``."""
         return self.get(self._servers[0].memory.remote(), "the policy's sizes", CALL_TIMEOUT_S)
 
     def call_store(self, method: str, *args: Any) -> Any:
@@ -270,10 +267,10 @@ class Cluster:
         return self.get(getattr(self.store, method).remote(*args), f"the replay store ({method})", CALL_TIMEOUT_S)
 
     def stats(self) -> dict[str, list[dict[str, float]]]:
-        """Meter totals of every process; a process that does not answer now is left out."""
+        """Meter totals of every process; a process that does not answer in time is left out."""
         groups = {"worker": self._workers, "server": self._servers, "learner": self.learners, "store": []}
         totals = {name: _answers([a.stats.remote() for a in actors]) for name, actors in groups.items()}
-        use = self._nodes.lock_use()
+        use = self._session.lock_use()
         shared = [use[name] for name in self.plan.locks if name in use]
         return totals | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
 
@@ -285,7 +282,7 @@ def _weights_path(folder: Path) -> Path:
 def _roles(config: RunConfig) -> tuple[type[InferenceProcess], type[LearnerProcess]]:
     if config.placement.virtual is None:
         return InferenceProcess, LearnerProcess
-    from vla_rl.cluster.virtual_processes import VirtualInferenceProcess, VirtualLearnerProcess
+    from vla_rl.cluster.processes.virtual import VirtualInferenceProcess, VirtualLearnerProcess
 
     return VirtualInferenceProcess, VirtualLearnerProcess
 
@@ -299,8 +296,8 @@ def _answers(refs: Sequence[ray.ObjectRef]) -> list[dict[str, float]]:
 
 
 def object_store_bytes(config: RunConfig, spec: EnvSpec) -> int:
-    """Room for the trajectories under way and two super-batches, at their longest."""
+    """Room for two super-batches and the trajectories on their way, at their longest."""
     chunks = -(-spec.max_episode_steps // config.policy.chunk_size) + 1
     image_bytes = len(spec.views) * spec.image_size**2 * 3
-    episodes = config.train.batch_episodes * (config.train.max_age + 4)
+    episodes = config.train.batch_episodes * (config.train.max_staleness + 4)
     return max(200 << 20, int(1.5 * episodes * chunks * (image_bytes + 4096)))

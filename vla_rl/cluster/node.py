@@ -1,6 +1,6 @@
-"""What the processes of a run share on one machine: a folder in its memory, and the locks of its devices.
+"""What the processes of a run share on one machine: a folder in shared memory, and the lock server of its devices.
 
-The driver has one for its own machine; on every other node of a cluster a small process holds one.
+The driver holds the ``Node`` of its own machine; on every other node of a cluster a small process holds one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _REAPER_TIMEOUT_S = 60.0
 
 
 def make_folder(root: Path) -> Path:
-    """A new folder of this process, which ``sweep_leftovers`` finds once the process is dead."""
+    """A new folder of this process. ``sweep_leftovers`` removes it if the process has died."""
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
 
 
 def sweep_leftovers() -> None:
-    """Remove shared memory and session folders of runs whose process is dead."""
+    """Remove shared memory and session folders of runs whose process has died."""
     for root in {shared_root(), Path(tempfile.gettempdir())}:
         for folder in root.glob(f"{_PREFIX}*-*"):
             pid = folder.name.removeprefix(_PREFIX).split("-")[0]
@@ -36,34 +36,34 @@ def sweep_leftovers() -> None:
 
 
 class Node:
-    """Lives as long as the run; ``close`` removes what it made, and a reaper does if this process is killed."""
+    """Lives as long as the run. ``close`` removes its files; a reaper does that if this process is killed."""
 
     def __init__(self, *more: Path) -> None:
-        """``more``: further folders that go when it closes."""
+        """``more``: further folders to remove at the end."""
         sweep_leftovers()
         self.folder = make_folder(shared_root())
         self._reaper = start_reaper([self.folder, *more])
         try:
-            self._locks = DeviceLockServer(lock_path(self.folder))
+            self._locks = DeviceLockServer(lock_server_path(self.folder))
         except BaseException:
             self._clean_up()
             raise
 
-    def where(self) -> Path:
-        """The folder in shared memory."""
+    def get_folder(self) -> Path:
+        """The folder in shared memory (a method, since this class is also a Ray actor)."""
         return self.folder
 
     def create_pools(self, addresses: Sequence[PoolAddress], spec: EnvSpec, chunk_size: int) -> None:
-        """The rows of the inference servers of this node."""
+        """Allocate the rows of this node's inference servers."""
         for address in addresses:
             create_pool(address, spec, chunk_size)
 
     def lock_use(self) -> dict[str, dict[str, float]]:
-        """Of every device that had turns (``DeviceUse``)."""
+        """Totals of every device that was leased (``DeviceUse``)."""
         return self._locks.use()
 
     def close(self) -> None:
-        """End what is left of the run's processes here, and remove their files."""
+        """End the remaining processes of the run on this node, and remove their files."""
         self._locks.stop()
         self._clean_up()
 
@@ -71,6 +71,6 @@ class Node:
         self._reaper.communicate(timeout=_REAPER_TIMEOUT_S)
 
 
-def lock_path(folder: Path) -> Path:
-    """Of the lock server's socket, in a node's folder."""
+def lock_server_path(folder: Path) -> Path:
+    """The lock server's socket in a node's folder."""
     return folder / "locks"

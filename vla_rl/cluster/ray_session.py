@@ -13,19 +13,19 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from vla_rl.cluster.node import Node, make_folder
-from vla_rl.cluster.processes import CALL_TIMEOUT_S
+from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.machine import Machine
 
 
-class Nodes:
-    """Ray, started or joined, and on every node what its processes share; ``close`` ends it all."""
+class RaySession:
+    """Ray, started or joined, and a ``Node`` on every machine; ``close`` ends it all."""
 
     def __init__(self, config: RunConfig, object_store_bytes: int) -> None:
-        """Raises UserError where the cluster does not answer, or is not what the configuration says."""
+        """Raises UserError if the Ray cluster does not answer, or does not have the configured nodes."""
         address = config.placement.ray_address
-        # sockets live there: a path of more than 107 characters would be refused by the kernel
+        # holds sockets, for whose paths the kernel allows 107 characters
         session = [make_folder(Path(tempfile.gettempdir()))] if address is None else []
         self._here = Node(*session)
         self._others: list[Any] = []
@@ -37,37 +37,37 @@ class Nodes:
             self._ids = _node_ids(config.placement.nodes)
             remote = ray.remote(Node)
             self._others = [remote.options(**self.placed(n)).remote() for n in range(1, len(self._ids))]
-            wheres = [other.where.remote() for other in self._others]
-            self._folders = [self._here.where(), *ray.get(wheres, timeout=CALL_TIMEOUT_S)]
+            folders = [other.get_folder.remote() for other in self._others]
+            self._folders = [self._here.folder, *ray.get(folders, timeout=CALL_TIMEOUT_S)]
         except BaseException:
             self.close()
             raise
 
     def folder(self, node: int) -> Path:
-        """What its processes share, in its shared memory."""
+        """The node's folder in shared memory."""
         return self._folders[node]
 
     def placed(self, node: int) -> dict[str, Any]:
-        """Options of an actor on ``node``; the plan counts processors and devices, so Ray need not."""
+        """Options of an actor on ``node``. The plan counts cores and devices, so that Ray does not have to."""
         where = NodeAffinitySchedulingStrategy(self._ids[node], soft=False)
         return {"scheduling_strategy": where, "num_cpus": 0, "num_gpus": 0}
 
     def call(self, node: int, method: str, *args: Any) -> Any:
-        """A quick call of a node's ``Node``."""
+        """Call a method of a node's ``Node``."""
         if node == 0:
             return getattr(self._here, method)(*args)
         return ray.get(getattr(self._others[node - 1], method).remote(*args), timeout=CALL_TIMEOUT_S)
 
     def lock_use(self) -> dict[str, dict[str, float]]:
-        """Of every device of every node that had turns."""
+        """Totals of every device of every node that was leased."""
         use: dict[str, dict[str, float]] = {}
         for node in range(len(self._ids)):
             use |= self.call(node, "lock_use")
         return use
 
     def close(self) -> None:
-        """Safe at any point of the way up. A node that does not answer cleans up by itself, once Ray has ended the
-        run's processes there."""
+        """Safe to call at any point of the start. A node that does not answer cleans up by itself, once Ray has ended
+        the run's processes there."""
         if ray.is_initialized():
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.get([other.close.remote() for other in self._others], timeout=CALL_TIMEOUT_S)
@@ -77,7 +77,7 @@ class Nodes:
 
 def _start_ray(session: Path, object_store_bytes: int) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 lets anything else on the machine go first
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 gives way to every other program
     ray.init(
         num_cpus=0,  # actors reserve none; with more, Ray starts idle processes in advance
         include_dashboard=False,
@@ -100,7 +100,7 @@ def _join_ray(address: str) -> None:
 
 
 def _node_ids(wanted: int) -> list[str]:
-    """Ray's names of the nodes to use, this machine's first. Raises UserError where there are fewer, or other ones."""
+    """Ray's ids of the nodes to use, this machine first. Raises UserError if there are too few, or unequal ones."""
     here = ray.get_runtime_context().get_node_id()
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda n: (n["NodeID"] != here, n["NodeID"]))
     if len(alive) < wanted:

@@ -1,7 +1,7 @@
-"""Cleans up after a driver that was killed: run as a script beside it, it waits for the driver's end on its stdin.
+"""Cleans up after a driver that was killed. It runs as a separate script and waits on its stdin for the driver's end.
 
-Ray's processes notice a killed driver by and by, some of them after a minute; shared memory and session folders would
-stay for ever. This process (standard library only, no site packages: a few MiB) ends the first and removes the second.
+Ray's processes notice a killed driver only after up to a minute, and shared memory and session folders would stay.
+This process kills the former and removes the latter. It uses the standard library only, so it takes a few MiB.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from pathlib import Path
 
 
 def start_reaper(folders: Sequence[Path]) -> subprocess.Popen[bytes]:
-    """Watch over the calling process. Closing the returned process's stdin makes it look for leftovers and end, which
-    closes its stdout (``communicate`` does both)."""
-    command = [sys.executable, "-S", "-E", "-P", __file__, str(os.getpid()), *map(str, folders)]
-    # -P: this folder's types.py must not be taken for the standard library's
+    """Watch the calling process. Closing the reaper's stdin makes it clean up and exit, which closes its stdout;
+    ``communicate`` does both."""
+    command = [sys.executable, "-S", "-E", __file__, str(os.getpid()), *map(str, folders)]
     # a session of its own: Ctrl-C in the terminal is for the driver
     reaper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-    reaper.wait()  # it goes on in a child of its own: Ray kills the children of an actor that ends
+    reaper.wait()  # it continues in a child process: Ray kills the children of an actor that ends
     return reaper
 
 

@@ -53,6 +53,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         _add_study,
         _add_plan,
         _add_profile,
+        _add_config,
         _add_benchmark,
         _add_doctor,
     ):
@@ -172,7 +173,7 @@ def _add_benchmark(commands: Any) -> None:
     )
     training.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
     _add_overrides(training)
-    training.add_argument("--vary", metavar="KEY=A,B", required=True, help="such as env.implementation=fast,untouched")
+    training.add_argument("--vary", metavar="KEY=A,B", required=True, help="such as env.implementation=fast,reference")
     training.add_argument("--minutes", metavar="N", type=float, default=4.0, help="of each variant and round")
     training.add_argument("--rounds", metavar="N", type=_positive, default=1, help="turns of each variant")
     scaling = _add_command(
@@ -196,6 +197,12 @@ def _add_benchmark(commands: Any) -> None:
     for kind in (overlap, simulator, training):
         _add_json(kind)
     _add_json(scaling, "also write the points to this file; those that it holds already are not measured again")
+
+
+def _add_config(commands: Any) -> None:
+    summary = "print all config keys, as a reference page or as a JSON Schema for editors"
+    parser = _add_command(commands, "config", "vla_rl.commands.config:config_command", summary)
+    parser.add_argument("what", choices=["docs", "schema"], help="docs: Markdown, docs/configuration.md; schema: JSON")
 
 
 def _add_doctor(commands: Any) -> None:
@@ -247,9 +254,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from vla_rl.config.loading import load_config
-    from vla_rl.core.machine import Machine
-    from vla_rl.placement.checks import machine_checks
+    from vla_rl.placement.checks import load_checked_config
 
     file, overrides = args.config, args.overrides
     if file is not None and "=" in file and not Path(file).exists():
@@ -262,7 +267,7 @@ def _train(args: argparse.Namespace) -> int:
             raise UserError(f"--resume {args.resume}: no run folder, {file} does not exist; name a folder below runs/")
     elif file is None:
         raise UserError("no config given: name one, such as `vla-rl train configs/libero_ppo.yaml`")
-    config = load_config(Path(file), overrides, machine_checks(Machine.detect()))
+    config = load_checked_config(Path(file), overrides)
     iterations = config.train.iterations
     print(f"{file}: {config.algo.name} on {config.env.name}, {iterations} iterations; loading libraries", flush=True)
 

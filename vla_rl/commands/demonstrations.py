@@ -1,4 +1,4 @@
-"""Demonstrations by the scripted expert, in several processes."""
+"""Collects demonstrations of the scripted expert in several processes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from rich.console import Console
 from envs import EnvConfig
 from vla_rl.commands.run_folder import new_folder
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.records import EnvSpec, Episode
+from vla_rl.core.records import EnvSpec, EpisodeSpec
 from vla_rl.observability.console import ProgressDisplay
 from vla_rl.replay.schedule import training_episode
 
-_DEMO_STREAM = 0x5EED  # with the run's seed: demonstrations and training never share a placement
+_DEMO_STREAM = 0x5EED  # added to the run's seed, so that demonstrations and training share no placement
 
 _played: Synchronized[int]  # episodes done by all processes of the pool
 
 
 def collect_demonstrations(config: RunConfig, spec: EnvSpec, console: Console) -> list[Path]:
-    """Let the expert play ``sft.demo_episodes`` episodes in ``placement.env_workers`` processes.
+    """Play ``sft.demo_episodes`` episodes with the expert in ``placement.env_workers`` processes.
 
-    Returns the files, one a process, in a new folder below ``log.dir``. Failed episodes are left out.
+    Returns the files, one per process, in a new folder below ``log.dir``. Failed episodes are not kept.
     """
     folder = new_folder(Path(config.log.dir), f"demos-{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     episodes = [demonstration_episode(i, len(spec.instructions), config.seed) for i in range(config.sft.demo_episodes)]
     workers = min(config.placement.env_workers, len(episodes))
-    shares = [episodes[w::workers] for w in range(workers)]
     paths = [folder / f"part{w}.hdf5" for w in range(workers)]
     context = multiprocessing.get_context("spawn")
     counter = context.Value("i", 0)
@@ -41,8 +40,8 @@ def collect_demonstrations(config: RunConfig, spec: EnvSpec, console: Console) -
         ProgressDisplay(console, "demonstrations", len(episodes)) as progress,
     ):
         jobs = [
-            pool.submit(_collect, config.env, share, path, config.sft.demo_noise)
-            for share, path in zip(shares, paths, strict=True)
+            pool.submit(_collect, config.env, episodes[w::workers], path, config.sft.demo_noise)
+            for w, path in enumerate(paths)
         ]
         pending = set(jobs)
         while pending:
@@ -53,8 +52,8 @@ def collect_demonstrations(config: RunConfig, spec: EnvSpec, console: Console) -
     return paths
 
 
-def demonstration_episode(number: int, num_tasks: int, seed: int) -> Episode:
-    """The ``number``-th demonstration: placements sampled by the simulator, apart from those of training."""
+def demonstration_episode(number: int, num_tasks: int, seed: int) -> EpisodeSpec:
+    """The ``number``-th demonstration. The simulator samples its placements, which training never uses."""
     draw = int(np.random.SeedSequence((seed, number, _DEMO_STREAM)).generate_state(1)[0])
     return replace(training_episode(number, number % num_tasks, seed), seed=draw)
 
@@ -64,8 +63,8 @@ def _share_counter(counter: Synchronized[int]) -> None:
     _played = counter
 
 
-def _collect(env_config: EnvConfig, episodes: list[Episode], path: Path, noise: float) -> int:
-    """In a process of its own; returns how many demonstrations were written."""
+def _collect(env_config: EnvConfig, episodes: list[EpisodeSpec], path: Path, noise: float) -> int:
+    """Run in a process of the pool; returns the number of demonstrations written."""
     from envs import make_env
     from envs.base.demonstrations import CollectCounts, collect
 

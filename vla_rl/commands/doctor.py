@@ -161,7 +161,7 @@ def _assets() -> Finding:
     finally:
         _restore("HF_HUB_OFFLINE", offline)
     remedy = ""
-    if assets.origin == "stand-ins":
+    if assets.origin == "placeholder":
         remedy = "results on them are no benchmark numbers; the first run asks the hub, or set LIBERO_ASSETS to a copy"
     return Finding("LIBERO assets", f"{assets.origin}: {assets.path}", remedy, required=False)
 

@@ -1,9 +1,10 @@
-"""Evaluation on a started cluster, and `vla-rl eval`: simulators and inference servers without a learner."""
+"""`vla-rl eval`: evaluation with simulators and inference servers, without a learner; also used during training."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,16 @@ from vla_rl.commands.run_folder import RunFolder, git_commit, write_video
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
-from vla_rl.core.machine import Machine
+from vla_rl.core.files import write_json
 from vla_rl.core.records import EnvSpec
 from vla_rl.observability.console import make_console
 from vla_rl.observability.success_rate import Evaluation
-from vla_rl.placement.checks import machine_checks
+from vla_rl.placement.checks import load_checked_config
 from vla_rl.placement.planner import plan_run
 from vla_rl.replay.schedule import evaluation_episodes
 from vla_rl.replay.store import StoreRules
 
-STALL_S = 900.0  # without a single finished episode for this long, something is wrong
+STALL_S = 900.0  # the run fails if no episode finishes for this long
 
 
 def evaluate_command(args: Any) -> int:
@@ -33,21 +34,21 @@ def evaluate_command(args: Any) -> int:
     about = f"{evaluation.spec.name}, assets: {evaluation.spec.assets}"
     console.print(f"{config.policy.checkpoint} on {about}", highlight=False, markup=False)
     console.print(evaluation.text(), highlight=False, markup=False)
-    if evaluation.spec.assets == "stand-ins":
-        console.print("on stand-in assets: not a benchmark number", highlight=False)
+    if evaluation.spec.assets == "placeholder":
+        console.print("on placeholder assets: not a benchmark number", highlight=False)
     if args.video and evaluation.frames:
         write_video(args.video, [frame for episode in evaluation.frames for frame in episode])
         console.print(f"video: {args.video}", highlight=False, markup=False)
     if args.json:
-        record = {"checkpoint": config.policy.checkpoint, "git_commit": git_commit()} | evaluation.record()
-        args.json.write_text(json.dumps(record, indent=2) + "\n")
+        about = {"checkpoint": config.policy.checkpoint, "git_commit": git_commit()}
+        write_json(args.json, about | evaluation.record())
     return 0
 
 
 def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: int = 0) -> Evaluation:
-    """Play ``episodes`` over the benchmark's initial states with ``policy.checkpoint`` as it is."""
+    """Evaluate ``policy.checkpoint`` on the benchmark's initial states; ``record``: number of episodes to film."""
     from envs import env_spec
-    from vla_rl.policies import check_policy
+    from vla_rl.policies.build import check_policy
 
     spec = env_spec(config.env)
     check_policy(config.policy, spec)
@@ -55,14 +56,14 @@ def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: i
     plan = plan_run(config, spec, training=False)
     with make_console().status("starting processes") as line, Cluster(config, plan, spec, rules) as cluster:
         cluster.start(None, 0)
-        cluster.open_for_work()
+        cluster.call_store("open")
         return run_evaluation(
             cluster, spec, episodes, config.seed, greedy=greedy, record=record, status=lambda text: line.update(text)
         )
 
 
 def _config(target: Path, file: Path | None, overrides: list[str]) -> RunConfig:
-    """The config of a run folder, or that of the run a checkpoint belongs to, pointing at the checkpoint."""
+    """The config of a run, or of the run that a checkpoint belongs to, with ``policy.checkpoint`` set."""
     if (target / "config.yaml").is_file():
         run = RunFolder(target, load_config(target / "config.yaml"))
         checkpoint, default = run.checkpoints.newest() / "policy", target / "config.yaml"
@@ -73,11 +74,11 @@ def _config(target: Path, file: Path | None, overrides: list[str]) -> RunConfig:
     file = file or (default if default.is_file() else None)
     if file is None:
         raise UserError(
-            f"{target}: neither a run folder nor a checkpoint of one, so its simulator is not known; "
+            f"{target}: neither a run folder nor a checkpoint of a run, so its simulator is unknown; "
             "give the config with --config FILE"
         )
-    plain = [f"policy.checkpoint={json.dumps(str(checkpoint))}", "policy.lora=null"]  # adapters are merged there
-    return load_config(file, [*plain, *overrides], machine_checks(Machine.detect()))
+    merged = [f"policy.checkpoint={json.dumps(str(checkpoint))}", "policy.lora=null"]  # adapters are merged there
+    return load_checked_config(file, [*merged, *overrides])
 
 
 def run_evaluation(
@@ -88,15 +89,18 @@ def run_evaluation(
     *,
     greedy: bool,
     record: int,
-    status: Any,
+    status: Callable[[str], None],
 ) -> Evaluation:
-    """Play evaluation episodes on a started cluster. ``status``: called with a line of progress."""
-    orders = evaluation_episodes(
+    """Play evaluation episodes on a started cluster. ``status`` is called with a line of progress.
+
+    Raises TimeoutError if no episode finishes for ``STALL_S`` seconds.
+    """
+    to_play = evaluation_episodes(
         0, episodes, len(spec.instructions), spec.init_states, seed, greedy=greedy, record=record
     )
-    cluster.call_store("order_evaluation", orders)
+    cluster.call_store("assign_evaluation", to_play)
     kind = "greedy" if greedy else "sampled"
-    patience, done = time.monotonic() + STALL_S, 0
+    deadline, done = time.monotonic() + STALL_S, 0
     while True:
         ref: Any = cluster.store.evaluation_results.remote(episodes, 2.0)
         results = cluster.get(ref, "evaluation episodes", 120.0)
@@ -105,6 +109,6 @@ def run_evaluation(
         now_done = cluster.call_store("evaluations_done")
         status(f"evaluating ({kind}): {now_done} of {episodes} episodes")
         if now_done != done:
-            done, patience = now_done, time.monotonic() + STALL_S
-        if time.monotonic() > patience:
+            done, deadline = now_done, time.monotonic() + STALL_S
+        if time.monotonic() > deadline:
             raise TimeoutError(f"no evaluation episode finished for {STALL_S:.0f} s ({done} of {episodes} done)")

@@ -7,7 +7,7 @@ runs/NAME/
     tensorboard/     the same for TensorBoard (and Weights & Biases, with log.wandb)
     checkpoints/     see checkpoint.py
     profile.yaml     what things cost, as the run has measured it; with every checkpoint
-    moves.jsonl      one line for each move to a better plan (placement.replan_every)
+    migrations.jsonl      one line for each move to a better plan (placement.replan_every)
     evaluations/     one JSON file an evaluation; a video beside it
     curves.png       drawn at the end
 """
@@ -143,8 +143,8 @@ class RunFolder:
         save_profile(profile, partial)
         partial.replace(self.path / "profile.yaml")
 
-    def log_move(self, iteration: int, move: Mapping[str, Any]) -> None:
-        with (self.path / "moves.jsonl").open("a") as file:
+    def log_migration(self, iteration: int, move: Mapping[str, Any]) -> None:
+        with (self.path / "migrations.jsonl").open("a") as file:
             file.write(json.dumps({"iteration": iteration, "time": time.time()} | dict(move)) + "\n")
 
     def save_evaluation(self, name: str, record: Mapping[str, Any], frames: Sequence[Sequence[np.ndarray]]) -> None:

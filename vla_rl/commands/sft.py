@@ -6,11 +6,8 @@ scripted expert ──▶ HDF5 demonstrations ──▶ action chunks ──▶ 
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,49 +17,47 @@ from rich.console import Console
 from vla_rl.commands.demonstrations import collect_demonstrations
 from vla_rl.commands.run_folder import metadata
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.records import EnvSpec
+from vla_rl.core.files import write_json
 from vla_rl.observability.console import ProgressDisplay, make_console
-from vla_rl.placement.checks import machine_checks
+from vla_rl.placement.checks import load_checked_config
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LambdaLR
 
     from envs.base.demonstrations import Demonstrations
-    from vla_rl.policies import OpenVLAOFT
-
-_WARMUP_SHARE = 0.05  # of the updates
+    from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 
 def sft_command(args: Any) -> int:
     """Collect or read demonstrations, clone them, save the checkpoint and evaluate it."""
     from vla_rl.commands.evaluate import evaluate_policy
-    from vla_rl.config.loading import load_config
-    from vla_rl.core.machine import Machine
 
-    config = load_config(
-        args.config, [*args.overrides, "policy.checkpoint=null", "policy.lora=null"], machine_checks(Machine.detect())
-    )
+    config = load_checked_config(args.config, [*args.overrides, "policy.checkpoint=null", "policy.lora=null"])
     console = make_console()
     figures = clone(config, console)
     if config.train.eval_episodes:
-        policy = config.policy.model_copy(update={"checkpoint": config.sft.output})
-        trained = config.model_copy(update={"policy": policy})
+        trained = config.with_values({"policy.checkpoint": config.sft.output})
         for greedy in (True, False):
             evaluation = evaluate_policy(trained, config.train.eval_episodes, greedy=greedy)
             console.print(evaluation.text(), highlight=False)
             figures["greedy" if greedy else "sampled"] = evaluation.record()
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+        write_json(args.json, figures)
     return 0
 
 
 def clone(config: RunConfig, console: Console) -> dict[str, Any]:
-    """Behaviour cloning as ``config.sft`` says; writes the checkpoint and returns figures about it."""
+    """Train a policy on demonstrations as the group ``sft`` says, write its checkpoint and return figures about it."""
     import torch
 
     from envs import env_spec
     from envs.base.demonstrations import read_demonstrations
-    from vla_rl.policies import save_policy
+    from vla_rl.policies.build import make_architecture
+    from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
+    from vla_rl.policies.openvla_oft.checkpoint import save_policy
+    from vla_rl.policies.openvla_oft.initialize import make_policy
 
     spec = env_spec(config.env)
     console.print(f"{spec.name}, assets: {spec.assets}", highlight=False)
@@ -72,7 +67,10 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     )
     console.print(f"{demos.num_demonstrations} demonstrations, {len(demos.actions)} steps", highlight=False)
     torch.set_num_threads(config.sft.threads)
-    policy = _new_policy(config, spec, demos)
+    codec = ActionCodec.from_actions(demos.actions)
+    proprio = Bounds.from_samples(demos.proprio) if spec.proprio_dim else None
+    architecture = make_architecture(config.policy, spec)
+    policy = make_policy(architecture, spec.instructions, codec, proprio, seed=config.seed)
     start = time.monotonic()
     losses = _train(config, policy, demos, console)
     figures = {
@@ -87,24 +85,14 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     return figures
 
 
-def _new_policy(config: RunConfig, spec: EnvSpec, demos: Demonstrations) -> OpenVLAOFT:
-    """Random weights, with the statistics of the demonstrations."""
-    from vla_rl.policies import ActionCodec, Bounds, make_architecture, make_policy
-
-    codec = ActionCodec.from_actions(demos.actions)
-    proprio = Bounds.from_samples(demos.proprio) if spec.proprio_dim else None
-    return make_policy(make_architecture(config.policy, spec), spec.instructions, codec, proprio, seed=config.seed)
-
-
 def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console: Console) -> list[float]:
     """``sft.updates`` steps of AdamW; returns the loss of each."""
     import torch
 
     sft = config.sft
-    optimizer = torch.optim.AdamW(
-        policy.trunk_parameters(), lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_schedule(sft.updates))
+    parameters = policy.trunk_parameters()
+    optimizer = torch.optim.AdamW(parameters, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay)
+    schedule = learning_rate_schedule(optimizer, sft.updates)
     chunks, mask = demos.chunks(config.policy.chunk_size)
     tokens = policy.codec.encode(chunks)
     rng = np.random.default_rng(config.seed)
@@ -114,15 +102,10 @@ def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console
         for update in range(sft.updates):
             rows = rng.integers(len(tokens), size=sft.batch)
             images = shift_images(demos.images[rows], rng, sft.max_shift)
-            output = policy(
-                torch.from_numpy(images),
-                torch.from_numpy(demos.proprio[rows]),
-                torch.from_numpy(demos.task[rows]),
-                temperature=1.0,
-            )
-            loss = cloning_loss(
-                output.logits, torch.from_numpy(tokens[rows]), torch.from_numpy(mask[rows]), sft.bin_smoothing
-            )
+            inputs = (torch.from_numpy(array) for array in (images, demos.proprio[rows], demos.task[rows]))
+            logits = policy(*inputs, temperature=1.0).logits
+            targets = torch.from_numpy(tokens[rows]), torch.from_numpy(mask[rows])
+            loss = cloning_loss(logits, *targets, sft.bin_smoothing)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -134,27 +117,22 @@ def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console
     return losses
 
 
-def learning_rate_schedule(updates: int) -> Callable[[int], float]:
-    """Factor of the peak learning rate at each update: a linear rise, then half a cosine."""
-    warmup = max(1, round(_WARMUP_SHARE * updates))
+def learning_rate_schedule(optimizer: Optimizer, updates: int) -> LambdaLR:
+    """A linear warm-up from 0 over 5 % of the updates, then a cosine decay to 0."""
+    from transformers import get_cosine_schedule_with_warmup
 
-    def factor(update: int) -> float:
-        if update < warmup:
-            return (update + 1) / warmup
-        return 0.5 * (1 + math.cos(math.pi * (update - warmup) / max(1, updates - warmup)))
-
-    return factor
+    return get_cosine_schedule_with_warmup(optimizer, round(0.05 * updates), updates)
 
 
 def cloning_loss(logits: Tensor, tokens: Tensor, mask: Tensor, smoothing: float) -> Tensor:
-    """Mean cross-entropy of the demonstrated bins.
+    """Mean cross-entropy with the demonstrated bins.
 
     Args:
         logits: [N, K, A, 256].
         tokens: uint8 [N, K, A].
-        mask: bool [N, K], steps within the demonstration.
-        smoothing: standard deviation, in bins, of a normal distribution around the demonstrated bin as the target (a
-            neighbouring bin is nearly the same action); 0: that bin alone.
+        mask: bool [N, K], false behind the end of the demonstration.
+        smoothing: standard deviation, in bins, of the target, a normal distribution around the demonstrated bin
+            (a neighbouring bin is nearly the same action); 0: that bin only.
     """
     import torch
     import torch.nn.functional as F
@@ -170,7 +148,7 @@ def cloning_loss(logits: Tensor, tokens: Tensor, mask: Tensor, smoothing: float)
 
 
 def shift_images(images: np.ndarray, rng: np.random.Generator, max_shift: int) -> np.ndarray:
-    """Each row's views moved by the same random number of pixels; what comes in repeats the edge."""
+    """Shift all views of a row by the same random number of pixels; repeat the edge to fill the gap."""
     if max_shift == 0:
         return images
     size = images.shape[2]

@@ -24,14 +24,12 @@ from rich.console import Console
 from rich.table import Table
 
 from vla_rl.commands.run_folder import machine
-from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.config.yaml_file import load_model
 from vla_rl.core.errors import UserError
-from vla_rl.core.machine import Machine
 from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import Metrics, draw_study, rollouts_key, series, smoothed
-from vla_rl.placement.checks import machine_checks
+from vla_rl.placement.checks import load_checked_config
 
 WINDOW = 5  # iterations of the moving mean in which a success rate counts as reached
 
@@ -94,7 +92,7 @@ def plan_runs(study: StudyFile, folder: Path) -> Iterator[Run]:
         for variant, changes in study.variants.items():
             name = f"{variant.replace(' ', '_').replace('/', '-')}-seed{seed}"
             overrides = [*study.overrides, *changes, f"seed={seed}", f"log.dir={folder}", f"log.name={name}"]
-            config = load_config(study.config, overrides, machine_checks(Machine.detect()))
+            config = load_checked_config(study.config, overrides)
             yield Run(variant, seed, folder / name, overrides, config)
 
 
@@ -176,7 +174,7 @@ def summarize(of_seeds: list[Metrics], threshold: float) -> dict[str, list[float
         "sampled success": last("eval/sampled_success"),
         f"minutes to {threshold:.0%}": [t for t in reached if t is not None],
         "minutes in all": [m[-1]["time/seconds"] / 60 for m in of_seeds],
-        "mean age": mean("rollout/age_mean"),
+        "mean age": mean("rollout/staleness_mean"),
         "effective samples": mean("learner/ess"),
         "clipped": mean("learner/clip_fraction"),
     }

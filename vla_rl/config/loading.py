@@ -1,7 +1,7 @@
-"""From a YAML file and ``key=value`` overrides to a validated ``RunConfig``, and back.
+"""Reads a ``RunConfig`` from a YAML file and ``key=value`` overrides, and writes it back as YAML.
 
-Everything wrong is reported at once: malformed overrides, duplicate and unknown keys, wrong types, values out of range
-and combinations that cannot run (``config_checks``), each on a line of its own with its place and its remedy.
+One error reports all problems: malformed overrides, duplicate and unknown keys, wrong types, values out of range and
+combinations that cannot run (``config_checks``). Each problem is one line with its place and its remedy.
 """
 
 from __future__ import annotations
@@ -32,16 +32,14 @@ _OVERRIDE_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = (), checks: Sequence[Check] = ()) -> RunConfig:
-    """Read ``path`` over the defaults, or over the file that its key ``base`` names, then apply ``overrides`` in order.
+    """Read the file ``path``, which changes the defaults or its ``base`` file, then apply ``overrides`` in order.
 
     An override is ``key.of.group=VALUE`` with VALUE in YAML: ``train.iterations=2``, ``env.tasks=[0,1]``,
-    ``log.name=null``. ``env=NAME`` and ``algo=NAME`` select a simulator or an algorithm: a new name starts from that
-    one's defaults, the name that is already selected changes nothing. A file may use the same short form.
+    ``log.name=null``. ``env=NAME`` and ``algo=NAME`` select a simulator or an algorithm: another name than the selected
+    one starts from that one's defaults. A file may use the same short form.
 
-    With ``machine``, what the run needs and this machine lacks is a problem too: a checkpoint folder that does not
-    exist, more learner processes than processors.
-
-    Raises ConfigError, which holds every problem found.
+    ``checks`` run in addition to ``config_checks``; ``vla_rl.placement.checks.load_checked_config`` passes those of
+    this machine. Raises ConfigError with all problems.
     """
     draft = _Draft()
     files = [] if path is None else read_config_files(path)
@@ -59,7 +57,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), checks: Sequen
     config = _validated(draft)
     if all(file.readable for file in files) and config is not None:
         for check in (*config_checks(), *checks):
-            # A check that reads a refused key would judge the default that stands in its place.
+            # A check that reads a refused key would judge the default in its place.
             if not any(map(draft.was_refused, check.reads)):
                 draft.problems += [draft.placed(problem) for problem in check.find(config)]
     if draft.problems or config is None:
@@ -68,13 +66,13 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), checks: Sequen
 
 
 def dump_config(config: RunConfig) -> str:
-    """Every key as YAML; ``load_config`` reads an equal config from it."""
+    """All keys as YAML; ``load_config`` reads an equal config from it."""
     return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A config in the making: plain data, the place where each value was given, and what is wrong so far."""
+    """A config that is being read: plain data, the place where each value was given, and the problems so far."""
 
     data: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, str] = field(default_factory=dict)
@@ -82,14 +80,11 @@ class _Draft:
     refused: list[KeyPath] = field(default_factory=list)
 
     def assign(self, key: tuple[str, ...], value: Any, place: str) -> None:
-        """Set ``key``, or merge into it where ``value`` is a mapping.
-
-        A new name in a group of several kinds drops the keys of the old kind.
-        """
+        """Set ``key``, or merge a mapping into it. A new name in a group of several kinds drops the old kind's keys."""
         if len(key) == 1 and kinds(key[0]) and isinstance(value, str):
             key = (*key, "name")
         if isinstance(value, Mapping) and (value or not key):
-            for name in sorted(value, key=lambda name: name != "name"):  # a kind is selected before its keys are set
+            for name in sorted(value, key=lambda name: name != "name"):  # select a kind before setting its keys
                 self.assign((*key, str(name)), value[name], place)
             return
         if len(key) == 2 and key[1] == "name" and kinds(key[0]) and value != self._selected(key[0]):
@@ -104,12 +99,12 @@ class _Draft:
             self.places[key] = place
 
     def refuse(self, problem: Problem) -> None:
-        """Report a problem and remove its value, so that the rest can still be judged."""
+        """Report a problem and remove its value, so that the rest can be validated."""
         self.problems.append(self.placed(problem))
         self.remove(problem.key)
 
     def remove(self, key: KeyPath) -> None:
-        """Take out a value: a list whole where one item is wrong, a group whole where its kind is unknown."""
+        """Remove a value: the whole list if one item is wrong, the whole group if its kind is unknown."""
         names = [part for part in key if isinstance(part, str)]
         if len(names) == 2 and names[1] == "name" and kinds(names[0]):
             names.pop()
@@ -124,7 +119,7 @@ class _Draft:
         return any(key[: len(gone)] == gone[: len(key)] for gone in self.refused)
 
     def placed(self, problem: Problem) -> Problem:
-        """``problem`` with the place where the value of its key, or the first one in its group, was given."""
+        """``problem`` with the place of its key, or of the first key given in its group."""
         key = tuple(part for part in problem.key if isinstance(part, str))
         inside = (place for given, place in self.places.items() if given[: len(key)] == key)
         return replace(problem, place=problem.place or self.places.get(key) or next(inside, ""))
@@ -135,14 +130,14 @@ class _Draft:
 
 
 def _validated(draft: _Draft) -> RunConfig | None:
-    """The config, with defaults in place of the values that were refused; None where that is not valid either."""
+    """The config with defaults in place of refused values; None if that is not valid either."""
     for _ in range(4):
         for group in filter(kinds, RunConfig.model_fields):
             values = draft.data.setdefault(group, {})
             if isinstance(values, dict):
                 values.setdefault("name", default_kind(group))
         try:
-            # Through JSON, whose strict mode takes a list for a tuple but neither "3" nor true for a number.
+            # Through JSON: its strict mode accepts a list for a tuple, but neither "3" nor true for a number.
             return RunConfig.model_validate_json(json.dumps(draft.data, default=str), strict=True)
         except ValidationError as failure:
             selected = copy.deepcopy(draft.data)
@@ -151,10 +146,10 @@ def _validated(draft: _Draft) -> RunConfig | None:
             wrong = [error["loc"] for error in errors]
             for error in errors:
                 if any(error["loc"] == place[: len(error["loc"])] != place for place in wrong):
-                    continue  # a list that lacks the items that are wrong
+                    continue  # a list without its wrong items
                 problem = explain(error, selected)
                 if any(problem.key == gone[: len(problem.key)] for gone in earlier):
-                    draft.remove(problem.key)  # judged with a default in place of a refused value
+                    draft.remove(problem.key)  # caused by a default in place of a refused value
                 else:
                     draft.refuse(problem)
     return None

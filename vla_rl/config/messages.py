@@ -1,4 +1,4 @@
-"""What is wrong with a config, in words: one line a problem, with the value found, its place and the remedy."""
+"""Problems of a config as text: one line per problem, with the value found, its place and the remedy."""
 
 from __future__ import annotations
 
@@ -35,11 +35,17 @@ _OUT_OF_RANGE = {
     "too_short": "must have at least {min_length} items",
     "too_long": "must have at most {max_length} items",
 }
+_RENAMED = {  # keys and values of earlier versions
+    "train.max_age": "train.max_staleness",
+    "placement.slots_per_worker": "placement.envs_per_worker",
+    "env.implementation=untouched": "reference",
+    "env.assets=stand-ins": "placeholder",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to mend."""
+    """One thing to correct."""
 
     key: KeyPath
     text: str  # what is wrong, and the remedy
@@ -47,13 +53,14 @@ class Problem:
     place: str = ""  # "file:line", "command line", or empty for a default
 
     def __str__(self) -> str:
-        value = "" if self.value is NO_VALUE else f"={_shown(self.value)}"
+        text = shown(self.value)
+        value = "" if self.value is NO_VALUE else f"={text if len(text) <= 60 else text[:57] + '...'}"
         place = f" ({self.place})" if self.place else ""
         return f"{dotted(self.key)}{value}{place}: {self.text}"
 
 
 class ConfigError(UserError):
-    """A config cannot be used; ``problems`` holds one line for each thing to mend."""
+    """A config cannot be used; ``problems`` holds one line for each thing to correct."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(str(problem) for problem in problems)
@@ -70,14 +77,18 @@ def dotted(key: KeyPath) -> str:
     return text
 
 
+def shown(value: Any) -> str:
+    """``value`` as written in YAML: text has quotes only where it would be read as something else without."""
+    bare = isinstance(value, str) and value.strip() and not _NOT_TEXT.fullmatch(value)
+    return value if bare else json.dumps(value, default=str)
+
+
 def kinds(group: str) -> dict[str, type[BaseModel]]:
-    """The classes that a group of ``RunConfig`` can be, by name; empty where it comes in one kind without a name."""
-    found: dict[str, type[BaseModel]] = {}
-    for member in _classes(RunConfig, group):
-        name = member.model_fields.get("name")
-        if name is not None and get_origin(name.annotation) is Literal:
-            found |= dict.fromkeys(get_args(name.annotation), member)
-    return found
+    """The classes of a group of ``RunConfig`` by their name; empty for a group of one kind."""
+    info = RunConfig.model_fields.get(group)
+    if info is None or info.discriminator is None:
+        return {}
+    return {member.model_fields["name"].default: member for member in get_args(info.annotation)}
 
 
 def default_kind(group: str) -> str:
@@ -85,31 +96,32 @@ def default_kind(group: str) -> str:
 
 
 def explain(error: ErrorDetails, data: Mapping[str, Any]) -> Problem:
-    """Put one of pydantic's findings about ``data`` into words."""
+    """One of pydantic's errors about ``data`` in words."""
     key, kind, found = _key(error), error["type"], error["input"]
     context = error.get("ctx", {})
-    if kind == "extra_forbidden":
-        return Problem(key, f"unknown key; {_suggest_key(key, data)}", found)
-    if kind == "union_tag_invalid":
-        return Problem((*key, "name"), _suggest_value(context["tag"], list(kinds(str(key[0])))), context["tag"])
-    if kind == "literal_error":
-        return Problem(key, _suggest_value(found, _literals(key, data)), found)
-    if kind in ("model_type", "dict_type"):
-        return Problem(key, f"is a group of keys; set one of {_listed(key, data)}", found)
-    if kind == "value_error":
-        return Problem(key, str(context["error"]))
-    if kind == "missing":  # all keys have defaults: this is an item of a list
-        return Problem(key, "has too few items", found)
+    match kind:
+        case "extra_forbidden":
+            return Problem(key, f"unknown key; {_suggest_key(key, data)}", found)
+        case "union_tag_invalid":
+            key, found = (*key, "name"), context["tag"]
+            return Problem(key, _suggest_value(key, found, list(kinds(str(key[0])))), found)
+        case "literal_error":
+            return Problem(key, _suggest_value(key, found, _literals(key, data)), found)
+        case "model_type" | "dict_type":
+            return Problem(key, f"is a group of keys; set one of {_listed(key, data)}", found)
+        case "value_error":
+            return Problem(key, str(context["error"]))
+        case "missing":  # all keys have defaults: this is an item of a list
+            return Problem(key, "has too few items", found)
     if kind in _OUT_OF_RANGE:
         return Problem(key, _OUT_OF_RANGE[kind].format(**context), found)
     return Problem(key, _WRONG_TYPE.get(kind.split("_")[0], error["msg"]), found)
 
 
 def _key(error: ErrorDetails) -> KeyPath:
-    """Where to mend the error: without the kind that pydantic puts after the name of a group of several kinds."""
+    """The key to correct: without the kind that pydantic puts after the name of a group of several kinds."""
     key = error["loc"][:-1] if error["type"] == "missing" else error["loc"]
-    info = RunConfig.model_fields.get(str(key[0]))
-    return (key[0], *key[2:]) if info is not None and info.discriminator else key
+    return (key[0], *key[2:]) if kinds(str(key[0])) else key
 
 
 def _classes(owner: type[BaseModel], name: str) -> list[type[BaseModel]]:
@@ -118,26 +130,22 @@ def _classes(owner: type[BaseModel], name: str) -> list[type[BaseModel]]:
     return [member for member in candidates if isinstance(member, type) and issubclass(member, BaseModel)]
 
 
-def _fields(key: KeyPath, data: Mapping[str, Any]) -> list[str]:
-    """Names of the keys in the group at ``key``, for the kind that ``data`` selects."""
-    return list(_group(key, data).model_fields)
-
-
 def _group(key: KeyPath, data: Mapping[str, Any]) -> type[BaseModel]:
+    """The class of the group at ``key``, for the kind that ``data`` selects."""
     group: type[BaseModel] = RunConfig
-    for part in key:
-        found = _classes(group, str(part))
-        if group is RunConfig and kinds(str(part)):
-            values = data.get(str(part))
+    for part in map(str, key):
+        found = _classes(group, part)
+        if len(found) > 1:
+            values = data.get(part)
             selected = values.get("name") if isinstance(values, Mapping) else None
-            group = kinds(str(part)).get(str(selected), found[0])
+            group = kinds(part).get(str(selected), found[0])
         elif found:
             group = found[0]
     return group
 
 
 def _literals(key: KeyPath, data: Mapping[str, Any]) -> list[str]:
-    """Allowed values of the key at ``key``; of a list, those of its items."""
+    """Allowed values of the key; of a list, those of its items."""
     names = [part for part in key if isinstance(part, str)]
     pending = [_group(tuple(names[:-1]), data).model_fields[names[-1]].annotation]
     values: list[str] = []
@@ -151,37 +159,29 @@ def _literals(key: KeyPath, data: Mapping[str, Any]) -> list[str]:
 
 
 def _listed(key: KeyPath, data: Mapping[str, Any]) -> str:
-    return ", ".join(dotted((*key, name)) for name in _fields(key, data))
+    return ", ".join(dotted((*key, name)) for name in _group(key, data).model_fields)
 
 
-def _suggest_value(found: Any, allowed: Sequence[str]) -> str:
+def _suggest_value(key: KeyPath, found: Any, allowed: Sequence[str]) -> str:
     near = difflib.get_close_matches(str(found), allowed, n=1)
-    return f"unknown value; {f'did you mean {near[0]}? ' if near else ''}allowed: {', '.join(allowed)}"
+    renamed = _RENAMED.get(f"{dotted(key)}={found}")
+    hint = f"it is now {renamed}; " if renamed else f"did you mean {near[0]}? " if near else ""
+    return f"unknown value; {hint}allowed: {', '.join(allowed)}"
 
 
 def _suggest_key(key: KeyPath, data: Mapping[str, Any]) -> str:
-    name, siblings = str(key[-1]), _fields(key[:-1], data)
-    near = difflib.get_close_matches(name, siblings, n=1)
-    if near:
-        return f"did you mean {dotted((*key[:-1], near[0]))}?"
+    if renamed := _RENAMED.get(dotted(key)):
+        return f"it is now {renamed}"
+    above, name = key[:-1], str(key[-1])
+    if near := difflib.get_close_matches(name, _group(above, data).model_fields, n=1):
+        return f"did you mean {dotted((*above, near[0]))}?"
     if len(key) == 2:
         for other, kind in kinds(str(key[0])).items():
             if name in kind.model_fields:
-                selected = _group(key[:-1], data).model_fields["name"].default
+                selected = _group(above, data).model_fields["name"].default
                 return f"it is a key of {key[0]}={other}, and {selected} is selected"
-    leaves = {leaf: f"{group}.{leaf}" for group in RunConfig.model_fields for leaf in _leaves(group, data)}
-    near = difflib.get_close_matches(name, leaves, n=1, cutoff=0.8)
-    if near:
+    groups = [group for group in RunConfig.model_fields if _classes(RunConfig, group)]
+    leaves = {leaf: f"{group}.{leaf}" for group in groups for leaf in _group((group,), data).model_fields}
+    if near := difflib.get_close_matches(name, leaves, n=1, cutoff=0.8):
         return f"did you mean {leaves[near[0]]}?"
-    return f"known keys: {_listed(key[:-1], data)}"
-
-
-def _leaves(group: str, data: Mapping[str, Any]) -> list[str]:
-    return _fields((group,), data) if _classes(RunConfig, group) else []
-
-
-def _shown(value: Any) -> str:
-    """As one would write it in YAML: text in quotes only where it would else be read as something else."""
-    bare = isinstance(value, str) and value.strip() and not _NOT_TEXT.fullmatch(value)
-    text = value if bare else json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return f"known keys: {_listed(above, data)}"

@@ -1,13 +1,14 @@
-"""The one schema of a run: every key, its type, its default and its limits.
+"""All keys of a run: name, type, default and limits.
 
-Values come from a YAML file and ``key=value`` overrides (see ``config_loading``); nothing changes them afterwards.
-Each group of keys is one class below; an algorithm's keys stand in its own file (``algos``). Heavy libraries are not
-imported here: reading a config is instant.
+Values come from a YAML file and ``key=value`` overrides (``vla_rl.config.loading``) and do not change afterwards. Each
+group of keys is one class: ``env`` in ``envs/*/config.py``, ``algo`` in ``algos/*.py``, ``policy`` in
+``vla_rl/policies/openvla_oft/config.py``, the others below. Reading a config loads no heavy library.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -15,136 +16,166 @@ from algos import AlgoConfig
 from algos.ppo import PPO
 from envs import EnvConfig
 from envs.libero.config import LiberoConfig
-from vla_rl.core.schema import Fraction, Group, NonNegative, Positive, PositiveFloat
+from vla_rl.core.schema import ConfigGroup, Fraction, NonNegative, Positive, PositiveFloat
 from vla_rl.policies.openvla_oft.config import PolicyConfig
 
-# --- sft: the warm start ---------------------------------------------------------------------------------------------
 
+class SftConfig(ConfigGroup):
+    """The warm start: behaviour cloning of demonstrations (`vla-rl sft`)."""
 
-class SftConfig(Group):
-    """Behaviour cloning of demonstrations, by `vla-rl sft`."""
-
-    demos: tuple[str, ...] = Field((), description="HDF5 files in LIBERO's layout; empty: the scripted expert plays.")
-    demo_episodes: Positive = Field(100, description="Demonstrations to collect where no files are given.")
-    demo_noise: float = Field(0.2, ge=0.0, le=1.0, description="Noise on executed expert actions; labels stay clean.")
+    demos: tuple[str, ...] = Field(
+        (), description="HDF5 files of demonstrations in LIBERO's layout; empty: the scripted expert collects them."
+    )
+    demo_episodes: Positive = Field(100, description="Episodes that the scripted expert plays.")
+    demo_noise: Fraction = Field(0.2, description="Noise on the actions that the expert executes; labels have none.")
     updates: Positive = Field(2000, description="Optimizer steps.")
-    batch: Positive = Field(64, description="Action chunks per step.")
-    lr: PositiveFloat = Field(5e-4, description="Peak; rises linearly over 5 % of the updates, falls as a cosine.")
-    weight_decay: float = Field(0.01, ge=0.0)
-    max_shift: NonNegative = Field(4, description="Images are shifted by up to this many pixels, as augmentation.")
-    bin_smoothing: float = Field(0.0, ge=0.0, description="Standard deviation, in bins, of the target distribution.")
-    threads: Positive = 2
-    output: str = Field("checkpoints/sft", description="Folder of the resulting checkpoint.")
+    batch: Positive = Field(64, description="Action chunks per optimizer step.")
+    lr: PositiveFloat = Field(
+        5e-4, description="Peak learning rate, after a linear warm-up over 5 % of the updates; then a cosine decay."
+    )
+    weight_decay: float = Field(0.01, ge=0.0, description="Weight decay of AdamW.")
+    max_shift: NonNegative = Field(4, description="Augmentation: images are shifted by up to this many pixels.")
+    bin_smoothing: float = Field(
+        0.0, ge=0.0, description="Label smoothing: standard deviation, in bins, of the target distribution."
+    )
+    threads: Positive = Field(2, description="CPU threads.")
+    output: str = Field("checkpoints/sft", description="Folder for the resulting policy checkpoint.")
 
 
-# --- train, learner, placement, log ---------------------------------------------------------------------------------
+class TrainConfig(ConfigGroup):
+    """The main loop: data, staleness, evaluations and checkpoints."""
 
-
-class TrainConfig(Group):
-    """The outer loop."""
-
-    iterations: Positive = Field(100, description="Learner updates.")
-    batch_episodes: Positive = Field(32, description="Episodes in one super-batch.")
+    iterations: Positive = Field(100, description="Learner updates of the whole run.")
+    batch_episodes: Positive = Field(32, description="Episodes per super-batch, the data of one update.")
     task_sampling: Literal["in_turn", "by_failure"] = Field(
-        "in_turn", description="by_failure: tasks are drawn in proportion to their recent failure rates."
+        "in_turn", description="in_turn: round-robin. by_failure: in proportion to the tasks' recent failure rates."
     )
     start_states: Literal["sampled", "benchmark"] = Field(
         "sampled",
-        description="Where training episodes start: as the simulator samples, or from the benchmark's initial states, "
-        "which evaluations start from too.",
+        description="Where training episodes start. sampled: placements drawn by the simulator. benchmark: the "
+        "benchmark's initial states, which evaluations use, too.",
     )
-    max_age: NonNegative = Field(2, description="Updates that a chunk's weights may lie behind the weights it trains.")
+    max_staleness: NonNegative = Field(
+        2,
+        description="Maximum staleness, in policy updates: how many versions the weights that played a chunk may be "
+        "older than the weights it trains. mode=sync uses 0.",
+    )
     publish_every: Positive = Field(
-        1, description="Updates between hand-overs of weights; also before evaluations. With mode=sync every one."
+        1, description="Updates between two weight syncs; evaluations get one, too. mode=sync uses 1."
     )
-    eval_every: NonNegative = Field(10, description="Iterations between evaluations; 0: at start and end only.")
-    eval_start: bool = Field(True, description="Evaluate before the first update, too.")
-    eval_episodes: NonNegative = Field(50, description="Per evaluation, over the benchmark's initial states; 0: never.")
-    eval_sampled: bool = Field(False, description="Also evaluate with sampled actions.")
+    eval_every: NonNegative = Field(10, description="Iterations between evaluations; 0: only at start and end.")
+    eval_start: bool = Field(True, description="Also evaluate before the first update.")
+    eval_episodes: NonNegative = Field(
+        50, description="Episodes per evaluation, over the benchmark's initial states; 0: no evaluations."
+    )
+    eval_sampled: bool = Field(False, description="Evaluate a second time, with sampled instead of greedy actions.")
     checkpoint_every: Positive = Field(10, description="Iterations between checkpoints.")
-    keep_checkpoints: Positive = 2
+    keep_checkpoints: Positive = Field(2, description="How many of the latest checkpoints to keep.")
     max_minutes: PositiveFloat | None = Field(
-        None, description="Evaluate, write a checkpoint and stop after this time, but not before the first update."
+        None,
+        description="Time limit: evaluate, write a checkpoint and stop, after the first update at the earliest; null: "
+        "none.",
     )
 
 
-class LearnerConfig(Group):
-    """DeepSpeed."""
+class LearnerConfig(ConfigGroup):
+    """The optimizer and its processes (DeepSpeed)."""
 
-    ranks: Positive | None = Field(None, description="Data-parallel processes; null: one a GPU it has, else 1.")
-    zero_stage: int = Field(0, ge=0, le=3)
-    precision: Literal["fp32", "bf16"] = "fp32"
-    micro_batch: Positive = Field(64, description="Chunks per forward and backward pass, on one rank.")
-    lr: float = Field(1e-5, ge=0.0, description="Fits training all weights; RL4VLA takes 1e-4 with LoRA.")
-    value_lr: float | None = Field(None, ge=0.0, description="Of the value head; null: lr.")
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    weight_decay: float = Field(0.0, ge=0.0)
-    warmup_iterations: NonNegative = Field(0, description="Iterations over which lr rises linearly.")
-    max_grad_norm: PositiveFloat = 1.0
-    threads: Positive | None = Field(None, description="CPU threads of one rank; null: one a core it has.")
-    latency_ms: float = Field(0.0, ge=0.0, description="Simulated extra cost of one update, slept.")
+    ranks: Positive | None = Field(
+        None, description="Data-parallel processes; null: one per GPU of the learner, or one per node without GPUs."
+    )
+    zero_stage: int = Field(0, ge=0, le=3, description="DeepSpeed's ZeRO stage: what is sharded over the ranks.")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="Dtype of the weights, in inference as well.")
+    micro_batch: Positive = Field(64, description="Chunks per forward and backward pass of one rank.")
+    lr: float = Field(1e-5, ge=0.0, description="Learning rate; fits training all weights (RL4VLA: 1e-4 with LoRA).")
+    value_lr: float | None = Field(None, ge=0.0, description="Learning rate of the value head; null: the same as lr.")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="Betas of AdamW, both below 1.")
+    weight_decay: float = Field(0.0, ge=0.0, description="Weight decay of AdamW.")
+    warmup_iterations: NonNegative = Field(0, description="Iterations over which the learning rate rises linearly.")
+    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this norm.")
+    threads: Positive | None = Field(
+        None, description="CPU threads of one rank; null: one per core it has, 1 on a GPU."
+    )
+    latency_ms: float = Field(0.0, ge=0.0, description="Simulated extra time of one update (a sleep).")
 
 
-class PlacementConfig(Group):
-    """What runs where, how many processes of each kind, and how they are fed (``vla_rl.placement.plan``)."""
+class PlacementConfig(ConfigGroup):
+    """What runs where, how many processes of each kind there are, and how inference batches form.
+
+    See docs/placement.md. A device is a GPU, or a CPU core on a machine without GPUs.
+    """
 
     mode: Literal["auto", "collocated", "pipelined", "hybrid"] = Field(
         "auto",
-        description="collocated: inference and learner take turns on every device (a GPU, or a core where there is no "
-        "GPU). pipelined: every device has one role. hybrid: the learner takes turns on all, the others divide them.",
+        description="collocated: inference and learner share every device and take turns. pipelined: every device has "
+        "one role. hybrid: the learner takes turns on all devices, the other roles divide them. auto: the best layout "
+        "by the profile; without a profile collocated on one device, pipelined on several.",
     )
     nodes: Positive = Field(
-        1, description="Machines of the Ray cluster at ray_address to use, all like this one, which is the first."
+        1, description="Machines of the Ray cluster to use; all must be like this one, which is the first."
     )
     ray_address: str | None = Field(
-        None, description="Of a running Ray cluster: auto, or HOST:PORT; null: one of the run's own, on this machine."
+        None, description="A running Ray cluster: auto, or HOST:PORT; null: start Ray on this machine for the run."
     )
-    devices: Positive | None = Field(None, description="How many devices to use, of all nodes; null: all.")
-    simulator_devices: Positive | None = Field(None, description="Of a split, for simulators that run on devices.")
-    inference_devices: Positive | None = Field(None, description="Of a split, for inference; null: an even share.")
+    devices: Positive | None = Field(None, description="Devices to use, over all nodes; null: all.")
+    simulator_devices: Positive | None = Field(
+        None, description="Devices of simulators, if they run on devices and roles divide these; null: an even share."
+    )
+    inference_devices: Positive | None = Field(
+        None, description="Devices of inference, if roles divide the devices; null: an even share."
+    )
     profile: str | None = Field(
         None,
-        description="What things cost (configs/profiles, `vla-rl profile`); by it the best layout is searched for.",
+        description="Profile with measured costs (configs/profiles, `vla-rl profile`); the best layout is searched by "
+        "it.",
     )
     replan_every: NonNegative = Field(
         0,
-        description="Iterations between two looks for a better layout, by what the run has measured of its costs since "
-        "the last one; where it is worth it, the run moves. 0: never. Needs mode=auto.",
+        description="Iterations between two searches for a better layout, by the costs measured since the last one. "
+        "The run migrates if the gain is worth it. 0: never. Needs mode=auto.",
     )
     virtual: str | None = Field(
         None,
-        description="A profile (configs/profiles): devices are virtual, computing is holding one for as long as the "
-        "profile says. For benchmarks of the runtime; needs env=workload.",
+        description="Profile of virtual devices: computing only holds a device for as long as the profile says. For "
+        "benchmarks of the runtime; needs env=workload.",
     )
-    time_scale: PositiveFloat = Field(1.0, description="Of virtual devices: below 1 they are faster than the profile.")
+    time_scale: PositiveFloat = Field(
+        1.0, description="Factor on the times of virtual devices: below 1 they are faster than the profile."
+    )
     offload: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Whether inference and learner leave the devices that they share to each other. auto: where they "
-        "do not fit together, by the profile; without a profile no.",
+        description="Whether inference and learner offload to host memory while the other one uses a shared device. "
+        "auto: only if they do not fit together by the profile; without a profile never.",
     )
-    env_workers: Positive = Field(2, description="Simulator processes of all nodes, where simulators run on cores.")
-    slots_per_worker: Positive = Field(4, description="Episodes that one simulator process holds at once.")
-    max_batch: Positive = Field(16, description="Most rows of one inference batch.")
-    max_wait_ms: float = Field(5.0, ge=0.0, description="An inference batch fires when its oldest request is this old.")
-    inference_threads: Positive | None = Field(None, description="CPU threads of a server; null: one a core it has.")
+    env_workers: Positive = Field(2, description="Simulator processes over all nodes, if simulators run on cores.")
+    envs_per_worker: Positive = Field(4, description="Environments of one simulator process.")
+    max_batch: Positive = Field(16, description="Maximum rows of one inference batch.")
+    max_wait_ms: float = Field(5.0, ge=0.0, description="Maximum time that a request waits for its batch to fill.")
+    inference_threads: Positive | None = Field(
+        None, description="CPU threads of one inference server; null: one per core it has, 1 on a GPU."
+    )
 
 
-class LogConfig(Group):
-    """What a run leaves behind."""
+class LogConfig(ConfigGroup):
+    """What a run writes."""
 
-    dir: str = Field("runs", description="Folder of run folders.")
+    dir: str = Field("runs", description="Folder in which run folders are made.")
     name: str | None = Field(None, description="Name of the run folder; null: algorithm, simulator and time.")
-    tensorboard: bool = True
-    wandb: Literal["off", "offline", "online"] = "off"
-    wandb_project: str = "vla_rl"
+    tensorboard: bool = Field(True, description="Write the metrics for TensorBoard.")
+    wandb: Literal["off", "offline", "online"] = Field("off", description="Write the metrics for Weights & Biases.")
+    wandb_project: str = Field("vla_rl", description="Project in Weights & Biases.")
     video: bool = Field(True, description="Save a short video of each evaluation.")
 
 
-class RunConfig(Group):
+class RunConfig(ConfigGroup):
     """One training run."""
 
-    mode: Literal["async", "sync"] = Field("async", description="sync: rollout, then update, in turns; the reference.")
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    mode: Literal["async", "sync"] = Field(
+        "async",
+        description="async: rollouts and updates run at the same time. sync: they alternate, as the reference for "
+        "comparisons.",
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="Seed of everything random.")
     env: EnvConfig = Field(default_factory=LiberoConfig)
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
     algo: AlgoConfig = Field(default_factory=PPO)
@@ -153,3 +184,32 @@ class RunConfig(Group):
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     log: LogConfig = Field(default_factory=LogConfig)
+
+    @property
+    def max_staleness(self) -> int:
+        """The bound on staleness in effect: ``train.max_staleness``, and 0 with mode=sync."""
+        return 0 if self.mode == "sync" else self.train.max_staleness
+
+    @property
+    def publish_every(self) -> int:
+        """Updates between two weight syncs in effect: ``train.publish_every``, and 1 with mode=sync."""
+        return 1 if self.mode == "sync" else self.train.publish_every
+
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """A copy with other values by dotted key, such as ``{"train.iterations": 3}``. Does not validate them.
+
+        Raises KeyError for an unknown key.
+        """
+        config = self
+        for key, value in values.items():
+            config = _with_value(config, key.split("."), value, key)
+        return config
+
+
+def _with_value(group: Any, names: Sequence[str], value: Any, key: str) -> Any:
+    name, *inner = names
+    if name not in getattr(type(group), "model_fields", ()):
+        raise KeyError(f"{key} is not a key of this config")
+    if inner:
+        value = _with_value(getattr(group, name), inner, value, key)
+    return group.model_copy(update={name: value})

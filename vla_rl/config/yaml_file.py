@@ -1,4 +1,4 @@
-"""A YAML config file, and the one that it changes, as plain values, each with the line that gave it."""
+"""Reads YAML config files and their bases as plain values, with the line of each key."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vla_rl.config.messages import KeyPath, Problem
 from vla_rl.core.errors import UserError
 
 SHIPPED_CONFIGS = Path(__file__).parents[2] / "configs"
-BASE = "base"  # the key of a file that names the config which it changes, relative to its own folder
+BASE = "base"  # key of a file: the config file that it changes, relative to its own folder
 
 
 @dataclass(slots=True)
 class ConfigFile:
-    """What a file holds, and what is wrong with its form."""
+    """The values of a file, and the problems of its form."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, str] = field(default_factory=dict)  # "file:line" of each key
@@ -29,22 +29,19 @@ class ConfigFile:
 
 
 def parse_value(text: str) -> Any:
-    """A value in YAML, as OmegaConf reads it (``1e-4`` is a number).
-
-    Raises yaml.YAMLError or OmegaConfBaseException.
-    """
+    """Parse YAML as OmegaConf does (``1e-4`` is a number). Raises yaml.YAMLError or OmegaConfBaseException."""
     return _plain(OmegaConf.from_dotlist([f"value={text}"]))["value"]
 
 
 def read_config_files(path: Path) -> list[ConfigFile]:
-    """``path``, and before it its base, and that one's. Nothing that the files hold raises: see ``problems``."""
+    """Read ``path`` and its chain of bases, the innermost base first. Mistakes in them are in ``problems``."""
     files, seen = [read_config_file(path)], [path.resolve()]
     while (base := files[0].values.pop(BASE, None)) is not None:
         place = files[0].places.pop((BASE,), "")
         path = path.parent / str(base)
         wrong = "is this file itself, or changes it; name another" if path.resolve() in seen else ""
         if not path.is_file():
-            wrong = f"there is no file {path}; a base is looked for beside the file that names it"
+            wrong = f"there is no file {path}; the path of a base is relative to the file that names it"
             files[0].readable = False
         if wrong:
             files[0].problems.append(Problem((BASE,), wrong, base, place))
@@ -55,7 +52,7 @@ def read_config_files(path: Path) -> list[ConfigFile]:
 
 
 def read_config_file(path: Path) -> ConfigFile:
-    """Read ``path`` alone. Nothing that the file holds raises: see ``problems``."""
+    """Read ``path`` without its base. Mistakes in it do not raise, but are in ``problems``."""
     file = ConfigFile()
     place, wrong = str(path), ""
     try:
@@ -67,7 +64,7 @@ def read_config_file(path: Path) -> ConfigFile:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else place
-        wrong = f"not valid YAML: {error.problem or error.context}; mend this line or the one before"
+        wrong = f"not valid YAML: {error.problem or error.context}; correct this line or the one before"
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         wrong = f"not valid YAML: {str(error).splitlines()[0]}"
     if wrong:
@@ -91,7 +88,7 @@ def _read(path: Path, file: ConfigFile) -> dict[str, Any]:
 
 
 def _note_keys(group: yaml.MappingNode, above: KeyPath, path: Path, file: ConfigFile) -> None:
-    """Note the line of each key; of a key given twice, report the second and take it out."""
+    """Note the line of each key. Report and remove the second of two equal keys."""
     seen: dict[str, int] = {}
     for pair in list(group.value):
         name, line = str(pair[0].value), pair[0].start_mark.line + 1
@@ -119,7 +116,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def load_model(path: Path, kind: type[Model], what: str) -> Model:
-    """The file as a ``kind``. Raises UserError with all of its mistakes; ``what`` says what it should be."""
+    """Read a YAML file as a ``kind``. Raises UserError with all mistakes; ``what`` names the kind for the message."""
     try:
         return kind.model_validate(yaml.safe_load(path.read_text()))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

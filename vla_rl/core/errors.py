@@ -1,4 +1,4 @@
-"""Errors that a user can mend: commands print their text without a traceback and exit with status 2."""
+"""The error that a user can fix: commands print its text without a traceback and exit with status 2."""
 
 
 class UserError(ValueError):

@@ -1,9 +1,11 @@
-"""Records that flow between the boxes of the system (see docs/architecture.md).
+"""The records that flow between the boxes of the system: plain numpy, frozen, without behaviour of their own.
 
-Plain numpy, frozen and slotted: they cross process borders, so they hold no torch tensor, no Ray handle and no
-behaviour beyond what can be derived from their fields.
+    EpisodeSpec ──▶ EnvWorker ──Observation──▶ InferenceServer ──ActionBatch──▶ EnvWorker
+                    EnvWorker ──Trajectory──▶ ReplayStore ──SuperBatch──▶ Learner
 
-Shape letters used everywhere in this project:
+They cross process borders, so they hold no torch tensor and no Ray handle.
+
+Shape letters, used everywhere in this project:
     N  rows of a batch            K  actions in a chunk        A  action dimensions (7)
     V  camera views               P  proprioception numbers    T  chunks of one episode
     M  chunks of a super-batch    B  episodes of a super-batch
@@ -21,97 +23,166 @@ Array = np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """What a simulator offers; fixed for the whole run."""
+    """What a simulator offers; fixed for the whole run.
 
-    name: str  # "libero", "tabletop", ...
-    views: tuple[str, ...]  # camera names, the main one first; V = len(views)
-    image_size: int  # images are square: H = W = image_size pixels
-    proprio_dim: int  # P; 0 where the policy sees images only
-    action_dim: int  # A
-    max_episode_steps: int  # control steps until an episode is truncated
-    instructions: tuple[str, ...]  # the task id of an Episode indexes this
-    init_states: int = 50  # benchmark initial states a task has; Episode.init_state counts through them
-    assets: str = "none"  # where meshes and textures came from, e.g. "stand-ins"; part of every result
+    Attributes:
+        name: "libero", "tabletop", ...
+        views: camera names, the main one first; V = len(views).
+        image_size: height and width of the square images, in pixels.
+        proprio_dim: P; 0 where the policy sees images only.
+        action_dim: A.
+        max_episode_steps: control steps after which an episode is truncated.
+        instructions: one text for each task; a task id indexes this tuple.
+        init_states: number of benchmark initial states of a task.
+        assets: origin of meshes and textures, such as "placeholder"; part of every result.
+    """
+
+    name: str
+    views: tuple[str, ...]
+    image_size: int
+    proprio_dim: int
+    action_dim: int
+    max_episode_steps: int
+    instructions: tuple[str, ...]
+    init_states: int = 50
+    assets: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
-    """An order to run one episode. Its id is unique in a run and settles all of its randomness."""
+class EpisodeSpec:
+    """One episode to play. All of its randomness follows from these fields.
+
+    Attributes:
+        id: unique within a run.
+        task: index into ``EnvSpec.instructions``.
+        seed: of the object placement (where the simulator samples it) and of the action sampling.
+        init_state: index of a benchmark initial state; None lets the simulator sample a placement.
+        group: episodes with the same number share task, seed and init_state; -1 for evaluations.
+        member: position within the group; together with the seed it determines the sampled actions.
+        evaluation: True if the episode is never trained on.
+        greedy: take the most likely action instead of sampling.
+        record: keep a frame of every control step, for a video.
+    """
 
     id: int
-    task: int  # index into EnvSpec.instructions
-    seed: int  # of the placement (where the simulator samples it) and of the action sampling
-    init_state: int | None = None  # index of a benchmark initial state; None: the simulator samples placements
-    group: int = -1  # episodes of one group share task, seed and init_state; -1: an evaluation
-    member: int = 0  # position within the group; with the seed it settles the action sampling
-    evaluation: bool = False  # never trained on
-    greedy: bool = False  # most likely action instead of a sampled one
-    record: bool = False  # keep a frame of every control step, for a video
+    task: int
+    seed: int
+    init_state: int | None = None
+    group: int = -1
+    member: int = 0
+    evaluation: bool = False
+    greedy: bool = False
+    record: bool = False
 
 
-FinalValues = Literal["truncated", "never", "always"]  # which episodes keep their final observation and its value
+BootstrapRule = Literal["truncated", "never", "always"]  # which episodes end with the value of their final observation
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """Which training episodes share a task and placement, and which of these groups are trained on."""
+    """How training episodes are grouped, and which groups are trained on (dynamic sampling, arXiv:2503.14476).
 
-    size: int = 1  # G
-    success_low: float = 0.0  # a group whose success rate lies outside these two is filtered out,
-    success_high: float = 1.0  # and another is played in its place (dynamic sampling, arXiv:2503.14476)
-    max_filtered: int = 0  # filtered out in a row, after which any group will do until a better one comes
+    Attributes:
+        size: episodes that share a task and a start, G.
+        success_low, success_high: a group whose success rate lies outside is filtered out and replaced.
+        max_filtered: after this many filtered groups in a row, the next group is accepted whatever its success rate.
+    """
+
+    size: int = 1
+    success_low: float = 0.0
+    success_high: float = 1.0
+    max_filtered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a policy sees, for N slots or rows."""
+    """What a policy sees, for N environments or rows.
 
-    images: Array  # uint8 [N, V, H, W, 3], upright, as the policy was trained to see them
-    proprio: Array  # float32 [N, P]
-    task: Array  # int32 [N]
+    Attributes:
+        images: uint8 [N, V, H, W, 3], upright, as the policy was trained to see them.
+        proprio: float32 [N, P].
+        task: int32 [N].
+    """
+
+    images: Array
+    proprio: Array
+    task: Array
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What happened while the n given slots executed one action chunk each."""
+    """What happened while n environments executed one action chunk each.
 
-    rewards: Array  # float32 [n, K]; 0 after the last executed step
-    num_steps: Array  # int32 [n]; executed control steps, 1..K: a chunk stops where its episode ends
-    terminated: Array  # bool [n]; the task itself ended (success, or a failure that the simulator declares)
-    truncated: Array  # bool [n]; a time limit cut the episode; never true together with terminated
-    success: Array  # bool [n]
+    Attributes:
+        rewards: float32 [n, K]; 0 after the last executed step.
+        num_steps: int32 [n], executed control steps, 1..K; a chunk stops where its episode ends.
+        terminated: bool [n], the task itself ended: success, or a failure that the simulator declares.
+        truncated: bool [n], a time limit ended the episode; never true together with terminated.
+        success: bool [n].
+    """
+
+    rewards: Array
+    num_steps: Array
+    terminated: Array
+    truncated: Array
+    success: Array
 
 
 @dataclass(frozen=True, slots=True)
 class ActionBatch:
-    """A policy's answer for N rows."""
+    """A policy's answer for N rows.
 
-    actions: Array  # float32 [N, K, A], in physical units, gripper 0 = closed .. 1 = open
-    tokens: Array  # uint8 [N, K, A], bin index of each action dimension
-    logprobs: Array  # float32 [N, K, A], of the tokens under the sampling distribution
-    values: Array  # float32 [N]
-    version: int  # of the weights that computed all of the above
+    Attributes:
+        actions: float32 [N, K, A], in physical units; gripper 0 = closed .. 1 = open.
+        tokens: uint8 [N, K, A], the bin of each action dimension.
+        logprobs: float32 [N, K, A], of the tokens under the sampling distribution.
+        values: float32 [N].
+        policy_version: version of the weights that computed all of this.
+    """
+
+    actions: Array
+    tokens: Array
+    logprobs: Array
+    values: Array
+    policy_version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One finished episode, recorded at chunk boundaries."""
+    """One finished training episode of T chunks.
 
-    episode: Episode
-    images: Array  # uint8 [T or T + 1, V, H, W, 3]; the extra row is the final observation, where its value counts
-    proprio: Array  # float32 [T or T + 1, P]
-    tokens: Array  # uint8 [T, K, A]
-    logprobs: Array  # float32 [T, K, A]
-    values: Array  # float32 [T]
-    versions: Array  # int32 [T], the weights that chose each chunk
-    rewards: Array  # float32 [T, K]
-    num_steps: Array  # int32 [T]
-    final_value: float  # the acting policy's value of the final observation where there is one, else 0
+    Attributes:
+        episode: what was played.
+        images: uint8 [T or T + 1, V, H, W, 3]; the extra row is the final observation, where its value is needed.
+        proprio: float32 [T or T + 1, P].
+        tokens: uint8 [T, K, A].
+        logprobs: float32 [T, K, A].
+        values: float32 [T].
+        policy_versions: int32 [T], version of the weights that chose each chunk.
+        rewards: float32 [T, K].
+        num_steps: int32 [T].
+        bootstrap_value: the acting policy's value of the final observation, 0 where there is none.
+        terminated, truncated: exactly one of them is true.
+        success: whether the task was solved.
+        worker: index of the env worker that played it.
+        seconds: wall-clock time from first observation to end.
+    """
+
+    episode: EpisodeSpec
+    images: Array
+    proprio: Array
+    tokens: Array
+    logprobs: Array
+    values: Array
+    policy_versions: Array
+    rewards: Array
+    num_steps: Array
+    bootstrap_value: float
     terminated: bool
     truncated: bool
     success: bool
-    worker: int = -1  # which EnvWorker ran it
-    seconds: float = 0.0  # wall-clock from first observation to end
+    worker: int = -1
+    seconds: float = 0.0
 
     @property
     def num_chunks(self) -> int:
@@ -123,8 +194,8 @@ class Trajectory:
         return int(self.num_steps.sum())
 
     @property
-    def oldest_version(self) -> int:
-        return int(self.versions.min())
+    def oldest_policy_version(self) -> int:
+        return int(self.policy_versions.min())
 
     @property
     def total_reward(self) -> float:
@@ -133,44 +204,74 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """What is kept of an evaluation episode."""
+    """What is kept of an evaluation episode.
 
-    episode: Episode
+    Attributes:
+        episode: what was played.
+        success: whether the task was solved.
+        steps: executed control steps.
+        total_reward: sum of all rewards.
+        oldest_policy_version, newest_policy_version: equal if one policy played the whole episode.
+        seconds: wall-clock time from first observation to end.
+        frames: uint8 [H, W, 3] each, if the episode asked for them.
+    """
+
+    episode: EpisodeSpec
     success: bool
-    steps: int  # executed control steps
+    steps: int
     total_reward: float
-    oldest_version: int
-    newest_version: int  # equal to oldest_version where one policy played the whole episode
+    oldest_policy_version: int
+    newest_policy_version: int
     seconds: float
-    frames: tuple[Array, ...] = ()  # uint8 [H, W, 3] each, where the episode asked for them
+    frames: tuple[Array, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SuperBatch:
-    """Whole episodes, collated for one learner update: ragged, flattened over chunks, never padded.
+    """Whole episodes for one policy update: ragged, flattened over chunks, never padded.
 
-    Rows of episode b are ``offsets[b]:offsets[b + 1]`` of every [M, ...] array.
+    The chunks of episode b are rows ``offsets[b]:offsets[b + 1]`` of every [M, ...] array. Observations are stored once:
+    O = M + the number of episodes with a final observation.
+
+    Attributes:
+        policy_version: version of the policy that this batch updates; the update produces version + 1.
+        images: uint8 [O, V, H, W, 3].
+        proprio: float32 [O, P].
+        obs_row: int32 [M], each chunk's row in images and proprio.
+        final_obs_row: int32 [B], row of an episode's final observation, -1 where it has none.
+        task: int32 [M].
+        tokens: uint8 [M, K, A].
+        logprobs: float32 [M, K, A], as recorded when the chunk was sampled.
+        values: float32 [M], likewise.
+        policy_versions: int32 [M], version of the weights that chose each chunk.
+        rewards: float32 [M, K].
+        num_steps: int32 [M].
+        offsets: int32 [B + 1].
+        bootstrap_value: float32 [B].
+        terminated, truncated, success: bool [B].
+        group: int32 [B].
+        episode_id: int64 [B].
     """
 
-    version: int  # the policy version that this batch will update (it produces version + 1)
-    images: Array  # uint8 [O, V, H, W, 3]; O = M + number of episodes with a final observation
-    proprio: Array  # float32 [O, P]
-    obs_row: Array  # int32 [M], each chunk's row in images and proprio
-    final_row: Array  # int32 [B], row of an episode's final observation, -1 where it has none
-    task: Array  # int32 [M]
-    tokens: Array  # uint8 [M, K, A]
-    logprobs: Array  # float32 [M, K, A], recorded at sampling
-    values: Array  # float32 [M], recorded at sampling
-    versions: Array  # int32 [M]
-    rewards: Array  # float32 [M, K]
-    num_steps: Array  # int32 [M]
-    offsets: Array  # int32 [B + 1]
-    final_value: Array  # float32 [B]
-    terminated: Array  # bool [B]
-    truncated: Array  # bool [B]
-    success: Array  # bool [B]
-    group: Array  # int32 [B]
-    episode_id: Array  # int64 [B]
+    policy_version: int
+    images: Array
+    proprio: Array
+    obs_row: Array
+    final_obs_row: Array
+    task: Array
+    tokens: Array
+    logprobs: Array
+    values: Array
+    policy_versions: Array
+    rewards: Array
+    num_steps: Array
+    offsets: Array
+    bootstrap_value: Array
+    terminated: Array
+    truncated: Array
+    success: Array
+    group: Array
+    episode_id: Array
 
     @property
     def num_chunks(self) -> int:
@@ -186,6 +287,6 @@ class SuperBatch:
         return np.arange(self.rewards.shape[1])[None, :] < self.num_steps[:, None]
 
     @property
-    def ages(self) -> Array:
-        """int32 [M]: updates between the weights that chose a chunk and the weights that train on it."""
-        return self.version - self.versions
+    def staleness(self) -> Array:
+        """int32 [M]: policy updates between the weights that chose a chunk and the weights that train on it."""
+        return self.policy_version - self.policy_versions

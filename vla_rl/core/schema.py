@@ -1,4 +1,4 @@
-"""What the classes of the configuration are made of (``vla_rl.config.run_config``, ``algos``)."""
+"""Building blocks of the configuration schema; the keys themselves stand beside the part that they configure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 
 
-class Group(BaseModel):
-    """Base of all groups of keys: frozen, and unknown keys are errors."""
+class ConfigGroup(BaseModel):
+    """Base of all groups of configuration keys: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

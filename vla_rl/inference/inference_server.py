@@ -1,6 +1,6 @@
-"""The inference server: dynamic batches over all slots of its workers.
+"""The inference server: dynamic batches over all environments of its workers.
 
-requests (rows) ──▶ [ oldest request decides when to fire ] ──▶ newest weights? ──▶ policy ──▶ answers (rows)
+requests (rows) ──▶ [ full, or the oldest is old enough ] ──▶ newer weights? ──▶ policy ──▶ answers (rows)
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from vla_rl.observability.meter import Meter
 _IDLE_WAIT_S = 1.0
 
 
-class Actor(Protocol):
+class BatchPolicy(Protocol):
     """The policy as the server sees it."""
 
+    meter: Meter
+
     def refresh(self) -> int:
-        """Take over the newest published weights, if newer; returns the version now in use."""
+        """Copy newer published weights, if there are any; returns the policy version now in use."""
 
     def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
-        """uniforms: float32 [N, K, A]; greedy: bool [N]."""
+        """Answer N rows. ``uniforms``: float32 [N, K, A]; ``greedy``: bool [N]."""
 
     def offload(self) -> None:
-        """Leave the device; nothing is asked before ``onload``."""
+        """Free the device. ``act`` is not called before ``onload``."""
 
     def onload(self) -> None:
-        """Come back to it."""
+        """Return to the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
-    """When a batch fires: full, or its oldest request has waited long enough, whichever comes first."""
+    """When a batch fires: when it is full, or when its oldest request has waited ``max_wait_s``."""
 
     max_batch: int
     max_wait_s: float
@@ -51,26 +53,26 @@ class BatchRule:
 
 
 class InferenceServer:
-    """Answers requests until told to stop."""
+    """Answers requests until ``stop()``. ``run`` has a thread of its own; the other methods are called from outside."""
 
-    def __init__(self, actor: Actor, mailbox: ServerMailbox, rule: BatchRule) -> None:
-        self.actor = actor
+    def __init__(self, policy: BatchPolicy, mailbox: ServerMailbox, rule: BatchRule) -> None:
+        self.policy = policy
         self.mailbox = mailbox
         self.rule = rule
         self.meter = Meter()
         self._pending: deque[int] = deque()
         self._queued: set[int] = set()
         self._stop = threading.Event()
-        self._wanted = threading.Event()  # on the device; cleared between ``leave`` and ``come_back``
-        self._wanted.set()
-        self._left = threading.Event()
+        self._may_run = threading.Event()  # cleared between offload() and onload()
+        self._may_run.set()
+        self._offloaded = threading.Event()
 
-    # consumes: requested rows. waits for: its doorbell. unblocked by: requests, the oldest one's deadline, leave(),
+    # consumes: requested rows. waits for: its doorbell. unblocked by: requests, the oldest one's deadline, offload(),
     # stop().
     def run(self) -> None:
         while not self._stop.is_set():
-            if not self._wanted.is_set():
-                self._stay_away()
+            if not self._may_run.is_set():
+                self._stay_offloaded()
                 continue
             with self.meter.time("wait"):
                 rows = self._collect()
@@ -80,44 +82,44 @@ class InferenceServer:
 
     def stop(self) -> None:
         self._stop.set()
-        self._wanted.set()
+        self._may_run.set()
         self.mailbox.wake()
 
-    def leave(self, timeout: float) -> None:
-        """Take the policy off its device, after the batch under way; requests wait until ``come_back``.
+    def offload(self, timeout: float) -> None:
+        """Take the policy off its device after the current batch; requests wait until ``onload``.
 
-        Called from another thread than ``run``. Raises TimeoutError where a batch takes longer than ``timeout`` s.
+        Raises TimeoutError if that takes longer than ``timeout`` seconds.
         """
-        self._wanted.clear()
+        self._may_run.clear()
         self.mailbox.wake()
-        if not self._left.wait(timeout):
-            raise TimeoutError(f"waited {timeout:.0f} s for an inference server to leave its device")
+        if not self._offloaded.wait(timeout):
+            raise TimeoutError(f"waited {timeout:.0f} s for an inference server to offload its policy")
 
-    def come_back(self) -> None:
-        """Go on, with the policy on its device."""
-        self._left.clear()
-        self._wanted.set()
+    def onload(self) -> None:
+        """Bring the policy back to its device and go on."""
+        self._offloaded.clear()
+        self._may_run.set()
 
-    # waits for: come_back(). unblocked by: it, stop().
-    def _stay_away(self) -> None:
-        with self.meter.time("away"):
-            self.actor.offload()
-            self._left.set()
-            self._wanted.wait()
+    # waits for: onload(). unblocked by: it, stop().
+    def _stay_offloaded(self) -> None:
+        with self.meter.time("offloaded"):
+            self.policy.offload()
+            self._offloaded.set()
+            self._may_run.wait()
             if not self._stop.is_set():
-                self.actor.onload()
+                self.policy.onload()
 
     def _collect(self) -> list[int]:
-        """The next batch of rows, oldest first; [] when nothing came in a while, or when it is to leave."""
+        """The next batch of rows, oldest first; [] if nothing came for a while, or if the policy is to be offloaded."""
         requested = self.mailbox.arrays["requested_ns"]
         self._enqueue(self.mailbox.wait(0.0 if self._pending else _IDLE_WAIT_S))
-        while self._pending and self._wanted.is_set() and not self._stop.is_set():
+        while self._pending and self._may_run.is_set() and not self._stop.is_set():
             oldest = int(requested[self._pending[0]])
             left = self.rule.seconds_left(len(self._pending), oldest, time.monotonic_ns())
             if left == 0.0:
                 break
             self._enqueue(self.mailbox.wait(left))
-        if not self._wanted.is_set():
+        if not self._may_run.is_set():
             return []
         rows = [self._pending.popleft() for _ in range(min(self.rule.max_batch, len(self._pending)))]
         self._queued.difference_update(rows)
@@ -132,10 +134,10 @@ class InferenceServer:
     def _answer(self, rows: list[int]) -> None:
         arrays = self.mailbox.arrays
         index = np.asarray(rows)
-        tickets = arrays["ticket"][index]  # copied before the observation: a newer request will not match it
+        tickets = arrays["ticket"][index]  # copied before the observation, so that a newer request does not match
         observation = Observation(arrays["images"][index], arrays["proprio"][index], arrays["task"][index])
-        self.actor.refresh()
-        batch = self.actor.act(observation, arrays["uniforms"][index], arrays["greedy"][index])
+        self.policy.refresh()
+        batch = self.policy.act(observation, arrays["uniforms"][index], arrays["greedy"][index])
         self.mailbox.answer(rows, tickets, batch)
         self.meter.count("batches")
         self.meter.count("rows", len(rows))

@@ -8,16 +8,16 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 
-from vla_rl.core.devices.lock import Turn
+from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.devices.offload import Offloader
 from vla_rl.core.ipc.weights import WeightReader
 from vla_rl.core.records import ActionBatch, Observation
 from vla_rl.observability.meter import Meter
-from vla_rl.policies import OpenVLAOFT
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 
-class PolicyActor:
-    """Acts with the newest published weights; ``weights=None`` keeps those that the policy came with (version 0)."""
+class PolicyRunner:
+    """A ``BatchPolicy`` that acts with the newest published weights."""
 
     def __init__(
         self,
@@ -26,15 +26,22 @@ class PolicyActor:
         weights: WeightReader | None,
         device: str,
         latency_s: float = 0.0,
-        turn: Turn = nullcontext,
+        lease: DeviceLease = nullcontext,
     ) -> None:
-        """``latency_s``: simulated extra cost of one batch, slept (benchmarks of the runtime). ``turn``: on a device
-        that others use as well; a batch takes one, and ``meter`` counts what it computes in it."""
+        """
+        Args:
+            policy: is moved to ``device``.
+            temperature: of the action sampling.
+            weights: published weights; None keeps the given ones, as policy version 0.
+            device: torch device.
+            latency_s: simulated extra cost of a batch, slept (for benchmarks of the runtime).
+            lease: leases the device for each batch, where others share it; ``meter`` counts computing only.
+        """
         self.meter = Meter()
         self.policy = policy.to(device).eval()
         self.temperature = temperature
         self._latency_s = latency_s
-        self._turn = turn
+        self._lease = lease
         self._device = torch.device(device)
         self._weights = weights
         self._parameters = policy.trained_parameters()
@@ -47,32 +54,30 @@ class PolicyActor:
     def refresh(self) -> int:
         if self._weights is None:
             return 0
-        if self._weights.newest != self._weights.version:
+        if self._weights.published_version != self._weights.policy_version:
             with self.meter.time("refresh", 1):
                 self._weights.refresh(self._parameters)
-        return self._weights.version
+        return self._weights.policy_version
 
     def offload(self) -> None:
-        """Take the policy off the device, in a turn; before ``onload`` it cannot act."""
-        with self._turn(), self.meter.time("offload", 1):
+        with self._lease(), self.meter.time("offload", 1):
             self._memory.offload()
 
     def onload(self) -> None:
-        """Bring it back, in a turn."""
-        with self._turn(), self.meter.time("onload", 1):
+        with self._lease(), self.meter.time("onload", 1):
             self._memory.onload()
 
     def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
         arrays = (observation.images, observation.proprio, observation.task, uniforms, greedy)
         images, proprio, task, draws, most_likely = (torch.from_numpy(a).to(self._device) for a in arrays)
-        with self._turn(), self.meter.time("act", len(observation.task)):
+        with self._lease(), self.meter.time("act", len(observation.task)):
             time.sleep(self._latency_s)
             results = self.policy.act(images, proprio, task, draws, most_likely, self.temperature)
-            tokens, logprobs, values = (x.cpu() for x in results)  # waits for the device: until then it is in use
+            tokens, logprobs, values = (x.cpu() for x in results)  # waits until the device has finished
         return ActionBatch(
             actions=self.policy.codec.decode(tokens.numpy()),
             tokens=tokens.numpy(),
             logprobs=logprobs.float().numpy(),
             values=values.float().numpy(),
-            version=0 if self._weights is None else self._weights.version,
+            policy_version=0 if self._weights is None else self._weights.policy_version,
         )

@@ -1,4 +1,4 @@
-"""DeepSpeed around a policy: how its engine is set up, what it holds, and what fits into it again."""
+"""DeepSpeed around a policy: its engine, the tensors it holds on the device, and loading its state."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from vla_rl.config.run_config import LearnerConfig
 from vla_rl.core.devices.offload import Offloader
 from vla_rl.core.errors import UserError
-from vla_rl.policies import OpenVLAOFT
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 
 def make_engine(policy: OpenVLAOFT, settings: LearnerConfig) -> tuple[Any, Any]:
-    """(engine, its optimizer): AdamW, with a learning rate of its own for the value head. Collective."""
+    """The engine and its optimizer: AdamW, with a separate learning rate for the value head. Collective."""
     import deepspeed
 
     value_lr = settings.lr if settings.value_lr is None else settings.value_lr
@@ -25,7 +25,7 @@ def make_engine(policy: OpenVLAOFT, settings: LearnerConfig) -> tuple[Any, Any]:
         {"params": list(policy.value_parameters()), "lr": value_lr, "peak_lr": value_lr},
     ]
     optimizer = torch.optim.AdamW(groups, betas=settings.betas, weight_decay=settings.weight_decay)
-    # DeepSpeed's buckets are for large models: 2 GB each, which moving a state to and fro would fill with zeros
+    # DeepSpeed's default buckets are for large models: 2 GB each, which offloading would copy as zeros
     bucket = min(500_000_000, sum(weight.numel() for group in groups for weight in group["params"]))
     config = {
         "train_micro_batch_size_per_gpu": settings.micro_batch,
@@ -46,10 +46,10 @@ def make_engine(policy: OpenVLAOFT, settings: LearnerConfig) -> tuple[Any, Any]:
 
 
 def make_offloader(engine: Any, reference: OpenVLAOFT | None, device: torch.device) -> Offloader:
-    """For all that a learner holds on its device: weights, gradients, optimizer state, master weights, buffers, and the
-    copy that is its reference.
+    """An offloader of everything that a learner holds on its device.
 
-    Frozen weights and the reference are constant. ZeRO-3 has its frozen weights in one buffer with what trains.
+    These are weights, gradients, optimizer state, master weights, buffers and the reference policy. Frozen weights
+    and the reference are constant, except under ZeRO-3, which keeps frozen and trained weights in one buffer.
     """
     models: list[nn.Module] = [engine.module, *([] if reference is None else [reference])]
     weights = [weight for model in models for weight in model.parameters()]
@@ -66,13 +66,12 @@ def make_offloader(engine: Any, reference: OpenVLAOFT | None, device: torch.devi
 
 
 def tensors_held(*roots: object) -> Iterator[Tensor]:
-    """All tensors that are reached from ``roots`` through containers, optimizers and DeepSpeed's objects, with their
-    gradients and with what DeepSpeed hangs on them.
+    """All tensors that are reachable from ``roots`` through containers, optimizers and DeepSpeed's objects.
 
-    A search, not a list of names: every ZeRO stage and precision has other buffers, under names that change between
-    releases.
+    This includes their gradients and the attributes that DeepSpeed adds to them. It is a search instead of a list of
+    names, because every ZeRO stage and precision has other buffers, whose names change between releases.
     """
-    seen: dict[int, object] = {}  # keeps them alive: another object would get the id of one that is gone
+    seen: dict[int, object] = {}  # keeps them alive, so that no id is reused
     rest = list(roots)
     while rest:
         item = rest.pop()
@@ -92,7 +91,7 @@ def tensors_held(*roots: object) -> Iterator[Tensor]:
 
 
 def load_trained(src: dict[str, Tensor], dst: OpenVLAOFT) -> None:
-    """Load weights; strict about what trains, the rest is in no learner's state. Raises UserError."""
+    """Load the trained weights; the others are not part of a learner's state. Raises UserError if they do not fit."""
     try:
         keys = dst.load_state_dict(src, strict=False)
         wrong = [*(dst.trained_parameters().keys() & keys.missing_keys), *keys.unexpected_keys]

@@ -1,7 +1,9 @@
 """One rank of the learner: DeepSpeed around the policy, and the update on one super-batch.
 
-Every rank sees the whole super-batch (it is mapped, not copied) and computes the same targets from it; only the forward
-and backward passes are divided. So no statistic depends on the number of ranks.
+    super-batch ──▶ targets (all ranks alike) ──▶ epochs x minibatches x micro-batches ──▶ version + 1 ──▶ publish
+
+Every rank sees the whole super-batch (it is mapped, not copied) and computes the same targets from it. Only the forward
+and backward passes are divided, so no statistic depends on the number of ranks.
 """
 
 from __future__ import annotations
@@ -20,22 +22,21 @@ import numpy as np
 import torch
 
 from algos.algorithm import Algorithm
-from algos.counts import Counts
+from algos.denominators import LossDenominators
 from algos.targets import Targets
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.devices.lock import Turn
+from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.ipc.weights import WeightPublisher
 from vla_rl.core.records import SuperBatch
 from vla_rl.learner.deepspeed_engine import load_trained, make_engine, make_offloader
 from vla_rl.learner.device_timer import DeviceTimer
 from vla_rl.observability.meter import Meter
-from vla_rl.policies import OpenVLAOFT, PolicyOutput, token_entropy, token_logprobs
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+from vla_rl.policies.build import torch_dtype
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT, PolicyOutput, token_entropy, token_logprobs
 
 
 def join_ranks(rank: int, world_size: int, address: str, port: int, device: str) -> None:
-    """Enter the process group of the learner; collective, called once before a Learner is made."""
+    """Enter the learner's process group. Collective; called once, before a Learner is created."""
     os.environ |= {
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
@@ -47,12 +48,15 @@ def join_ranks(rank: int, world_size: int, address: str, port: int, device: str)
     import deepspeed
     from deepspeed.ops import __compatible_ops__
 
-    __compatible_ops__["deepspeed_shm_comm"] = False  # else compiled at first use, for tens of seconds
+    __compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled at first use, for tens of seconds
     deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
 
 
 class Learner:
-    """Trains a policy on super-batches and hands its weights over."""
+    """Trains a policy on super-batches and publishes its weights.
+
+    The tensors are on the device except between ``offload`` and ``onload``; only these two methods move them.
+    """
 
     def __init__(
         self,
@@ -63,83 +67,93 @@ class Learner:
         rank: int,
         world_size: int,
         device: str,
-        turn: Turn = nullcontext,
-        offload: bool = False,
+        lease: DeviceLease = nullcontext,
     ) -> None:
-        """``join_ranks`` comes first. Moves ``policy`` to ``device`` and the configured precision. ``turn``: on a
-        device that others use as well; a micro-batch takes one. ``offload``: with ``release`` the state leaves the
-        device, until something here needs it."""
+        """Call ``join_ranks`` first.
+
+        Args:
+            config: of the run.
+            policy: is moved to ``device`` and to the configured precision.
+            algorithm: targets and loss.
+            rank, world_size: of the process group.
+            device: "cuda" or "cpu".
+            lease: leases the device for each micro-batch, where others share it.
+        """
         self.config = config
         self.algorithm = algorithm
         self.meter = Meter()
         self._grad_norm = 0.0
-        self._turn, self._offload_on_release = turn, offload
+        self._lease = lease
         self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
         self._timer = DeviceTimer(self._device, self.meter)
-        policy.to(device=self._device, dtype=DTYPES[config.learner.precision])
-        copied = algorithm.needs_reference and not policy.adapted  # else the frozen weights are the reference
-        self._reference = copy.deepcopy(policy).requires_grad_(False) if copied else None
+        policy.to(device=self._device, dtype=torch_dtype(config.learner.precision))
+        needs_copy = (
+            algorithm.needs_reference and not policy.adapted
+        )  # with adapters, the frozen weights are the reference
+        self._reference = copy.deepcopy(policy).requires_grad_(False) if needs_copy else None
         self._engine, self._optimizer = make_engine(policy, config.learner)
         self.policy: OpenVLAOFT = self._engine.module
         self._memory = make_offloader(self._engine, self._reference, self._device)
 
     # --- one update -------------------------------------------------------------------------------------------------
 
-    def update(self, batch: SuperBatch, iteration: int) -> dict[str, float]:
-        """All epochs and minibatches of one iteration; returns global metrics (the same on every rank)."""
-        self.onload()
+    def update(self, batch: SuperBatch) -> dict[str, float]:
+        """Update policy ``batch.policy_version`` to the next version, by all epochs and minibatches.
+
+        Returns metrics over all ranks, the same on every rank.
+        """
         with self.meter.time("train"):
             time.sleep(self.config.learner.latency_ms * 1e-3)
-            self._set_learning_rate(iteration)
+            self._set_learning_rate(batch.policy_version)
             batch, targets = self._targets(batch)
             sums: dict[str, float] = defaultdict(float)
             grad_norms: list[float] = []
             for epoch in range(self.algorithm.epochs):
-                for rows in self._minibatches(batch.num_chunks, iteration, epoch):
-                    for name, value in self._optimizer_step(batch, targets, rows, iteration).items():
+                for rows in self._minibatches(batch, epoch):
+                    for name, value in self._optimizer_step(batch, targets, rows).items():
                         sums[name] += value
                     grad_norms.append(self._grad_norm)
             self._timer.read()
             self.meter.count("updates")
             metrics = self.algorithm.finish_metrics(dict(sums), targets)
             metrics |= {"grad_norm": float(np.mean(grad_norms)), "lr": self._optimizer.param_groups[0]["lr"]}
-            if self._offload_on_release:
+            if self._memory.gib:
                 metrics["offloaded_gib"] = self._memory.gib
             return {f"learner/{name}": value for name, value in metrics.items()}
 
     def _targets(self, batch: SuperBatch) -> tuple[SuperBatch, Targets]:
-        """Targets, and the batch with recomputed final values where the algorithm wants recomputed numbers."""
+        """The targets, and the batch, with recomputed bootstrap values if the algorithm needs recomputed numbers."""
         logprobs = values = reference = None
         if self.algorithm.needs_reference:
             with self._as_reference() as model:
                 reference, _ = self._evaluate(model, batch)
         if self.algorithm.needs_recompute:
             logprobs, values = self._evaluate(self._engine, batch)
-            batch = replace(batch, final_value=self._final_values(batch))
+            batch = replace(batch, bootstrap_value=self._bootstrap_values(batch))
         return batch, self.algorithm.targets(batch, logprobs, values, reference)
 
     @contextmanager
     def _as_reference(self) -> Iterator[Any]:
-        """The policy that the run began with: a copy of it, or the one in training without its adapters."""
+        """The policy at the start of the run: a copy, or the trained policy without its adapters."""
         if self._reference is not None:
             yield self._reference
         else:
             with self.policy.reference():
                 yield self._engine
 
-    def _minibatches(self, chunks: int, iteration: int, epoch: int) -> list[np.ndarray]:
+    def _minibatches(self, batch: SuperBatch, epoch: int) -> list[np.ndarray]:
         """A random division of all chunks, the same on every rank."""
-        order = np.random.default_rng((self.config.seed, iteration, epoch)).permutation(chunks)
-        return np.array_split(order, min(chunks, self.algorithm.minibatches))
+        rng = np.random.default_rng((self.config.seed, batch.policy_version, epoch))
+        return np.array_split(rng.permutation(batch.num_chunks), min(batch.num_chunks, self.algorithm.minibatches))
 
-    def _set_learning_rate(self, iteration: int) -> None:
+    def _set_learning_rate(self, policy_version: int) -> None:
         warmup = self.config.learner.warmup_iterations
-        factor = min(1.0, (iteration + 1) / (warmup + 1))
+        factor = min(1.0, (policy_version + 1) / (warmup + 1))
         for group in self._optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
 
     def _micro_batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """This rank's share of ``rows`` as (chunk rows, is padding); as many on every rank, for the collectives."""
+        """This rank's share of ``rows`` as (chunk rows, is padding); equally many on every rank."""
         mine = rows[self._rank :: self._world_size]
         largest_share = -(-len(rows) // self._world_size)
         parts = max(1, -(-largest_share // self.config.learner.micro_batch))
@@ -165,25 +179,25 @@ class Learner:
         logprobs = token_logprobs(output.logits, self._tensor(batch.tokens[rows]))
         return logprobs, token_entropy(output.logits), output.values.float()
 
-    def _optimizer_step(
-        self, batch: SuperBatch, targets: Targets, rows: np.ndarray, iteration: int
-    ) -> dict[str, float]:
-        counts = Counts.of(batch.num_steps[rows])
+    def _optimizer_step(self, batch: SuperBatch, targets: Targets, rows: np.ndarray) -> dict[str, float]:
+        denominators = LossDenominators.of(batch.num_steps[rows])
         sums: dict[str, torch.Tensor] = {}
         parts = list(self._micro_batches(rows))
         for i, (part, padding) in enumerate(parts):
             tensors = targets.rows(part, self._device)
-            if padding:  # chunks without an executed step count nowhere
+            if padding:  # chunks without an executed step do not count
                 tensors = replace(tensors, num_steps=torch.zeros_like(tensors.num_steps))
-            with self._turn():
+            with self._lease():
                 with self._timer.time("micro_batch", len(part)):
                     logprobs, entropy, values = self._forward(batch, part)
-                    loss, metrics = self.algorithm.loss(logprobs, entropy, values, tensors, counts, iteration)
+                    loss, metrics = self.algorithm.loss(
+                        logprobs, entropy, values, tensors, denominators, batch.policy_version
+                    )
                     self._engine.set_gradient_accumulation_boundary(i == len(parts) - 1)
-                    # DeepSpeed averages gradients over the ranks; our losses are shares of one sum
+                    # DeepSpeed averages gradients over the ranks; the losses are shares of one sum
                     self._engine.backward(loss * self._world_size)
                 if i < len(parts) - 1:
-                    self._engine.step()  # of the micro-batch; the weights stay
+                    self._engine.step()  # counts the micro-batch; the weights stay as they are
                 else:
                     with self._timer.time("step", 1):
                         self._grad_norm = self._measure_grad_norm()
@@ -194,12 +208,12 @@ class Learner:
         return self._sum_over_ranks(sums)
 
     def _finish_on_device(self) -> None:
-        """A GPU works on after the call that gave it work has returned: only now may another have its turn."""
-        if self._device.type == "cuda" and self._turn is not nullcontext:
+        """Wait for the GPU, which is still computing when its calls have returned: the lease must not end earlier."""
+        if self._device.type == "cuda" and self._lease is not nullcontext:
             torch.cuda.synchronize(self._device)
 
     def _measure_grad_norm(self) -> float:
-        """Of the optimizer step, before clipping. ZeRO's optimizers know it after a step: then of the one before."""
+        """Gradient norm before clipping. ZeRO's optimizers only know the one of the previous step."""
         if self.config.learner.zero_stage or self.config.learner.precision != "fp32":
             return float(self._engine.get_global_grad_norm() or 0.0)
         gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
@@ -217,32 +231,32 @@ class Learner:
         logprobs = torch.zeros(batch.logprobs.shape, device=self._device)
         values = torch.zeros(batch.values.shape, device=self._device)
         for part, padding in self._micro_batches(np.arange(batch.num_chunks)):
-            with self._turn():
+            with self._lease():
                 output = self._output(model, batch, batch.obs_row[part], batch.task[part])
                 if not padding:
                     index = self._tensor(part)
                     logprobs[index] = token_logprobs(output.logits, self._tensor(batch.tokens[part]))
                     values[index] = output.values.float()
                 self._finish_on_device()
-        return self._filled_by_all(logprobs), self._filled_by_all(values)
+        return self._gathered(logprobs), self._gathered(values)
 
     @torch.no_grad()
-    def _final_values(self, batch: SuperBatch) -> np.ndarray:
-        """[B]: of the final observations, under the weights before the update; 0 where there is none."""
+    def _bootstrap_values(self, batch: SuperBatch) -> np.ndarray:
+        """[B]: values of the final observations under the weights before the update; 0 where there is none."""
         values = torch.zeros(batch.num_episodes, device=self._device)
-        with_final = np.flatnonzero(batch.final_row >= 0)
+        with_final = np.flatnonzero(batch.final_obs_row >= 0)
         if not with_final.size:
-            return batch.final_value
+            return batch.bootstrap_value
         for part, padding in self._micro_batches(with_final):
-            with self._turn():
-                output = self._output(self._engine, batch, batch.final_row[part], batch.task[batch.offsets[part]])
+            with self._lease():
+                output = self._output(self._engine, batch, batch.final_obs_row[part], batch.task[batch.offsets[part]])
                 if not padding:
                     values[self._tensor(part)] = output.values.float()
                 self._finish_on_device()
-        return self._filled_by_all(values)
+        return self._gathered(values)
 
-    def _filled_by_all(self, tensor: torch.Tensor) -> np.ndarray:
-        """What every rank has filled in its own rows, with zeros elsewhere, put together."""
+    def _gathered(self, tensor: torch.Tensor) -> np.ndarray:
+        """The rows of all ranks; every rank has filled its own and left zeros elsewhere."""
         if self._world_size > 1:
             torch.distributed.all_reduce(tensor)
         return tensor.cpu().numpy()
@@ -250,9 +264,7 @@ class Learner:
     # --- weights and checkpoints ------------------------------------------------------------------------------------
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """All parameters that train, whole, on every rank; collective under ZeRO-3. They are views of what is on the
-        device, which they bring back."""
-        self.onload()
+        """All trained parameters, whole, on every rank; collective under ZeRO-3. May be views of the live weights."""
         trained = self.policy.trained_parameters()
         if self.config.learner.zero_stage < 3:
             return dict(trained)
@@ -266,57 +278,37 @@ class Learner:
 
     @contextmanager
     def whole_policy(self) -> Iterator[OpenVLAOFT]:
-        """The policy with all of its weights in one place, until the block ends; collective under ZeRO-3."""
+        """The policy with all of its weights gathered, within the block; collective under ZeRO-3."""
         import deepspeed
 
-        # GatheredParameters leaves alone what is not divided
-        with self.on_device(), deepspeed.zero.GatheredParameters(self.policy.parameters()):
+        with deepspeed.zero.GatheredParameters(self.policy.parameters()):  # leaves undivided weights alone
             yield self.policy
 
-    def publish(self, version: int, publisher: WeightPublisher | None) -> None:
-        """Hand the weights over; all ranks call it, the one with a publisher writes."""
+    def publish(self, policy_version: int, publisher: WeightPublisher | None) -> None:
+        """Publish the weights as ``policy_version``. All ranks call it; the one with a publisher writes."""
         with self.meter.time("publish", None if publisher is None else 1):
             parameters = self.parameters()
             if publisher is not None:
-                publisher.publish(version, parameters)
-        self.release()
-
-    def release(self) -> None:
-        """After an update, its hand-over included where there is one: the device is left to inference."""
-        if self._offload_on_release:
-            self.offload()
+                publisher.publish(policy_version, parameters)
 
     def save(self, folder: Path) -> None:
-        """Weights that train, optimizer and sharded state; collective. Frozen weights are those of the checkpoint."""
-        with self.on_device():
-            self._engine.save_checkpoint(str(folder), tag="state", exclude_frozen_parameters=True)
+        """Save trained weights, optimizer and sharded state; collective. Frozen weights stay in their checkpoint."""
+        self._engine.save_checkpoint(str(folder), tag="state", exclude_frozen_parameters=True)
 
     def load(self, folder: Path) -> None:
-        """Raises FileNotFoundError where ``folder`` holds no state, UserError where it is that of another policy."""
+        """Raises FileNotFoundError if ``folder`` holds no state, UserError if it is the state of another policy."""
         if not (folder / "state").is_dir():
             raise FileNotFoundError(f"no learner state in {folder}")
-        with self.on_device():
-            self._engine.load_checkpoint(str(folder), tag="state", custom_load_fn=load_trained)
+        self._engine.load_checkpoint(str(folder), tag="state", custom_load_fn=load_trained)
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
     def offload(self) -> None:
-        """Take all tensors off the device, in a turn; does nothing where they are away already."""
-        if not self._memory.away:
-            with self._turn(), self.meter.time("offload", 1):
-                self._memory.offload()
+        """Move all tensors to the host. Nothing but ``onload`` may be called then."""
+        with self._lease(), self.meter.time("offload", 1):
+            self._memory.offload()
 
     def onload(self) -> None:
-        """Bring them back, in a turn; does nothing where they are there."""
-        if self._memory.away:
-            with self._turn(), self.meter.time("onload", 1):
-                self._memory.onload()
-
-    @contextmanager
-    def on_device(self) -> Iterator[None]:
-        """Within the block the tensors are on the device; what was away before it is away after it."""
-        away = self._memory.away
-        self.onload()
-        yield
-        if away:
-            self.offload()
+        """Bring all tensors back to the device."""
+        with self._lease(), self.meter.time("onload", 1):
+            self._memory.onload()

@@ -64,7 +64,7 @@ _ROWS = (
     ("env steps/s", "throughput/env_steps_per_s", "{:.1f}"),
     ("chunks/s", "throughput/chunks_per_s", "{:.2f}"),
     ("batches/s", "throughput/batches_per_s", "{:.4f}"),
-    ("staleness, mean (updates)", "rollout/age_mean", "{:.2f}"),
+    ("staleness, mean (updates)", "rollout/staleness_mean", "{:.2f}"),
     ("dropped as stale", "episodes/stale", "{:.0f}"),
     ("KL of the update", "learner/approx_kl", "{:.4f}"),
     ("clipped", "learner/clip_fraction", "{:.1%}"),
@@ -107,7 +107,8 @@ class TrainingView:
         for task, instruction in enumerate(self._spec.instructions[:10]):
             self.say(f"  task {task}: {instruction}")
         if self._spec.assets != "none":
-            note = " (numbers on stand-ins are not benchmark numbers)" if self._spec.assets == "stand-ins" else ""
+            placeholder = self._spec.assets == "placeholder"
+            note = " (numbers on placeholder assets are not benchmark numbers)" if placeholder else ""
             self.say(f"  assets: {self._spec.assets}{note}")
         if self._console.is_terminal:
             self._live.start()

@@ -55,7 +55,7 @@ class Evaluation:
     def record(self) -> dict[str, Any]:
         """For JSON: totals, the interval, per task, and every episode."""
         low, high = self.interval
-        versions = {v for r in self.results for v in (r.oldest_version, r.newest_version)}
+        versions = {v for r in self.results for v in (r.oldest_policy_version, r.newest_policy_version)}
         return {
             "simulator": self.spec.name,
             "assets": self.spec.assets,

@@ -1,20 +1,26 @@
-"""Combinations of keys, each valid by itself, that cannot run together or not on this machine."""
+"""Checks of a config against a machine: what a run needs and the machine lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from envs.maniskill.config import ManiSkillConfig
 from vla_rl.config.checks import Check
+from vla_rl.config.loading import load_config
 from vla_rl.config.messages import Problem
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import Machine
 from vla_rl.placement.plan import PlanError, Resources, make_plan
 
 
+def load_checked_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Load a config that must be able to run on this machine. Raises ConfigError, as ``load_config`` does."""
+    return load_config(path, overrides, machine_checks(Machine.detect()))
+
+
 def machine_checks(machine: Machine) -> tuple[Check, ...]:
-    """What ``machine`` must have for the run."""
+    """Checks for ``load_config``: what ``machine`` must have for the run."""
     return (
         Check((("policy", "checkpoint"),), _checkpoint_exists),
         Check((("placement",), ("env",), ("learner",)), lambda config: _plan_exists(config, machine)),
@@ -28,9 +34,9 @@ def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:
         return
     folder = Path(checkpoint).expanduser().absolute()
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "does not exist"
-        remedy = f"{folder} {what}; name the folder of a checkpoint, or null to start from random weights"
-        yield Problem(("policy", "checkpoint"), remedy, checkpoint)
+        what = "is not a folder" if folder.exists() else "does not exist"
+        text = f"{folder} {what}; name the folder of a checkpoint, or null to start from random weights"
+        yield Problem(("policy", "checkpoint"), text, checkpoint)
 
 
 def _plan_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:

@@ -1,9 +1,9 @@
-"""What a plan can achieve at best: how long each device and the cores are busy for one super-batch.
+"""The best that a plan can achieve: how long one super-batch keeps each device, and the cores, busy.
 
-    seconds a super-batch = max over (each device, the cores)      if everything overlaps perfectly
-                          = sum over the phases                    if nothing does (mode=sync)
+    seconds per super-batch = max over (each device, the cores)    if all activities overlap perfectly
+                            = sum over the phases                  if none do (mode=sync)
 
-The larger truth, with queues, turns and stragglers, is ``vla_rl.placement.simulation``.
+``vla_rl.placement.simulation`` adds what this leaves out: queues, device leases and stragglers.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ from vla_rl.placement.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Workload:
     """What a run asks of the machine."""
 
     episodes: int  # of a super-batch
-    horizon: int  # control steps
+    horizon: int  # time limit of an episode, in control steps
     spread: float  # episodes last horizon * (1 - u * spread) steps, u uniform in 0..1
     chunk_size: int
     micro_batch: int
     minibatches: int
     epochs: int
     extra_passes: int  # forward passes over the super-batch before the update
-    max_age: int
+    max_staleness: int
     publish_every: int  # updates
     max_wait: float  # seconds that an inference request may wait for others
-    sync: bool
 
     @classmethod
-    def of(cls, config: RunConfig, horizon: int, spread: float) -> Job:
+    def of(cls, config: RunConfig, horizon: int, spread: float) -> Workload:
         return cls(
             episodes=config.train.batch_episodes,
             horizon=horizon,
@@ -45,28 +44,27 @@ class Job:
             minibatches=config.algo.minibatches,
             epochs=config.algo.epochs,
             extra_passes=(config.algo.proximal == "recomputed") + (config.algo.kl_coef > 0),
-            max_age=0 if config.mode == "sync" else config.train.max_age,
-            publish_every=1 if config.mode == "sync" else config.train.publish_every,
+            max_staleness=config.max_staleness,
+            publish_every=config.publish_every,
             max_wait=config.placement.max_wait_ms * 1e-3,
-            sync=config.mode == "sync",
         )
 
     @property
-    def chunks(self) -> float:
-        """Of a super-batch, on average."""
-        return self.episodes * (self.horizon * (1 - self.spread / 2) / self.chunk_size + 0.5 * (self.spread > 0))
+    def steps(self) -> float:
+        """Mean number of control steps in a super-batch."""
+        return self.episodes * self.horizon * (1 - self.spread / 2)
 
     @property
-    def steps(self) -> float:
-        """Control steps of a super-batch, on average."""
-        return self.episodes * self.horizon * (1 - self.spread / 2)
+    def chunks(self) -> float:
+        """Mean number of chunks in a super-batch; an episode that ends early leaves half a chunk unused on average."""
+        return self.episodes * (self.horizon * (1 - self.spread / 2) / self.chunk_size + 0.5 * (self.spread > 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Seconds of use that one super-batch costs each resource."""
+    """Seconds of work that one super-batch costs."""
 
-    use: dict[str, float]  # "cores", "device 0", ...
+    use: dict[str, float]  # by resource: "cores", "device 0", ...
     phases: dict[str, float]  # "simulators", "inference", "learner", each on its own devices
 
     @property
@@ -76,74 +74,73 @@ class Bound:
 
     @property
     def seconds(self) -> float:
-        """Of a super-batch where everything overlaps."""
+        """Least seconds per super-batch if all activities overlap."""
         return self.use[self.limit]
 
     @property
-    def in_turns(self) -> float:
-        """Of a super-batch where nothing does."""
+    def sequential_seconds(self) -> float:
+        """Least seconds per super-batch if one phase follows the other."""
         return sum(self.phases.values())
 
 
-def bound(plan: Plan, profile: Profile, job: Job, cores: int) -> Bound:
+def bound(plan: Plan, profile: Profile, workload: Workload, cores: int) -> Bound:
     """The least time that each resource must spend, with full inference batches."""
     layout, simulators = plan.layout, len(plan.layout.simulators) or min(cores, len(plan.workers))
-    transfer = profile.transfer / job.publish_every
-    learn = learner_seconds(profile, job, len(layout.learner)) + transfer
+    weight_sync = profile.weight_sync / workload.publish_every
+    learn = learner_seconds(profile, workload, len(layout.learner)) + weight_sync
     learn += plan.offload * (profile.onload + profile.offload)
     use: dict[str, float] = defaultdict(float)
-    for role, held in ((layout.inference, transfer), (layout.learner, learn)):
+    for role, held in ((layout.inference, weight_sync), (layout.learner, learn)):
         for device in role:
             use[f"device {device}"] += held
     infer = profile.infer(plan.max_batch) / plan.max_batch
-    simulate = _simulator_seconds(plan, profile, job)
-    shares = _divided(plan, job.chunks, simulate, infer, dict(use))
+    simulate = _simulator_seconds(plan, profile, workload)
+    shares = _chunks_by_server(plan, workload.chunks, simulate, infer, use)
     for server in plan.servers:
         for device in server.devices:
             use[f"device {device}"] += infer * shares[server.index] / len(server.devices)
-    assignment = plan.assignment()
-    asking = Counter(assignment)
-    mine = [shares[server] / asking[server] for server in assignment]  # chunks of each env worker
+    assignment = plan.servers_by_worker()
+    workers_of = Counter(assignment)
+    mine = [shares[server] / workers_of[server] for server in assignment]  # chunks of each env worker
     for worker in plan.workers:
         for device in worker.devices:
             use[f"device {device}"] += simulate * mine[worker.index]
     if not layout.simulators:
-        use["cores"] = simulate * max(job.chunks / simulators, *mine)
+        use["cores"] = simulate * max(workload.chunks / simulators, *mine)
     phases = {
-        "simulators": simulate * job.chunks / simulators,
-        "inference": infer * job.chunks / len(layout.inference) + transfer,
+        "simulators": simulate * workload.chunks / simulators,
+        "inference": infer * workload.chunks / len(layout.inference) + weight_sync,
         "learner": learn,
     }
     return Bound(dict(use), phases)
 
 
-def _simulator_seconds(plan: Plan, profile: Profile, job: Job) -> float:
-    """Of a core or a device for one chunk, with its share of an episode's start."""
-    steps = job.steps / job.chunk_size  # simulation is paid by executed steps, in units of whole chunks
-    group = math.ceil(plan.slots / plan.stages) if plan.layout.simulators else 1
-    return (profile.simulate(group) * steps + profile.render(group) * job.chunks) / group / job.chunks + (
-        profile.reset * job.episodes / job.chunks
-    )
+def _simulator_seconds(plan: Plan, profile: Profile, workload: Workload) -> float:
+    """Seconds of a core or a device for one chunk, including its share of an episode's start."""
+    steps = workload.steps / workload.chunk_size  # simulation costs the executed steps, in units of whole chunks
+    size = math.ceil(plan.envs_per_worker / plan.splits) if plan.layout.simulators else 1
+    simulate = (profile.simulate(size) * steps + profile.render(size) * workload.chunks) / size / workload.chunks
+    return simulate + profile.reset * workload.episodes / workload.chunks
 
 
-def _divided(plan: Plan, chunks: float, simulate: float, infer: float, held: dict[str, float]) -> list[float]:
-    """Chunks of a super-batch that each inference server gets where the last is played soonest.
+def _chunks_by_server(plan: Plan, chunks: float, simulate: float, infer: float, held: dict[str, float]) -> list[float]:
+    """Chunks of a super-batch that each inference server gets if the last one is done as early as possible.
 
-    A server plays no more than it can infer and the env workers that ask it can simulate, and they are not as many for
-    each: of 16 workers, 5 servers have 3 or 4. ``held``: seconds that devices need for other things.
+    A server is limited by its own inference and by its env workers' simulation, and servers may have different numbers
+    of workers: with 16 workers, 5 servers have 3 or 4. ``held``: seconds that each device needs for other work.
     """
     server, worker, tiny = plan.servers[0], plan.workers[0], 1e-12  # the others are like them
     if worker.devices == server.devices:  # a chunk costs the device both
         simulate, infer = 0.0, simulate + infer
     server_held, worker_held = (held.get(f"device {p.devices[0]}", 0.0) if p.devices else 0.0 for p in (server, worker))
 
-    def played(asking: int, seconds: float) -> float:
-        """Chunks of a server with as many workers."""
+    def played(workers: int, seconds: float) -> float:
+        """Chunks that a server with this many workers gets done in that time."""
         inferred = len(server.devices) * max(0.0, seconds - server_held) / max(infer, tiny)
-        return min(inferred, asking * max(0.0, seconds - worker_held) / max(simulate, tiny))
+        return min(inferred, workers * max(0.0, seconds - worker_held) / max(simulate, tiny))
 
-    asking = Counter(plan.assignment())
-    servers = Counter(asking.values())  # by their number of workers
+    workers_of = Counter(plan.servers_by_worker())
+    servers = Counter(workers_of.values())  # by their number of workers
     low, high = 0.0, max(held.values()) + chunks * (simulate + infer) + tiny
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
@@ -151,13 +148,13 @@ def _divided(plan: Plan, chunks: float, simulate: float, infer: float, held: dic
         low, high = (low, middle) if enough else (middle, high)
     most = {workers: played(workers, high) for workers in servers}
     total = sum(number * most[workers] for workers, number in servers.items())
-    return [chunks * most[asking[server.index]] / total for server in plan.servers]
+    return [chunks * most[workers_of[server.index]] / total for server in plan.servers]
 
 
-def learner_seconds(profile: Profile, job: Job, ranks: int) -> float:
-    """Of one rank for one update."""
-    mine = job.chunks / job.minibatches / ranks
-    passes = math.ceil(mine / job.micro_batch)
-    minibatch = passes * profile.train(mine / passes) + profile.step
-    forward = job.extra_passes * job.minibatches * passes * profile.train(mine / passes) / 3  # a backward costs two
-    return job.epochs * job.minibatches * minibatch + forward
+def learner_seconds(profile: Profile, workload: Workload, ranks: int) -> float:
+    """Seconds of one rank for one update."""
+    mine = workload.chunks / workload.minibatches / ranks
+    passes = math.ceil(mine / workload.micro_batch)
+    train = passes * profile.train(mine / passes)
+    forward = workload.extra_passes * workload.minibatches * train / 3  # a backward pass costs two forward passes
+    return workload.epochs * workload.minibatches * (train + profile.step) + forward

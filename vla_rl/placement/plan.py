@@ -1,17 +1,17 @@
 """What runs where: pure functions from a configuration and a machine's resources to a plan.
 
-    resources ──▶ layouts (every mode and split) ──▶ one is chosen ──▶ plan: processes, devices, turns, batch sizes
+    resources ──▶ layouts (every mode and split) ──▶ one is chosen ──▶ plan: processes, devices, locks, batch sizes
 
-*collocated*  inference and learner use every device and take turns on it; so does a simulator that runs on devices.
-*pipelined*   every device belongs to one role, and nothing waits for a turn.
-*hybrid*      simulator and inference split the devices, the learner takes turns on all of them.
+*collocated*  inference and learner share every device, by leases; so do simulators that run on devices.
+*pipelined*   every device belongs to one role, and no process waits for a lease.
+*hybrid*      simulators and inference divide the devices, the learner shares all of them.
 
-A device is a GPU, with a process for each role that uses it. On a machine without one, a device is a processor core: a
-role has one process a node with a thread for each of its cores, and roles that overlap take turns as a whole.
-Simulators that run on cores (LIBERO) stand beside all that: they have processes of their own and no turns.
+A device is a GPU, with one process for each role that uses it. On a machine without a GPU, a device is a processor
+core: a role has one process per node with a thread for each of its cores, and roles that overlap lease the node's cores
+as a whole. Simulators that run on cores (LIBERO) have processes of their own and need no lease.
 
-Of several nodes, all alike, device d belongs to node d mod nodes: however the devices are divided, every node gets its
-part of each role. An env worker and its inference server are on one node, for they share memory.
+With several nodes, all alike, device d belongs to node d mod nodes: however the devices are divided, every node has its
+part of each role. An env worker and its inference server run on one node, because they share memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Kind = Literal["cuda", "cpu", "virtual"]
 
 
 class PlanError(UserError):
-    """No plan fits; the text shows the arithmetic, ``key`` is the one to change."""
+    """No plan fits; the text shows the arithmetic, ``key`` is the configuration key to change."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(f"{key}: {text}")
@@ -43,7 +43,7 @@ class PlanError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Of the machine, or of all nodes of a cluster together."""
+    """Cores and devices of the machine, or of all nodes of a cluster together."""
 
     cores: int
     devices: int
@@ -52,12 +52,13 @@ class Resources:
 
     @classmethod
     def of(cls, machine: Machine, config: RunConfig) -> Resources:
-        """Without a GPU, the cores are the devices; virtual devices are as many as the config says. ``machine``: one
-        of the nodes."""
+        """Without a GPU, the cores are the devices; ``placement.devices`` says how many virtual devices there are.
+
+        ``machine``: one of the nodes.
+        """
         if config.placement.virtual is not None:
             return cls(config.placement.env_workers, config.placement.devices or 1, "virtual")
-        nodes = config.placement.nodes
-        cores = machine.cpus * nodes
+        nodes, cores = config.placement.nodes, machine.cpus * config.placement.nodes
         if machine.gpus:
             return cls(cores, len(machine.gpus) * nodes, "cuda", nodes)
         return cls(cores, cores, "cpu", nodes)
@@ -74,12 +75,12 @@ class Layout:
 
     @property
     def shared(self) -> frozenset[int]:
-        """Devices of several roles, which take turns."""
+        """Devices of several roles, which lease them."""
         roles = Counter(d for role in (self.simulators, self.inference, self.learner) for d in role)
         return frozenset(d for d, count in roles.items() if count > 1)
 
     def describe(self) -> str:
-        """Such as ``pipelined 3+5``: devices of simulators (where they use any), inference and learner."""
+        """Such as ``pipelined 3+5``: numbers of devices of simulators (if any), inference and learner."""
         counts = [len(role) for role in (self.simulators, self.inference, self.learner) if role]
         return self.mode if self.mode == "collocated" else f"{self.mode} {'+'.join(map(str, counts))}"
 
@@ -91,9 +92,9 @@ class Process:
     role: str  # "env worker", "inference server" or "learner"
     index: int
     kind: Kind  # where it computes
-    devices: tuple[int, ...]  # empty: on cores, without a turn
+    devices: tuple[int, ...]  # empty: on cores, without a lease
     threads: int
-    turns: str | None  # name of the lock under which it computes
+    lock: str | None  # the device lock to lease for computing; None: it shares nothing
     node: int = 0
 
     @property
@@ -103,39 +104,42 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All processes beside the driver and the replay store."""
+    """All processes except the driver and the replay store."""
 
     layout: Layout
     workers: tuple[Process, ...]
     servers: tuple[Process, ...]
     learners: tuple[Process, ...]
-    slots: int  # of one env worker
-    stages: int  # groups of slots that advance independently
+    envs_per_worker: int
+    splits: int  # groups of a worker's envs that advance independently
     max_batch: int  # rows of one inference batch
-    offload: bool = False  # devices hold the learner's state during its updates, and inference between them
+    offload: bool = False  # devices hold the learner's state during its updates, and inference's between them
     nodes: int = 1
 
-    def assignment(self) -> tuple[int, ...]:
-        """The inference server that each env worker asks, on its node."""
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        return (*self.workers, *self.servers, *self.learners)
+
+    @property
+    def locks(self) -> list[str]:
+        """Names of all device locks."""
+        return sorted({p.lock for p in self.processes if p.lock is not None})
+
+    def servers_by_worker(self) -> tuple[int, ...]:
+        """Index of the inference server that each env worker asks, on its node."""
         nodes = {server.node for server in self.servers}
         near = {node: cycle([s.index for s in self.servers if s.node == node]) for node in nodes}
         return tuple(next(near[worker.node]) for worker in self.workers)
 
     def server_of(self, worker: int) -> int:
-        return self.assignment()[worker]
-
-    def local_devices(self, process: Process) -> tuple[int, ...]:
-        """Of a process, numbered as on its node."""
-        return tuple(device // self.nodes for device in process.devices)
+        return self.servers_by_worker()[worker]
 
     def workers_of(self, server: int) -> list[int]:
-        return [worker for worker, its in enumerate(self.assignment()) if its == server]
+        return [worker for worker, its in enumerate(self.servers_by_worker()) if its == server]
 
-    @property
-    def locks(self) -> list[str]:
-        """Names of all locks."""
-        processes = (*self.workers, *self.servers, *self.learners)
-        return sorted({p.turns for p in processes if p.turns is not None})
+    def local_devices(self, process: Process) -> tuple[int, ...]:
+        """The devices of a process, as numbered on its node."""
+        return tuple(device // self.nodes for device in process.devices)
 
 
 def simulator_on_devices(config: RunConfig, kind: Kind) -> bool:
@@ -145,10 +149,10 @@ def simulator_on_devices(config: RunConfig, kind: Kind) -> bool:
     return isinstance(config.env, WorkloadConfig) and config.env.on_devices
 
 
-def lender_of(config: RunConfig, plan: Plan, server: Process) -> int | None:
-    """The learner that lends an inference server its frozen weights: on its device, or on cores of its node.
+def sharing_learner(config: RunConfig, plan: Plan, server: Process) -> int | None:
+    """Index of the learner whose frozen weights an inference server attaches: on its device, or on cores of its node.
 
-    Adapters leave weights frozen; ZeRO-3 divides them, and what leaves the device with the learner cannot be lent.
+    Only adapters leave weights frozen. ZeRO-3 divides them, and offloading moves them away, so both rule it out.
     """
     if config.policy.lora is None or config.learner.zero_stage == 3 or plan.offload:
         return None
@@ -165,24 +169,24 @@ def layouts(devices: int, on_devices: bool, mode: Mode | None = None) -> Iterato
     if mode in (None, "collocated"):
         yield Layout("collocated", everything if on_devices else (), everything, everything)
     if mode in (None, "pipelined"):
-        for parts in _splits(everything, 3 if on_devices else 2):
+        for parts in _partitions(everything, 3 if on_devices else 2):
             yield Layout("pipelined", *(parts if on_devices else ((), *parts)))
     if mode in (None, "hybrid"):
-        for first, second in _splits(everything, 2):
+        for first, second in _partitions(everything, 2):
             yield Layout("hybrid", *((first, second) if on_devices else ((), first)), learner=everything)
 
 
-def _splits(devices: tuple[int, ...], parts: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """All ways to cut a sequence into that many neighbouring parts, none empty; of many devices in steps of a 64th."""
+def _partitions(devices: tuple[int, ...], parts: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """All ways to cut a sequence into that many contiguous parts, none empty; beyond 64 devices, in coarser steps."""
     step = math.ceil(len(devices) / 64)
     for cuts in combinations(range(step, len(devices), step), parts - 1):
         yield tuple(devices[i:j] for i, j in pairwise((0, *cuts, len(devices))))
 
 
 def usable_devices(config: RunConfig, resources: Resources) -> int:
-    """How many devices there are to divide: all or ``placement.devices``; of cores those that simulators leave.
+    """How many devices there are to divide: ``placement.devices`` or all; of cores, those that simulators leave.
 
-    Raises PlanError where fewer are there than asked for.
+    Raises PlanError if ``placement.devices`` asks for more than there are.
     """
     there = resources.devices
     if resources.kind == "cpu":
@@ -195,10 +199,10 @@ def usable_devices(config: RunConfig, resources: Resources) -> int:
 
 
 def choose_layout(config: RunConfig, resources: Resources) -> Layout:
-    """By ``placement.mode`` and its splits; without a profile "auto" decides by rule.
+    """The layout by ``placement.mode`` and the numbers of devices that it names; "auto" decides by rule.
 
-    The rule: a single device is shared; more are split evenly, unless ``placement.offload=always`` wants them shared.
-    Raises PlanError where the mode needs more devices than there are.
+    The rule: a single device is shared; more are divided evenly, unless ``placement.offload=always`` wants them shared.
+    Raises PlanError if the mode needs more devices than there are.
     """
     p, devices = config.placement, usable_devices(config, resources)
     on_devices = simulator_on_devices(config, resources.kind)
@@ -208,11 +212,9 @@ def choose_layout(config: RunConfig, resources: Resources) -> Layout:
     mode: Mode = p.mode if p.mode != "auto" else ("pipelined" if split else "collocated")
     smallest = {"collocated": 1, "pipelined": needed, "hybrid": 2}[mode]
     if devices < smallest:
-        raise PlanError(
-            "placement.mode",
-            f"{mode} divides devices among {roles} and needs {smallest}, there {'is' if devices == 1 else 'are'} "
-            f"{devices}; use collocated",
-        )
+        there = f"there {'is' if devices == 1 else 'are'} {devices}"
+        text = f"{mode} divides devices among {roles} and needs {smallest}, {there}; use collocated"
+        raise PlanError("placement.mode", text)
     candidates = [
         layout
         for layout in layouts(devices, on_devices, mode)
@@ -220,35 +222,27 @@ def choose_layout(config: RunConfig, resources: Resources) -> Layout:
         and p.inference_devices in (None, len(layout.inference))
     ]
     if not candidates:
-        raise PlanError(
-            "placement.mode",
-            f"{mode} cannot divide {devices} devices among {roles} with simulator_devices={p.simulator_devices} and "
-            f"inference_devices={p.inference_devices}; leave one to every role, or set them to null",
-        )
+        asked = f"simulator_devices={p.simulator_devices} and inference_devices={p.inference_devices}"
+        text = f"{mode} cannot divide {devices} devices among {roles} with {asked}"
+        raise PlanError("placement.mode", f"{text}; leave one to every role, or set them to null")
     share = devices / (needed if mode == "pipelined" else 2)
     return min(candidates, key=lambda x: abs(len(x.inference) - share) + abs(len(x.simulators) - share))
 
 
 def make_plan(config: RunConfig, resources: Resources, layout: Layout | None = None, *, training: bool = True) -> Plan:
-    """The processes of a layout (by default as of ``choose_layout``). Raises PlanError.
-
-    In sync mode a worker's slots form one stage, so that simulation and inference take turns as well.
-    """
+    """The processes of a layout (by default, that of ``choose_layout``). Raises PlanError."""
     layout = layout or choose_layout(config, resources)
-    p = config.placement
-    count = p.env_workers if not layout.simulators else len(layout.simulators)
+    p, learner = config.placement, config.learner
     servers = _processes("inference server", layout, layout.inference, resources, None, p.inference_threads)
-    ranks, threads = config.learner.ranks, config.learner.threads
-    learners = _processes("learner", layout, layout.learner, resources, ranks, threads)
-    slots = p.slots_per_worker
-    workers = _workers(count, layout, resources, servers)
+    learners = _processes("learner", layout, layout.learner, resources, learner.ranks, learner.threads)
+    workers = _workers(p.env_workers, layout, resources, servers)
     return Plan(
         layout=layout,
         workers=workers,
-        servers=_with_work(servers, workers),
+        servers=_with_workers(servers, workers),
         learners=learners if training else (),
-        slots=slots,
-        stages=_stages(config, layout, slots),
+        envs_per_worker=p.envs_per_worker,
+        splits=_num_splits(config, layout),
         max_batch=p.max_batch,
         offload=training and _always_offloads(config, layout),
         nodes=resources.nodes,
@@ -256,29 +250,31 @@ def make_plan(config: RunConfig, resources: Resources, layout: Layout | None = N
 
 
 def _always_offloads(config: RunConfig, layout: Layout) -> bool:
-    """As the config says; what "auto" means is for the planner, which knows what fits (``planner.fit_memory``)."""
+    """Whether the config asks for it; "auto" is decided by ``search.fit_memory``, which knows what fits."""
     if config.placement.offload != "always":
         return False
     if not set(layout.inference) & set(layout.learner):
-        raise PlanError(
-            "placement.offload",
-            f"always is for devices that inference and learner share, and this plan ({layout.describe()}) has none; "
-            "use auto, or placement.mode=collocated",
-        )
+        text = f"always is for devices that inference and learner share, and this plan ({layout.describe()}) has none"
+        raise PlanError("placement.offload", f"{text}; use auto, or placement.mode=collocated")
     return True
 
 
-def _stages(config: RunConfig, layout: Layout, slots: int) -> int:
-    """A simulator on a device steps a stage in one call, ManiSkill all slots whatever is asked for; on cores a stage of
-    one slot never waits for another."""
+def _num_splits(config: RunConfig, layout: Layout) -> int:
+    """How many groups of a worker's envs advance independently.
+
+    Sync mode has one, so that simulation and inference alternate. On a device one call steps a whole split, and
+    ManiSkill always steps all envs. On cores each env is a split, so that none waits for another.
+    """
     if config.mode == "sync" or (layout.simulators and isinstance(config.env, ManiSkillConfig)):
         return 1
-    return min(slots, 2) if layout.simulators else slots
+    return min(2, config.placement.envs_per_worker) if layout.simulators else config.placement.envs_per_worker
 
 
 def _workers(count: int, layout: Layout, resources: Resources, servers: tuple[Process, ...]) -> tuple[Process, ...]:
-    """On the devices of simulators, or on cores of the nodes that have an inference server. Raises PlanError where a
-    simulator's device is on a node without one."""
+    """One on each simulator device; or ``count`` on cores of the nodes that have an inference server.
+
+    Raises PlanError if a simulator's device is on a node without an inference server.
+    """
     if not layout.simulators:
         return tuple(Process("env worker", i, "cpu", (), 1, None, servers[i % len(servers)].node) for i in range(count))
     workers = _processes("env worker", layout, layout.simulators, resources, None, None)
@@ -289,12 +285,12 @@ def _workers(count: int, layout: Layout, resources: Resources, servers: tuple[Pr
     return workers
 
 
-def _with_work(servers: tuple[Process, ...], workers: tuple[Process, ...]) -> tuple[Process, ...]:
-    """Of every node's inference servers no more than it has env workers, which ask one each."""
-    used: list[Process] = []
+def _with_workers(servers: tuple[Process, ...], workers: tuple[Process, ...]) -> tuple[Process, ...]:
+    """Those inference servers that have an env worker: each worker asks one, so a node needs no more than it has."""
+    left, used = Counter(worker.node for worker in workers), list[Process]()
     for server in servers:
-        asking = sum(worker.node == server.node for worker in workers)
-        if sum(other.node == server.node for other in used) < asking:
+        if left[server.node]:
+            left[server.node] -= 1
             used.append(replace(server, index=len(used)))
     return tuple(used)
 
@@ -302,14 +298,13 @@ def _with_work(servers: tuple[Process, ...], workers: tuple[Process, ...]) -> tu
 def _processes(
     role: str, layout: Layout, devices: tuple[int, ...], resources: Resources, wanted: int | None, threads: int | None
 ) -> tuple[Process, ...]:
-    """One on each device; on cores as many as wanted, by default one a node, with a thread for each core."""
-    kind, nodes = resources.kind, resources.nodes
+    """One on each device; on cores as many as wanted, by default one per node with a thread for each core."""
+    kind, nodes, shared = resources.kind, resources.nodes, layout.shared
     if kind == "cpu":
         return _on_cores(role, layout, devices, nodes, wanted, threads)
     if role == "learner" and wanted not in (None, len(devices)):
         text = f"a plan ({layout.describe()}) has one on each of the learner's {len(devices)} GPUs; use null"
         raise PlanError("learner.ranks", text)
-    shared = layout.shared
     return tuple(
         Process(role, i, kind, (d,), threads or 1, f"device {d}" if d in shared else None, d % nodes)
         for i, d in enumerate(devices)
@@ -327,10 +322,10 @@ def _on_cores(
     for index in range(count):
         part = parts[index % len(parts)]
         node, neighbours = part[0] % nodes, len(range(index % len(parts), count, len(parts)))
-        turns = f"cores of node {node}" if layout.shared & set(part) else None
-        if turns and neighbours > 1:
-            text = f"{neighbours} processes would wait for each other while they wait for turns on the same cores"
+        lock = f"cores of node {node}" if layout.shared & set(part) else None
+        if lock and neighbours > 1:
+            text = f"{neighbours} processes would wait for each other while they wait for leases of the same cores"
             raise PlanError("learner.ranks", f"{text}; use {len(parts)}, or placement.mode=pipelined")
         each = threads or max(1, len(part) // neighbours)
-        processes.append(Process(role, index, "cpu", part, each, turns, node))
+        processes.append(Process(role, index, "cpu", part, each, lock, node))
     return tuple(processes)

@@ -1,29 +1,29 @@
-"""Whether a run is better off with another plan, by the costs that it has measured itself."""
+"""Replanning: whether a running run would be faster with another plan, by the costs that it has measured itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec
-from vla_rl.placement.cost_model import Job
-from vla_rl.placement.measured_profile import Costs, Measured
+from vla_rl.placement.cost_model import Workload
+from vla_rl.placement.measured_profile import MeasuredCosts, ProfileBuilder
 from vla_rl.placement.plan import Plan, Resources
-from vla_rl.placement.planner import job_of
-from vla_rl.placement.profile import Profile
+from vla_rl.placement.planner import workload_of
+from vla_rl.placement.profile import Memory, Profile
 from vla_rl.placement.search import Candidate, candidate_of, search, simulate
 
-# A move costs the start of all processes, and a simulation is some percent off (docs/placement.md): a smaller gain may
-# be none, and a run must not move to and fro.
+# A migration costs the start of all processes, and simulations are a few percent off (docs/placement.md): a smaller
+# gain may be none, and a run must not migrate back and forth.
 _WORTH = 0.9  # expected seconds with another plan, as a share of those with the current one
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """From one plan to a better one; both simulated by the same profile."""
+class Migration:
+    """From one plan to a better one; both simulated with the same profile."""
 
     before: Candidate
     after: Candidate
@@ -34,47 +34,84 @@ class Move:
 
     def text(self) -> str:
         (old, old_s), (new, new_s) = map(_described, (self.before, self.after))
-        return f"moving from {old} to {new}: {new_s:.3g} s a super-batch are expected instead of {old_s:.3g}"
+        return f"migrating from {old} to {new}: {new_s:.3g} s per super-batch expected instead of {old_s:.3g}"
 
     def record(self) -> dict[str, Any]:
-        """For a log; seconds a super-batch."""
+        """For a log; seconds per super-batch."""
         (old, old_s), (new, new_s) = map(_described, (self.before, self.after))
         return {"from": old, "from_s": old_s, "to": new, "to_s": new_s}
 
 
-def look(costs: Costs, measured: Measured, config: RunConfig, spec: EnvSpec, current: Plan) -> Move | None:
-    """The move that is worth it by what was measured since the last look; None also where that is too little.
+class Replanner:
+    """Measures a run's costs while it runs, and proposes a migration when another plan is worth it.
 
-    Raises PlanError as ``better_plan``.
+    Args:
+        run: name of the run, for the sources of its profile.
+        memory: of the policy, by the sizes of its parameters.
+        state: what ``state()`` returned, from a checkpoint.
+
+    Attributes:
+        migrations: how many have been proposed so far.
+
+    Raises UserError if ``placement.profile`` cannot be read.
     """
-    sums = costs.look()
-    if sums is None:
-        return None
-    profile = measured.profile(sums)
-    return better_plan(config, Resources.of(Machine.detect(), config), profile, job_of(config, spec, profile), current)
+
+    def __init__(
+        self, config: RunConfig, spec: EnvSpec, run: str, memory: Memory, state: Mapping[str, Any] | None = None
+    ) -> None:
+        self._config, self._spec = config, spec
+        self._builder = ProfileBuilder(config, spec, run, memory)
+        self._costs = MeasuredCosts(dict(state["costs"]) if state else {})  # of the whole run
+        self._recent = MeasuredCosts()  # since the last search for a plan
+        self.migrations: int = state["migrations"] if state else 0
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON."""
+        return {"migrations": self.migrations, "costs": self._costs.sums}
+
+    def observe(self, growth: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+        """Add what the meters have grown by (``Throughput.growth``); call it every iteration."""
+        self._costs.add(growth)
+        self._recent.add(growth)
+
+    def profile(self) -> Profile | None:
+        """The profile of the whole run; None until simulator, inference and learner have all been seen."""
+        return self._builder.profile(self._costs) if self._costs.complete else None
+
+    def propose(self, policy_version: int, current: Plan) -> Migration | None:
+        """The best migration by the costs since the last search; None if none is due or worth it.
+
+        A search is due every ``placement.replan_every`` updates, and waits until all three activities have been seen.
+        Raises PlanError if by the measured costs no plan fits into memory.
+        """
+        every = self._config.placement.replan_every
+        if not every or policy_version % every or not self._recent.complete:
+            return None
+        profile, self._recent = self._builder.profile(self._recent), MeasuredCosts()
+        resources = Resources.of(Machine.detect(), self._config)
+        workload = workload_of(self._config, self._spec, profile)
+        migration = better_plan(self._config, resources, profile, workload, current)
+        self.migrations += migration is not None
+        return migration
 
 
-def better_plan(config: RunConfig, resources: Resources, profile: Profile, job: Job, current: Plan) -> Move | None:
-    """The move that is worth it, if there is one.
+def better_plan(
+    config: RunConfig, resources: Resources, profile: Profile, workload: Workload, current: Plan
+) -> Migration | None:
+    """The migration that is worth it, if there is one. Raises PlanError if by this profile no plan fits into memory."""
+    # Under ZeRO, DeepSpeed saves one part of the learner's state per rank, so that their number has to stay.
+    any_ranks = config.learner.zero_stage == 0 or config.placement.virtual is not None  # virtual learners have no state
+    now = simulate(candidate_of(current, profile, workload, resources.cores), profile, workload, resources.cores)
+    found = search(config, resources, profile, workload, ranks=None if any_ranks else len(current.learners))
+    return worthwhile(now, found)
 
-    Raises PlanError where by this profile no plan fits into memory.
-    """
-    ranks = None if _any_ranks(config) else len(current.learners)
-    now = simulate(candidate_of(current, profile, job, resources.cores), profile, job, resources.cores)
-    return worthwhile(now, search(config, resources, profile, job, ranks=ranks))
 
-
-def worthwhile(now: Candidate, found: Sequence[Candidate]) -> Move | None:
-    """The move to the fastest of the simulated candidates, where that gains enough."""
+def worthwhile(now: Candidate, found: Sequence[Candidate]) -> Migration | None:
+    """The migration to the fastest of the simulated candidates, if that gains enough."""
     best = min(found, key=lambda c: c.simulated or 0.0)
     assert now.simulated is not None
     assert best.simulated is not None
-    return Move(now, best) if best.simulated <= _WORTH * now.simulated else None
-
-
-def _any_ranks(config: RunConfig) -> bool:
-    """Whether another number of ranks can continue a learner's state: under ZeRO, DeepSpeed saves a part for each."""
-    return config.learner.zero_stage == 0 or config.placement.virtual is not None  # virtual learners have no state
+    return Migration(now, best) if best.simulated <= _WORTH * now.simulated else None
 
 
 def _described(candidate: Candidate) -> tuple[str, float]:

@@ -1,10 +1,10 @@
-"""A simulated run: the plan's processes as a discrete-event simulation, to see what queues and turns make of the costs.
+"""A simulated run: the plan's processes as a discrete-event simulation, with queues, device leases and stragglers.
 
-    worker: [ stage answered ─▶ simulate ─▶ finished? ─▶ render ─▶ request ] ◀──▶ server: [ batch full or old ─▶ infer ]
+    worker: [ split answered ─▶ simulate ─▶ ended? ─▶ render ─▶ request ] ◀──▶ server: [ batch full or old ─▶ infer ]
     gate (staleness) ◀── store: episodes ──▶ super-batch ──▶ learner ranks: [ micro-batches ... step ] ─▶ new version
 
-The same rules as in the real runtime decide what waits for what; only computing is replaced by waiting as long as the
-profile says. Results are *simulated*; ``vla-rl benchmark scaling`` holds them against the real runtime.
+The same rules as in the real runtime decide what waits for what; computing is replaced by waiting for as long as the
+profile says. ``vla-rl benchmark scaling`` compares the results with the real runtime.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from vla_rl.placement.cost_model import Job
+from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.plan import Plan, Process
 from vla_rl.placement.profile import Profile
 
@@ -28,9 +28,9 @@ Steps = Generator[simpy.Event, Any, None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of the measured part of a simulated run."""
+    """Rates of the measured part of a simulated run."""
 
-    batches_per_s: float  # by the control steps played: trained are few super-batches, and not of the mean size
+    batches_per_s: float  # by the control steps played: the few trained super-batches are not of the mean size
     busy: dict[str, float]  # share of the time that each resource was in use
     inference_batch: float  # mean rows
 
@@ -46,44 +46,44 @@ class Activity:
 
 
 @dataclass(slots=True)
-class _Stage:
-    """Slots that advance together, by their numbers."""
+class _Split:
+    """Envs of a worker that advance together; dictionaries are by env id."""
 
     worker: _Worker
-    left: dict[int, float] = field(default_factory=dict)  # control steps that a running episode still has
-    chunks: dict[int, int] = field(default_factory=dict)  # that it takes in all
-    waiting: int = 0  # for answers
+    left: dict[int, float] = field(default_factory=dict)  # control steps left of a running episode
+    chunks: dict[int, int] = field(default_factory=dict)  # of the whole episode
+    waiting: int = 0  # requests without an answer
 
 
 @dataclass(slots=True)
 class _Worker:
     process: Process
-    server: _Server  # that it asks
+    server: _Server  # the one that it asks
     called: simpy.Event  # there is something to do
-    inbox: deque[tuple[_Stage, int | None]] = field(default_factory=deque)  # answered, or a slot that starts an episode
-    stages: list[_Stage] = field(default_factory=list)
+    inbox: deque[tuple[_Split, int | None]] = field(default_factory=deque)  # answered, or an env that starts an episode
+    splits: list[_Split] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Server:
     process: Process
-    room: simpy.Resource  # on the device; in a plan that offloads, the learner has it during an update
-    enough: simpy.Event  # as many requests as it waits for are there
+    memory: simpy.Resource  # of its device; the learner holds it during an update, in a plan that offloads
+    enough: simpy.Event  # ``needed`` requests are pending
     needed: int = 0
-    pending: deque[tuple[float, _Stage]] = field(default_factory=deque)  # when it was asked, and by whom; a row each
-    version: int = 0
+    pending: deque[tuple[float, _Split]] = field(default_factory=deque)  # one entry a row: time and origin of a request
+    policy_version: int = 0
 
 
 class SimulatedRun:
-    """One run of ``warmup + batches`` super-batches; ``run()`` returns what the last ``batches`` showed."""
+    """One run of ``warmup + batches`` super-batches; ``run()`` measures the last ``batches``."""
 
-    def __init__(self, plan: Plan, profile: Profile, job: Job, cores: int, seed: int = 0) -> None:
-        self.plan, self.profile, self.job = plan, profile, job
+    def __init__(self, plan: Plan, profile: Profile, workload: Workload, cores: int, seed: int = 0) -> None:
+        self.plan, self.profile, self.workload = plan, profile, workload
         self.clock = simpy.Environment()
         self._rng = np.random.default_rng(seed)
         self._num_cores = max(1, cores)
         on_cores = sum(not p.devices for p in (*plan.workers, *plan.servers, *plan.learners))
-        # one for each process that wants one: then nobody waits, and asking would only cost the simulation time
+        # If there is a core for each process, nobody waits, and the resource would only slow the simulation down.
         self._cores = simpy.Resource(self.clock, self._num_cores) if on_cores > self._num_cores else None
         self._locks = {name: simpy.Resource(self.clock) for name in plan.locks}
         self._use: dict[str, float] = {}
@@ -92,21 +92,21 @@ class SimulatedRun:
         self._rows = self._batches = 0
         self._servers = [_Server(p, simpy.Resource(self.clock), self.clock.event()) for p in plan.servers]
         self._workers = [self._make_worker(p) for p in plan.workers]
-        self._idle: deque[tuple[_Stage, int]] = deque()
-        self._running = self._buffered = self._taken = self._version = 0
+        self._idle: deque[tuple[_Split, int]] = deque()
+        self._running = self._buffered = self._taken = self._policy_version = 0
         self._chunks: deque[int] = deque()  # of finished episodes, in order
         self._played = 0.0  # control steps
         self._filled = self.clock.event()
 
     def _make_worker(self, process: Process) -> _Worker:
         worker = _Worker(process, self._servers[self.plan.server_of(process.index)], self.clock.event())
-        worker.stages = [_Stage(worker) for _ in range(self.plan.stages)]
+        worker.splits = [_Split(worker) for _ in range(self.plan.splits)]
         return worker
 
     def run(self, warmup: int, batches: int) -> Outcome:
         for worker in self._workers:
-            for slot in range(self.plan.slots):
-                self._idle.append((worker.stages[slot % self.plan.stages], slot))
+            for env_id in range(self.plan.envs_per_worker):
+                self._idle.append((worker.splits[env_id % self.plan.splits], env_id))
             self.clock.process(self._simulate(worker))
         for server in self._servers:
             self.clock.process(self._infer(server))
@@ -118,7 +118,7 @@ class SimulatedRun:
         rows, fired, played = self._rows, self._batches, self._played
         self.clock.run(self.clock.process(self._learn(batches)))
         seconds = self.clock.now - start
-        played_batches = (self._played - played) / self.job.steps
+        played_batches = (self._played - played) / self.workload.steps
         busy = {name: (total - used.get(name, 0.0)) / seconds for name, total in sorted(self._use.items())}
         busy["cores"] = busy.get("cores", 0.0) / self._num_cores
         return Outcome(played_batches / seconds, busy, (self._rows - rows) / max(1, self._batches - fired))
@@ -126,62 +126,62 @@ class SimulatedRun:
     # --- resources --------------------------------------------------------------------------------------------------
 
     def _compute(self, process: Process, seconds: float) -> Steps:
-        """Hold what the process computes on; whoever shares it waits."""
+        """Hold the device or a core for this time, after waiting for others that share it."""
         on_cores = not process.devices
         name = "cores" if on_cores else f"device {process.devices[0]}"
-        resource = self._cores if on_cores else self._locks.get(process.turns or "")
-        turn: AbstractContextManager[Any] = nullcontext() if resource is None else resource.request()
-        with turn as request:
+        resource = self._cores if on_cores else self._locks.get(process.lock or "")
+        lease: AbstractContextManager[Any] = nullcontext() if resource is None else resource.request()
+        with lease as request:
             if request is not None:
                 yield request
             start = self.clock.now
             yield self.clock.timeout(seconds)
-            since = max(start, self._measured_from)  # what began before is measured from there on
+            since = max(start, self._measured_from)  # counts only the part after the warm-up
             self._use[name] = self._use.get(name, 0.0) + self.clock.now - since
             self.activities.append(Activity(name, process.role, start, self.clock.now))
 
     # --- simulators -------------------------------------------------------------------------------------------------
 
     def _simulate(self, worker: _Worker) -> Steps:
-        size = self.job.chunk_size
+        size = self.workload.chunk_size
         while True:
             if not worker.inbox:
                 worker.called = self.clock.event()
                 yield worker.called
-            stage, starting = worker.inbox.popleft()
+            split, starting = worker.inbox.popleft()
             if starting is not None:
                 yield from self._compute(worker.process, self.profile.reset + self.profile.render(1))
-                stage.left[starting] = steps = self._episode_steps()
-                stage.chunks[starting] = math.ceil(steps / size)
-                self._request(stage, 1)
+                split.left[starting] = steps = self._episode_steps()
+                split.chunks[starting] = math.ceil(steps / size)
+                self._request(split, 1)
                 continue
-            executed = sum(min(left, size) for left in stage.left.values()) / size
+            executed = sum(min(left, size) for left in split.left.values()) / size
             yield from self._compute(worker.process, self.profile.simulate(executed))
             self._played += executed * size
-            ended = [slot for slot, left in stage.left.items() if left <= size]
-            for slot in ended:
-                del stage.left[slot]
-                self._finish(stage, slot)
-            for slot in stage.left:
-                stage.left[slot] -= size
-            if stage.left:
-                yield from self._compute(worker.process, self.profile.render(len(stage.left)))
-                self._request(stage, len(stage.left))
+            ended = [env_id for env_id, left in split.left.items() if left <= size]
+            for env_id in ended:
+                del split.left[env_id]
+                self._finish(split, env_id)
+            for env_id in split.left:
+                split.left[env_id] -= size
+            if split.left:
+                yield from self._compute(worker.process, self.profile.render(len(split.left)))
+                self._request(split, len(split.left))
 
-    def _call(self, stage: _Stage, starting: int | None = None) -> None:
-        """To the stage's worker: its answers are there, or a slot has an episode to start."""
-        worker = stage.worker
-        worker.inbox.append((stage, starting))
+    def _call(self, split: _Split, starting: int | None = None) -> None:
+        """Tell the split's worker that its answers are there, or that an env starts an episode."""
+        worker = split.worker
+        worker.inbox.append((split, starting))
         if not worker.called.triggered:
             worker.called.succeed()
 
     def _episode_steps(self) -> float:
-        return max(1.0, self.job.horizon * (1 - self._rng.random() * self.job.spread))
+        return max(1.0, self.workload.horizon * (1 - self._rng.random() * self.workload.spread))
 
-    def _request(self, stage: _Stage, rows: int) -> None:
-        stage.waiting += rows
-        server = stage.worker.server
-        server.pending.extend([(self.clock.now, stage)] * rows)
+    def _request(self, split: _Split, rows: int) -> None:
+        split.waiting += rows
+        server = split.worker.server
+        server.pending.extend([(self.clock.now, split)] * rows)
         if len(server.pending) >= server.needed and not server.enough.triggered:
             server.enough.succeed()
 
@@ -191,90 +191,89 @@ class SimulatedRun:
         pending = server.pending
         while True:
             yield from self._collect(server)
-            with server.room.request() if self.plan.offload else nullcontext() as there:
-                if there is not None:
-                    yield there
-                if server.version < self._version:
-                    server.version = self._version
-                    yield from self._compute(server.process, self.profile.transfer)
+            with server.memory.request() if self.plan.offload else nullcontext() as onloaded:
+                if onloaded is not None:
+                    yield onloaded
+                if server.policy_version < self._policy_version:
+                    server.policy_version = self._policy_version
+                    yield from self._compute(server.process, self.profile.weight_sync)
                 rows = [pending.popleft() for _ in range(min(len(pending), self.plan.max_batch))]
                 yield from self._compute(server.process, self.profile.infer(len(rows)))
             self._rows, self._batches = self._rows + len(rows), self._batches + 1
-            for _, stage in rows:
-                stage.waiting -= 1
-                if not stage.waiting:
-                    self._call(stage)
+            for _, split in rows:
+                split.waiting -= 1
+                if not split.waiting:
+                    self._call(split)
 
     def _collect(self, server: _Server) -> Steps:
-        """Until the batch is full, or its oldest request has waited long enough."""
+        """Wait until the batch is full, or its oldest request has waited long enough."""
         if not server.pending:
             yield self._arrival(server, 1)
-        left = server.pending[0][0] + self.job.max_wait - self.clock.now
+        left = server.pending[0][0] + self.workload.max_wait - self.clock.now
         if len(server.pending) < self.plan.max_batch and left > 0:
             yield self._arrival(server, self.plan.max_batch) | self.clock.timeout(left)
 
     def _arrival(self, server: _Server, needed: int) -> simpy.Event:
-        """Happens when so many requests are there. One event for all: one for each row would be most of the events."""
+        """Triggered when ``needed`` requests are pending. One event for all rows keeps the simulation fast."""
         server.needed, server.enough = needed, self.clock.event()
         return server.enough
 
     # --- store and learner ------------------------------------------------------------------------------------------
 
-    def _finish(self, stage: _Stage, slot: int) -> None:
+    def _finish(self, split: _Split, env_id: int) -> None:
         self._running -= 1
         self._buffered += 1
-        self._chunks.append(stage.chunks[slot])
-        self._idle.append((stage, slot))
+        self._chunks.append(split.chunks[env_id])
+        self._idle.append((split, env_id))
         self._admit()
-        if self._buffered >= self.job.episodes and not self._filled.triggered:
+        if self._buffered >= self.workload.episodes and not self._filled.triggered:
             self._filled.succeed()
 
     def _admit(self) -> None:
-        """As many episodes as the bound on staleness lets begin (``ReplayStore.capacity``)."""
-        allowed = (self.job.max_age + self._version + 1 - self._taken) * self.job.episodes
+        """Start as many episodes as the bound on staleness allows (``ReplayStore.capacity``)."""
+        allowed = (self.workload.max_staleness + self._policy_version + 1 - self._taken) * self.workload.episodes
         while self._idle and self._running + self._buffered < allowed:
-            stage, slot = self._idle.popleft()
+            split, env_id = self._idle.popleft()
             self._running += 1
-            self._call(stage, slot)
+            self._call(split, env_id)
 
     def _learn(self, updates: int) -> Steps:
         for _ in range(updates):
-            if self._buffered < self.job.episodes:
+            if self._buffered < self.workload.episodes:
                 self._filled = self.clock.event()
                 yield self._filled
-            self._buffered -= self.job.episodes
+            self._buffered -= self.workload.episodes
             self._taken += 1
-            chunks = sum(self._chunks.popleft() for _ in range(self.job.episodes))
+            chunks = sum(self._chunks.popleft() for _ in range(self.workload.episodes))
             self._admit()
-            with ExitStack() as rooms:
+            with ExitStack() as held:
                 if self.plan.offload:
-                    yield self.clock.all_of([rooms.enter_context(s.room.request()) for s in self._servers])
+                    yield self.clock.all_of([held.enter_context(s.memory.request()) for s in self._servers])
                 yield from self._update(chunks)
             if self._is_published():
-                self._version = self._taken
+                self._policy_version = self._taken
             self._admit()
 
     def _is_published(self) -> bool:
-        return self._taken % self.job.publish_every == 0
+        return self._taken % self.workload.publish_every == 0
 
     def _update(self, chunks: int) -> Steps:
-        job, profile, ranks = self.job, self.profile, self.plan.learners
-        come, go = (profile.onload, profile.offload) if self.plan.offload else (0.0, 0.0)
-        mine = chunks / job.minibatches / len(ranks)
-        passes = max(1, math.ceil(mine / job.micro_batch))
-        forward = [profile.train(mine / passes) / 3] * passes * job.minibatches * job.extra_passes
-        yield self._all(self._rank(rank, [come, *forward]) for rank in ranks)
+        workload, profile, ranks = self.workload, self.profile, self.plan.learners
+        onload, offload = (profile.onload, profile.offload) if self.plan.offload else (0.0, 0.0)
+        mine = chunks / workload.minibatches / len(ranks)
+        passes = max(1, math.ceil(mine / workload.micro_batch))
+        forward = [profile.train(mine / passes) / 3] * passes * workload.minibatches * workload.extra_passes
+        yield self._on_all_ranks([onload, *forward])
         minibatch = [profile.train(mine / passes)] * passes + [profile.step]
-        for _ in range(job.epochs * job.minibatches):
-            yield self._all(self._rank(rank, minibatch) for rank in ranks)
-        transfer = profile.transfer if self._is_published() else 0.0
-        yield self._all(self._rank(rank, [transfer, go]) for rank in ranks)
+        for _ in range(workload.epochs * workload.minibatches):
+            yield self._on_all_ranks(minibatch)
+        yield self._on_all_ranks([profile.weight_sync if self._is_published() else 0.0, offload])
 
-    def _rank(self, process: Process, turns: Iterable[float]) -> Steps:
-        for seconds in turns:
+    def _on_all_ranks(self, leases: Iterable[float]) -> simpy.Event:
+        """Each rank computes for these times, with one device lease each; triggered when all ranks are done."""
+        return self.clock.all_of([self.clock.process(self._rank(rank, leases)) for rank in self.plan.learners])
+
+    def _rank(self, process: Process, leases: Iterable[float]) -> Steps:
+        for seconds in leases:
             if seconds:
                 yield from self._compute(process, seconds)
-
-    def _all(self, activities: Iterable[Steps]) -> simpy.Event:
-        """Ranks wait for each other."""
-        return self.clock.all_of([self.clock.process(activity) for activity in activities])

@@ -1,4 +1,4 @@
-"""From a run's configuration to a policy, the same one in every process that builds it."""
+"""Build a run's policy from its config: the same one in every process. Importing this file does not load torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from vla_rl.policies.openvla_oft.architecture import PRESETS, Architecture
 from vla_rl.policies.openvla_oft.config import PolicyConfig
 
 if TYPE_CHECKING:
+    import torch
+
     from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 
 def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
-    """Refuse a checkpoint that is incomplete or was made for other observations, without loading torch.
+    """Raise UserError if the checkpoint is incomplete or was made for other observations. Does not load torch.
 
-    Raises UserError. Shapes of the tensors are checked where the checkpoint is loaded.
+    Loading the checkpoint checks the shapes of its tensors, too.
     """
     if config.checkpoint is None:
         return
@@ -39,9 +41,9 @@ def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
 
 
 def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
-    """The checkpoint's policy, or one with random weights settled by ``seed``; with adapters where the config has lora.
+    """Load the checkpoint's policy, or make one with random weights drawn by ``seed``. With lora, add adapters.
 
-    Adapters add nothing at first: the outputs are the checkpoint's. Raises UserError.
+    New adapters do not change the outputs. Raises UserError.
     """
     from vla_rl.policies.openvla_oft.checkpoint import load_policy
 
@@ -58,8 +60,15 @@ def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
     return policy
 
 
+def torch_dtype(precision: str) -> torch.dtype:
+    """The dtype of ``learner.precision``: "fp32" or "bf16"."""
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+
+
 def make_architecture(config: PolicyConfig, spec: EnvSpec) -> Architecture:
-    """The preset of ``policy.size``, with the simulator's views and dimensions."""
+    """The preset of ``policy.size``, with the views and dimensions of the simulator."""
     return PRESETS[config.size](
         views=len(spec.views), proprio_dim=spec.proprio_dim, chunk_size=config.chunk_size, action_dim=spec.action_dim
     )
@@ -69,7 +78,7 @@ def _random_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT
     from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
     from vla_rl.policies.openvla_oft.initialize import make_policy
 
-    # without data there are no statistics: unit ranges, and the gripper as it is
+    # Without data there are no statistics: use unit ranges, and leave the gripper unscaled.
     a, p = spec.action_dim, spec.proprio_dim
     codec = ActionCodec(Bounds((-1.0,) * a, (1.0,) * a, (True,) * (a - 1) + (False,)))
     proprio = Bounds((-1.0,) * p, (1.0,) * p, (True,) * p) if p else None
@@ -80,7 +89,7 @@ def _check_weights_are_whole(path: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="np"):  # reads the header, which tells how long the file must be
+        with safe_open(path, framework="np"):  # reads the header, which gives the file's length
             pass
     except FileNotFoundError:
         raise UserError(f"policy.checkpoint: {path} is missing; copy the checkpoint again") from None

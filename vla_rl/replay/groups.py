@@ -1,4 +1,4 @@
-"""Groups of finished episodes: complete ones leave, those that teach nothing are told apart."""
+"""Groups of finished episodes: collects members, and filters out groups that carry no learning signal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TrajectoryGroup = list[Trajectory]
 
 
 class Groups:
-    """Finished episodes, in whole groups of ``rules.size``. Members come in any order and from different versions."""
+    """Finished episodes in groups of ``rules.size``. Members arrive in any order and from different policy versions."""
 
     def __init__(self, rules: GroupRules) -> None:
         self.rules = rules
@@ -21,7 +21,7 @@ class Groups:
         self._whole: list[TrajectoryGroup] = []
 
     def add(self, trajectory: Trajectory) -> int:
-        """Take in an episode; returns how many are filtered out thereby (none, or a whole group)."""
+        """Take in an episode. Returns how many episodes were filtered out with it: 0, or a whole group."""
         group = self._partial.setdefault(trajectory.episode.group, [])
         group.append(trajectory)
         if len(group) < self.rules.size:
@@ -37,13 +37,13 @@ class Groups:
         return 0
 
     def drop_older_than(self, version: int) -> int:
-        """Drop whole groups in which an older version had a part; returns how many episodes that were."""
+        """Drop groups with any chunk from an older policy version. Returns the number of dropped episodes."""
         before = len(self)
-        self._whole = [group for group in self._whole if min(t.oldest_version for t in group) >= version]
+        self._whole = [group for group in self._whole if min(t.oldest_policy_version for t in group) >= version]
         return before - len(self)
 
     def ready(self, episodes: int) -> bool:
-        """Whether that many episodes stand in whole groups."""
+        """Whether complete groups hold this many episodes."""
         return len(self._whole) * self.rules.size >= episodes
 
     def take(self, episodes: int) -> list[Trajectory]:
@@ -53,7 +53,7 @@ class Groups:
         return [trajectory for group in taken for trajectory in group]
 
     def __len__(self) -> int:
-        """Episodes, those of incomplete groups included."""
+        """Number of episodes, including those of incomplete groups."""
         return sum(map(len, self._whole)) + sum(map(len, self._partial.values()))
 
     def __iter__(self) -> Iterator[Trajectory]:

@@ -1,13 +1,13 @@
-"""The replay store: who plays what, what became of it, and the next super-batch.
+"""The replay store: assigns episodes to env workers, keeps finished ones, and forms the next super-batch.
 
-    workers ──take──▶ [ evaluation orders, then the admission gate ] ──▶ episodes
-    workers ──add───▶ [ groups ] ──▶ age bound ──▶ collate (own thread) ──next_batch──▶ learner ──advance──▶ gate
+    workers ──take──▶ [ evaluations first, then the admission gate ] ──▶ episodes
+    workers ──add───▶ [ groups ] ──▶ staleness bound ──▶ collate (own thread) ──next_batch──▶ learner ──advance──▶ gate
 
-Two mechanisms bound staleness. At admission an episode starts only if it will be young enough when its turn to be
-trained comes (the gate of AReaL, arXiv:2505.24298); at consumption whatever became too old all the same is dropped. The
-update that a super-batch will be trained at is known when it is filled, so its ages are exact.
+Two mechanisms bound staleness. Admission: an episode starts only if it can be trained in time (the gate of AReaL,
+arXiv:2505.24298). Consumption: what became too stale nevertheless is dropped. The policy version that a super-batch
+updates is known when the batch is filled, so its staleness is exact.
 
-Conservation: every episode handed out ends exactly once (``Ledger``).
+Conservation: every episode that was assigned ends exactly once (``Ledger``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from vla_rl.core.records import Episode, EpisodeResult, GroupRules, SuperBatch, Trajectory
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.records import EnvSpec, EpisodeResult, EpisodeSpec, GroupRules, SuperBatch, Trajectory
 from vla_rl.observability.meter import Meter
 from vla_rl.replay.groups import Groups
 from vla_rl.replay.schedule import TaskRule, TaskSchedule, start_state, training_group
@@ -28,28 +29,63 @@ from vla_rl.replay.super_batch import collate
 
 @dataclass(frozen=True, slots=True)
 class StoreRules:
-    """What the store needs to know of the run."""
+    """What the store needs to know about the run.
 
-    batch_episodes: int  # B
-    max_age: int
+    Attributes:
+        batch_episodes: episodes of a super-batch, B; a multiple of the group size.
+        max_staleness: bound in policy updates.
+        num_tasks: number of tasks.
+        seed: of the run.
+        iterations: policy updates of the run; no episode is started for a later one.
+        groups: which episodes belong together, and which groups are trained on.
+        task_rule: how the next task is chosen.
+        init_states: number of benchmark initial states to start from; None: starts are sampled by the simulator.
+    """
+
+    batch_episodes: int
+    max_staleness: int
     num_tasks: int
     seed: int
-    iterations: int  # no episode is started that would be trained later than this
-    groups: GroupRules = field(default_factory=GroupRules)  # B is a multiple of its size
+    iterations: int
+    groups: GroupRules = field(default_factory=GroupRules)
     task_rule: TaskRule = "in_turn"
-    init_states: int | None = None  # start from this many benchmark initial states of each task; None: from samples
+    init_states: int | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig, spec: EnvSpec) -> StoreRules:
+        """The rules of a training run."""
+        train = config.train
+        return cls(
+            batch_episodes=train.batch_episodes,
+            max_staleness=config.max_staleness,
+            num_tasks=len(spec.instructions),
+            seed=config.seed,
+            iterations=train.iterations,
+            groups=config.algo.groups,
+            task_rule=train.task_sampling,
+            init_states=spec.init_states if train.start_states == "benchmark" else None,
+        )
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Where all episodes went. started = trained + stale + filtered + evaluated + lost + those still under way."""
+    """Where all episodes went: started = trained + stale + filtered + evaluated + lost + those still on their way.
+
+    Attributes:
+        started: assigned to a worker.
+        trained: part of a super-batch whose update is done.
+        stale: finished, but dropped because the episode or another of its group was too stale.
+        filtered: finished, but dropped because its group's success rate was outside the bounds.
+        evaluated: finished evaluations.
+        lost: running in a worker that died, or when the run stopped.
+    """
 
     started: int = 0
     trained: int = 0
-    stale: int = 0  # finished, but too old when their turn came, they or another of their group
-    filtered: int = 0  # finished, but their group's success rate was outside the bounds
+    stale: int = 0
+    filtered: int = 0
     evaluated: int = 0
-    lost: int = 0  # with a dead worker, or cut off when a run stopped
+    lost: int = 0
 
     @property
     def ended(self) -> int:
@@ -57,21 +93,28 @@ class Ledger:
 
 
 class ReplayStore:
-    """Thread-safe; every blocking call has a time limit and returns empty-handed when it passes."""
+    """Thread-safe; every blocking call has a time limit, after which it returns nothing.
 
-    def __init__(self, rules: StoreRules) -> None:
+    Attributes:
+        ledger: where all episodes went.
+        published_version: the newest published policy version.
+    """
+
+    def __init__(self, rules: StoreRules, *, is_open: bool = True) -> None:
+        """A store that is not open assigns nothing until ``open()``."""
         self.rules = rules
         self.meter = Meter()
         self.ledger = Ledger()
-        self.version = 0  # newest published policy version
-        self._batches = 0  # super-batches handed out; the next one is trained at this version
+        self.published_version = 0
+        self._next_version = 0  # the policy version that the next super-batch updates
+        self._is_open = is_open
         self._next_id = 0
-        self._running: dict[int, tuple[int, Episode]] = {}  # id -> (worker, episode)
+        self._running: dict[int, tuple[int, EpisodeSpec]] = {}  # id -> (worker, episode)
         self._next_group = 0
-        self._played = self._succeeded = 0  # training episodes that have come to their end, filtered ones included
+        self._played = self._succeeded = 0  # finished training episodes, including filtered ones
         self._tasks = TaskSchedule(rules.num_tasks, rules.seed, rules.task_rule)
-        self._due: deque[Episode] = deque()  # the rest of a group that has begun, and what dead workers left
-        self._evaluations: deque[Episode] = deque()
+        self._due: deque[EpisodeSpec] = deque()  # the rest of a group that has begun, and episodes that were lost
+        self._evaluations: deque[EpisodeSpec] = deque()
         self._results: list[EpisodeResult] = []
         self._buffer = Groups(rules.groups)
         self._filled: tuple[SuperBatch, list[Trajectory]] | None = None
@@ -84,23 +127,23 @@ class ReplayStore:
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
-    def take(self, worker: int, count: int, timeout: float) -> list[Episode]:
-        """Up to ``count`` episodes for a worker: evaluations first, then what the gate admits."""
+    def take(self, worker: int, count: int, timeout: float) -> list[EpisodeSpec]:
+        """Assign up to ``count`` episodes to a worker: evaluations first, then what the gate admits."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while not self._stopped:
-                orders = [self._order() for _ in range(min(count, self._available()))]
-                if orders:
-                    self._running.update({e.id: (worker, e) for e in orders})
-                    self.ledger.started += len(orders)
-                    return orders
+                episodes = [self._next_episode() for _ in range(min(count, self._available()))]
+                if episodes:
+                    self._running.update({e.id: (worker, e) for e in episodes})
+                    self.ledger.started += len(episodes)
+                    return episodes
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     break
             return []
 
     def add(self, worker: int, finished: Trajectory | EpisodeResult) -> None:
-        """Take in a finished episode. One that was counted as lost already (its worker was given up) is refused."""
+        """Take in a finished episode. One that is already counted as lost is refused."""
         with self._changed:
             if self._running.pop(finished.episode.id, None) is None:
                 self.meter.count("refused")
@@ -116,40 +159,40 @@ class ReplayStore:
             self._changed.notify_all()
 
     def worker_lost(self, worker: int) -> int:
-        """A worker died: its episodes are lost, and others like them are played again. Returns how many."""
+        """A worker died: count its episodes as lost and schedule them again. Returns how many."""
         with self._changed:
             lost = [e for owner, e in self._running.values() if owner == worker]
             self._lose(lost)
             self._changed.notify_all()
             return len(lost)
 
-    def _lose(self, episodes: Sequence[Episode]) -> None:
+    def _lose(self, episodes: Sequence[EpisodeSpec]) -> None:
         for episode in episodes:
             del self._running[episode.id]
             (self._evaluations if episode.evaluation else self._due).append(episode)
         self.ledger.lost += len(episodes)
 
     def _available(self) -> int:
-        if self._evaluations:
-            return len(self._evaluations)
-        return len(self._due) + self.capacity()
+        if not self._is_open:
+            return 0
+        return len(self._evaluations) or len(self._due) + self.capacity()
 
     def capacity(self) -> int:
-        """Training episodes, in whole groups, that may begin now: none becomes too old or belongs to no iteration."""
+        """Training episodes, in whole groups, that may start now: none of them becomes too stale or superfluous."""
         b = self.rules.batch_episodes
         running = sum(not e.evaluation for _, e in self._running.values())
         under_way = running + len(self._due) + len(self._buffer) + (b if self._filled or self._filling else 0)
-        last_batch = min(self.rules.max_age + self.version + 1, self.rules.iterations)
-        free = max(0, (last_batch - self._batches) * b - under_way)
+        last_version = min(self.rules.max_staleness + self.published_version + 1, self.rules.iterations)
+        free = max(0, (last_version - self._next_version) * b - under_way)
         return free - free % self.rules.groups.size
 
-    def _order(self) -> Episode:
+    def _next_episode(self) -> EpisodeSpec:
         number, self._next_id = self._next_id, self._next_id + 1
         if not self._evaluations and not self._due:
             self._due.extend(self._next_training_group())
         return replace((self._evaluations or self._due).popleft(), id=number)
 
-    def _next_training_group(self) -> list[Episode]:
+    def _next_training_group(self) -> list[EpisodeSpec]:
         rules, number = self.rules, self._next_group
         self._next_group += 1
         start = None
@@ -160,22 +203,22 @@ class ReplayStore:
     # --- learner ----------------------------------------------------------------------------------------------------
 
     def next_batch(self, timeout: float) -> SuperBatch | None:
-        """The next super-batch once it is filled and collated; None when ``timeout`` seconds passed."""
+        """The next super-batch once it is filled and collated; None after ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._filled is not None or self._stopped, timeout)
             if self._filled is None:
                 return None
             batch, _ = self._filled
             self._filled = None
-            self._batches += 1
+            self._next_version += 1
             self._in_training += batch.num_episodes
             self._changed.notify_all()
             return batch
 
-    def advance(self, version: int) -> None:
-        """The update on the batch handed out last is done; ``version`` is the newest published, and opens the gate."""
+    def advance(self, published_version: int) -> None:
+        """The update on the last batch is done. A newer published version opens the admission gate further."""
         with self._changed:
-            self.version = version
+            self.published_version = published_version
             self.ledger.trained += self._in_training
             self._in_training = 0
             self._changed.notify_all()
@@ -188,7 +231,7 @@ class ReplayStore:
                 if self._stopped:
                     return
                 chosen = self._buffer.take(self.rules.batch_episodes)
-                version = self._batches
+                version = self._next_version
                 self._filling = True
             with self.meter.time("collate"):
                 batch = collate(chosen, version)
@@ -197,24 +240,24 @@ class ReplayStore:
                 self._changed.notify_all()
 
     def _select(self) -> bool:
-        """Drop what is too old for the next batch; True where enough is left to fill it."""
-        stale = self._buffer.drop_older_than(self._batches - self.rules.max_age)
+        """Drop what is too stale for the next batch; True if enough is left to fill it."""
+        stale = self._buffer.drop_older_than(self._next_version - self.rules.max_staleness)
         if stale:
             self.ledger.stale += stale
-            self._changed.notify_all()  # the gate has opened
+            self._changed.notify_all()  # the gate has opened further
         return self._buffer.ready(self.rules.batch_episodes)
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 
-    def order_evaluation(self, episodes: Sequence[Episode]) -> None:
-        """Play these before any further training episode (ids are given anew)."""
+    def assign_evaluation(self, episodes: Sequence[EpisodeSpec]) -> None:
+        """Assign these before any further training episode; they get new ids."""
         with self._changed:
             self._results = []
             self._evaluations.extend(episodes)
             self._changed.notify_all()
 
     def evaluation_results(self, count: int, timeout: float) -> list[EpisodeResult] | None:
-        """All results of the last order once there are ``count``; None when ``timeout`` seconds passed."""
+        """All results of the last evaluation once there are ``count``; None after ``timeout`` seconds."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._results) >= count or self._stopped, timeout):
                 return None
@@ -226,6 +269,17 @@ class ReplayStore:
 
     # --- life -------------------------------------------------------------------------------------------------------
 
+    def open(self) -> None:
+        """Assign episodes from now on."""
+        with self._changed:
+            self._is_open = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Assign no further episode, not even to callers that already wait in ``take``."""
+        with self._changed:
+            self._is_open = False
+
     def stop(self) -> None:
         """Release every waiting caller."""
         with self._changed:
@@ -233,15 +287,16 @@ class ReplayStore:
             self._changed.notify_all()
 
     def counters(self) -> dict[str, int]:
-        """The ledger and what is under way; the sums agree at any moment."""
+        """The ledger and the episodes that are still on their way; the sums agree at any moment."""
         with self._changed:
             buffered = len(self._buffer) + (self.rules.batch_episodes if self._filled or self._filling else 0)
             outcomes = {"played": self._played, "succeeded": self._succeeded}
             under_way = {"running": len(self._running), "buffered": buffered, "in_training": self._in_training}
-            return asdict(self.ledger) | under_way | outcomes | {"version": self.version, "capacity": self.capacity()}
+            gate = {"published_version": self.published_version, "capacity": self.capacity()}
+            return asdict(self.ledger) | under_way | outcomes | gate
 
     def state(self) -> tuple[dict[str, Any], list[Trajectory]]:
-        """(JSON-able counters, finished but untrained trajectories), for a checkpoint taken between two updates."""
+        """JSON-able counters and the finished but untrained trajectories, for a checkpoint between two updates."""
         with self._changed:
             self._changed.wait_for(lambda: not self._filling, timeout=60.0)
             if self._in_training:
@@ -249,7 +304,7 @@ class ReplayStore:
             running = [asdict(e) for _, e in self._running.values() if not e.evaluation]
             record = {
                 "ledger": asdict(self.ledger),
-                "batches": self._batches,
+                "policy_version": self._next_version,
                 "next_id": self._next_id,
                 "next_group": self._next_group,
                 "task_failure": list(self._tasks.failure),
@@ -259,14 +314,15 @@ class ReplayStore:
             return record, (self._filled[1] if self._filled else []) + list(self._buffer)
 
     def restore(self, record: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
-        """Go on from ``state()``: what was running then is lost, and is played again."""
+        """Continue from ``state()``. Episodes that were running then are counted as lost and scheduled again."""
         with self._changed:
             self.ledger = Ledger(**record["ledger"])
             self.ledger.lost += record["lost"]
-            self.version = self._batches = record["batches"]  # a resumed run begins with its newest weights published
+            # a resumed run starts by publishing its newest weights
+            self.published_version = self._next_version = record["policy_version"]
             self._next_id = record["next_id"]
             self._next_group = record["next_group"]
             self._tasks.restore(record["task_failure"])
-            self._due.extend(Episode(**e) for e in record["due"])
+            self._due.extend(EpisodeSpec(**e) for e in record["due"])
             self.ledger.filtered += sum(self._buffer.add(trajectory) for trajectory in trajectories)
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Collating finished episodes into one super-batch, and what can be said of it before training."""
+"""Collating finished episodes into one super-batch, and the metrics of its data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from vla_rl.core.records import SuperBatch, Trajectory
 
 
-def collate(trajectories: Sequence[Trajectory], version: int) -> SuperBatch:
-    """Flatten whole episodes, in the given order, for the update of policy ``version``. Raises ValueError on none."""
+def collate(trajectories: Sequence[Trajectory], policy_version: int) -> SuperBatch:
+    """Flatten whole episodes, in the given order, for the update of ``policy_version``. Raises ValueError on none."""
     if not trajectories:
         raise ValueError("a super-batch needs at least one trajectory")
     chunks = np.array([t.num_chunks for t in trajectories])
@@ -22,20 +22,20 @@ def collate(trajectories: Sequence[Trajectory], version: int) -> SuperBatch:
         return np.concatenate([getattr(t, field) for t in trajectories])
 
     return SuperBatch(
-        version=version,
+        policy_version=policy_version,
         images=joined("images"),
         proprio=joined("proprio"),
         obs_row=obs_row.astype(np.int32),
-        final_row=np.where(rows > chunks, first_row + chunks, -1).astype(np.int32),
+        final_obs_row=np.where(rows > chunks, first_row + chunks, -1).astype(np.int32),
         task=np.repeat([t.episode.task for t in trajectories], chunks).astype(np.int32),
         tokens=joined("tokens"),
         logprobs=joined("logprobs"),
         values=joined("values"),
-        versions=joined("versions"),
+        policy_versions=joined("policy_versions"),
         rewards=joined("rewards"),
         num_steps=joined("num_steps"),
         offsets=np.concatenate(([0], np.cumsum(chunks))).astype(np.int32),
-        final_value=np.array([t.final_value for t in trajectories], np.float32),
+        bootstrap_value=np.array([t.bootstrap_value for t in trajectories], np.float32),
         terminated=np.array([t.terminated for t in trajectories]),
         truncated=np.array([t.truncated for t in trajectories]),
         success=np.array([t.success for t in trajectories]),
@@ -48,8 +48,8 @@ def describe(batch: SuperBatch) -> dict[str, float]:
     """Metrics of the data itself: success, return, lengths and staleness."""
     returns = np.add.reduceat(batch.rewards.sum(axis=1), batch.offsets[:-1])
     steps = np.add.reduceat(batch.num_steps, batch.offsets[:-1])
-    ages = batch.ages
-    age_shares = np.bincount(ages) / len(ages)
+    staleness = batch.staleness
+    shares = np.bincount(staleness) / len(staleness)
     tasks = batch.task[batch.offsets[:-1]]
     per_task = {task: batch.success[tasks == task].mean() for task in np.unique(tasks)}
     return {
@@ -59,8 +59,8 @@ def describe(batch: SuperBatch) -> dict[str, float]:
         "rollout/episodes": float(batch.num_episodes),
         "rollout/chunks": float(batch.num_chunks),
         "rollout/env_steps": float(batch.num_steps.sum()),
-        "rollout/age_mean": float(ages.mean()),
-        "rollout/age_max": float(ages.max()),
-        **{f"rollout/age_{age}": float(share) for age, share in enumerate(age_shares)},
+        "rollout/staleness_mean": float(staleness.mean()),
+        "rollout/staleness_max": float(staleness.max()),
+        **{f"rollout/staleness_{updates}": float(share) for updates, share in enumerate(shares)},
         **{f"rollout/success_task_{task}": float(success) for task, success in per_task.items() if len(per_task) > 1},
     }

@@ -1,13 +1,4 @@
-"""Checkpoints of a run: complete folders, or none.
-
-    checkpoints/000040/
-        policy/            the policy alone: what `vla-rl eval` and a later run's policy.checkpoint read
-        learner/           DeepSpeed's state: weights that train, optimizer, shards of every rank
-        trajectories.npz   episodes that were finished but not yet trained
-        state.json         counters, versions, time spent
-
-A checkpoint is written under another name and renamed when it is complete, so a crash in between leaves the one before.
-"""
+"""Trajectories in one .npz file: the finished but untrained episodes of a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_rl.core.records import Episode, Trajectory
+from vla_rl.core.records import EpisodeSpec, Trajectory
 
 _ARRAYS = tuple(f.name for f in fields(Trajectory) if f.type == "Array")
 _SCALARS = tuple(f.name for f in fields(Trajectory) if f.type != "Array" and f.name != "episode")
@@ -38,7 +29,9 @@ def load_trajectories(path: Path) -> list[Trajectory]:
         records = json.loads(data["records"].tobytes())
         return [
             Trajectory(
-                episode=Episode(**record.pop("episode")), **record, **{name: data[f"{i}.{name}"] for name in _ARRAYS}
+                episode=EpisodeSpec(**record.pop("episode")),
+                **record,
+                **{name: data[f"{i}.{name}"] for name in _ARRAYS},
             )
             for i, record in enumerate(records)
         ]

@@ -1,0 +1,1 @@
+"""Rollout: env workers play episodes in vectorized simulators and record trajectories."""

@@ -1,20 +1,19 @@
-"""Which meshes and textures LIBERO uses, and where they come from.
+"""Finds LIBERO's meshes and textures.
 
 LIBERO's package ships tasks and initial states but no assets. ``resolve_assets`` looks for them in this order:
 
 1. the folder named by the environment variable ``LIBERO_ASSETS``;
 2. an ``assets`` folder inside the installed package;
-3. the caches in which the model hub's client, LIBERO's own download code or this module keep them;
-4. a download from the hub (given up within seconds where the hub cannot be reached);
-5. stand-ins, generated from a table (see ``standins``).
+3. the caches of the model hub's client, of LIBERO's own download code, and of this module;
+4. a download from the hub, given up within seconds if the hub cannot be reached;
+5. placeholder assets, generated from a table (see ``placeholder``).
 
-Everything written here lies below ``cache_dir()``.
+This module writes only below ``cache_dir()``.
 """
 
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import logging
 import os
 import subprocess
@@ -28,16 +27,17 @@ from pathlib import Path
 from typing import Literal
 
 from envs.base import EnvError
-from envs.libero.assets import standins
+from envs.base.packages import package_folder
+from envs.libero.assets import placeholder
 
 log = logging.getLogger(__name__)
 
-AssetMode = Literal["auto", "stand-ins"]
+AssetMode = Literal["auto", "placeholder"]
 
 HUB_REPO = "lerobot/libero-assets"  # a data set repository: the name LIBERO's own download code uses
 HUB_ANSWER_SECONDS = 8.0  # for the client to start and the hub to answer
 HUB_DOWNLOAD_SECONDS = 1800.0
-HUB_RETRY_SECONDS = 600.0  # how long a failed attempt is remembered, so that many workers do not each repeat it
+HUB_RETRY_SECONDS = 600.0  # a failed attempt is remembered this long, so that not every worker repeats it
 
 _DOWNLOAD_SCRIPT = """
 import sys
@@ -53,39 +53,38 @@ class LiberoAssets:
     """A complete asset folder."""
 
     path: Path
-    origin: str  # "LIBERO_ASSETS", "package", "hub cache", "hub download" or "stand-ins"
+    origin: str  # "LIBERO_ASSETS", "package", "hub cache", "hub download" or "placeholder"
 
 
 def cache_dir() -> Path:
-    """The only folder this project writes to by itself: ``VLA_RL_CACHE``, by default ``~/.cache/vla_rl``."""
-    named = os.environ.get("VLA_RL_CACHE")
-    return Path(named).expanduser().absolute() if named else Path("~/.cache/vla_rl").expanduser().absolute()
+    """The only folder that this project writes to unasked: ``VLA_RL_CACHE``, by default ``~/.cache/vla_rl``."""
+    return Path(os.environ.get("VLA_RL_CACHE") or "~/.cache/vla_rl").expanduser().absolute()
 
 
 def resolve_assets(mode: AssetMode = "auto") -> LiberoAssets:
-    """Find, download or generate an asset folder; the order stands at the top of this module.
+    """Find, download or generate an asset folder, in the order given above.
 
-    Raises EnvError where ``LIBERO_ASSETS`` is set and names no asset folder, where ``mode`` is unknown, and where the
-    cache folder cannot be written.
+    Raises EnvError if ``LIBERO_ASSETS`` is set and names no asset folder, if ``mode`` is unknown, and if the cache
+    folder cannot be written.
     """
-    if mode not in ("auto", "stand-ins"):
-        raise EnvError(f"assets={mode!r} is unknown: use 'auto' or 'stand-ins'")
+    if mode not in ("auto", "placeholder"):
+        raise EnvError(f"assets={mode!r} is unknown: use 'auto' or 'placeholder'")
     if mode == "auto":
         found = _named_assets() or _package_assets() or _cached_assets() or _downloaded_assets()
         if found is not None:
             return found
     try:
-        return LiberoAssets(standins.ensure_standins(cache_dir() / "libero"), "stand-ins")
+        return LiberoAssets(placeholder.ensure_placeholder_assets(cache_dir() / "libero"), "placeholder")
     except OSError as error:
         raise EnvError(
-            f"LIBERO stand-in assets cannot be written to {cache_dir()} ({error}): "
+            f"LIBERO's placeholder assets cannot be written to {cache_dir()} ({error}): "
             "set VLA_RL_CACHE to a folder that can be written"
         ) from error
 
 
 def missing_files(folder: Path) -> list[str]:
-    """What a folder lacks to serve all 130 tasks: paths relative to it, empty where it is complete."""
-    return [name for name in standins.required_files() if not (folder / name).is_file()]
+    """The files that a folder lacks to serve all 130 tasks, relative to it; empty if it is complete."""
+    return [name for name in placeholder.required_files() if not (folder / name).is_file()]
 
 
 def _named_assets() -> LiberoAssets | None:
@@ -99,17 +98,14 @@ def _named_assets() -> LiberoAssets | None:
     missing = missing_files(folder)
     if missing:
         more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
-        raise EnvError(f"LIBERO_ASSETS={named} is no complete asset folder, it lacks {missing[0]}{more}: {remedy}")
+        raise EnvError(f"LIBERO_ASSETS={named} is an incomplete asset folder: it lacks {missing[0]}{more}; {remedy}")
     return LiberoAssets(folder, "LIBERO_ASSETS")
 
 
 def _package_assets() -> LiberoAssets | None:
-    spec = importlib.util.find_spec("libero")
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        folder = Path(location) / "libero" / "assets"
-        if _complete(folder):
-            return LiberoAssets(folder, "package")
-    return None
+    package = package_folder("libero")
+    folder = package and package / "libero" / "assets"
+    return LiberoAssets(folder, "package") if folder and _complete(folder) else None
 
 
 def _cached_assets() -> LiberoAssets | None:
@@ -120,7 +116,7 @@ def _cached_assets() -> LiberoAssets | None:
 
 
 def _hub_snapshots() -> Iterator[Path]:
-    """Snapshots in the hub client's cache, the one its main branch points to first."""
+    """Snapshots in the hub client's cache, that of the main branch first."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub"
     repository = Path(cache).expanduser() / f"datasets--{HUB_REPO.replace('/', '--')}"
@@ -140,9 +136,9 @@ def _download_folder() -> Path:
 
 
 def _downloaded_assets() -> LiberoAssets | None:
-    """Download once, whichever process comes first; None where the hub is out of reach."""
+    """Download once per machine, in the first process that asks; None if the hub cannot be reached."""
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    if offline or importlib.util.find_spec("huggingface_hub") is None:
+    if offline or package_folder("huggingface_hub") is None:
         return None
     target = _download_folder()
     failed = target.with_name("hub-failed")
@@ -165,9 +161,9 @@ def _downloaded_assets() -> LiberoAssets | None:
 
 
 def _download(partial: Path) -> str | None:
-    """Fetch the repository into ``partial``, in a process of its own that can be stopped; returns what went wrong.
+    """Fetch the repository into ``partial``, in a process that can be stopped; returns what went wrong.
 
-    What an interrupted download leaves in ``partial`` is continued by the next one.
+    The next download continues what an interrupted one leaves in ``partial``.
     """
     state = cache_dir() / "hub"
     environment = os.environ | {"HF_HOME": str(state), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -180,7 +176,7 @@ def _download(partial: Path) -> str | None:
         text=True,
     )
     assert process.stdout is not None
-    # A name server that does not answer blocks for longer than any timeout the client knows: stop it from outside.
+    # A silent name server blocks the client for longer than its own timeouts, so it is stopped from outside.
     impatience = threading.Timer(HUB_ANSWER_SECONDS, process.kill)
     impatience.start()
     answered = process.stdout.readline().strip() == "answered"
@@ -205,12 +201,12 @@ def _download(partial: Path) -> str | None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock among processes; a killed holder releases it."""
+    """Hold an exclusive lock between processes; a killed holder releases it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("waiting for another process that looks for LIBERO's assets on the hub")
+            log.info("waiting for another process that is looking for LIBERO's assets on the hub")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -1,0 +1,1 @@
+"""A scripted expert that picks objects up and puts them down."""

@@ -1,7 +1,7 @@
-"""A scripted expert with privileged state, for goals of the form "on" and "in": pick something up, put it down.
+"""A scripted expert with privileged state, for goals of the form "on" and "in": pick an object up, put it down.
 
-It is closed-loop: every action derives from the present state, so it recovers when noise or a bump moves things, and it
-plans anew when a grasp fails. It knows no drawers to open, doors to close or knobs to turn.
+It is closed-loop: every action derives from the present state. So it recovers when noise or a collision moves things,
+and it plans again when a grasp fails. It cannot open drawers, close doors or turn knobs.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from envs.libero.expert.grasping import (
     closing_axis,
     find_grasp,
 )
-from envs.libero.fast.task_model import SlotState, TaskModel
+from envs.libero.fast.task_model import SimState, TaskModel
 
 _FULL_MOVE = 0.05  # metres by which a full action moves the controller's goal
 _FULL_TURN = 0.5  # radians
 _GAIN = 2.0  # of displacement over error; the controller's damping ratio becomes 1 / sqrt(gain)
 _PATIENCE = 0.03  # metres: within this distance, errors that persist are pushed against
-_TILT_TOLERANCE = 0.1  # radians of orientation error that are left alone: most demonstrations then never turn
-_CLEARANCE = 0.03  # metres between what is carried and what it passes over
-_SPOT = 0.02  # metres around the destination that count as what the object will stand on
+_TILT_TOLERANCE = 0.1  # radians of orientation error that are not corrected: most demonstrations then never turn
+_CLEARANCE = 0.03  # metres between the carried object and what it passes over
+_SPOT = 0.02  # radius around the destination, in metres, that counts as the object's support
 _MAX_ATTEMPTS = 3  # to find a grasp
 _OPEN, _CLOSED = 1.0, 0.0
 
@@ -49,23 +49,23 @@ class _Goal:
 class Expert:
     """The expert of one episode. Ask for one action per control step.
 
-    Raises EnvError where no plan is known for the task's goal.
+    Raises EnvError if it has no plan for the task's goal.
     """
 
-    def __init__(self, model: TaskModel, slot: SlotState) -> None:
-        self._model, self._slot = model, slot
-        self._env, self._data = model.env, slot.data
+    def __init__(self, model: TaskModel, state: SimState) -> None:
+        self._model, self._state = model, state
+        self._env, self._data = model.env, state.data
         self._goals = _goals(model)
-        self._eef_mat = slot.data.site_xmat[model.robot.constants.site].reshape(3, 3)
+        self._eef_mat = state.data.site_xmat[model.robot.constants.site].reshape(3, 3)
         self._push = np.zeros(3)
         self._script = self._solve()
 
     def action(self) -> np.ndarray:
-        """float32 [7] in OpenVLA's convention, for the slot's present state.
+        """float32 [7] in OpenVLA's convention, for the present state.
 
-        Raises EnvError where the target is closed from above, or where the fingers have fitted nowhere for a while.
+        Raises EnvError if the target is closed from above, or if the fingers have fitted nowhere for a while.
         """
-        self._model.bind(self._slot)
+        self._model.bind(self._state)
         return next(self._script)
 
     def _solve(self) -> Iterator[np.ndarray]:
@@ -81,7 +81,7 @@ class Expert:
                 attempts += 1
                 if attempts > _MAX_ATTEMPTS:
                     raise EnvError(f"no scripted expert for {self._model.task}, {goal.thing}: {error}") from error
-                yield from self._rise(0.0)  # whatever has just been dropped may yet come to rest
+                yield from self._rise(0.0)  # an object that was just dropped may still come to rest
                 continue
             yield from self._reach(grasp, heights)
             yield from self._close_fingers(grasp)
@@ -94,7 +94,7 @@ class Expert:
     # --- phases -----------------------------------------------------------------------------------------------------
 
     def _reach(self, grasp: Grasp, heights: HeightMap) -> Iterator[np.ndarray]:
-        """Fly to above the grasp, then descend with open fingers."""
+        """Move above the grasp, then descend with open fingers."""
         obstacle = heights.highest_in_corridor(self._eef, grasp.position, 0.08)
         travel = max(obstacle + TIP_BELOW_SITE + _CLEARANCE, grasp.position[2] + 0.04)
         above = np.array([*grasp.position[:2], travel])
@@ -115,7 +115,7 @@ class Expert:
                 break
 
     def _lift(self, goal: _Goal, grasp: Grasp, heights: HeightMap) -> Phase:
-        """Rise until what is held clears everything on its way; returns whether something is held."""
+        """Rise until the held object clears everything on its way; returns whether an object is held."""
         start = self._position(goal.thing)[2]
         for _ in range(40):
             rise = self._cruise(goal, heights) - self._lowest(goal.thing)
@@ -164,7 +164,7 @@ class Expert:
         target = position if anchor is None else np.array([*anchor, position[2]])
         action = np.zeros(7)
         error = target - self._eef
-        # Where the arm is stretched, the controller's pull on orientation and posture holds it back for good.
+        # If the arm is stretched, the controller's pull on orientation and posture would hold it back forever.
         near = np.linalg.norm(error) < _PATIENCE
         self._push = (0.9 * self._push + 0.3 * error).clip(-_FULL_MOVE, _FULL_MOVE) if near else np.zeros(3)
         action[:3] = (error * _GAIN + self._push) / _FULL_MOVE
@@ -179,16 +179,16 @@ class Expert:
         """Radians between the present and the wanted orientation."""
         return float(np.linalg.norm(_rotation_vector(_pointing_down(yaw) @ self._eef_mat.T)))
 
-    # --- what the expert knows of the scene --------------------------------------------------------------------------
+    # --- what the expert knows about the scene ------------------------------------------------------------------------
 
     @property
     def _eef(self) -> np.ndarray:
-        return self._slot.arm.sim.eef_pos
+        return self._state.arm.sim.eef_pos
 
     @property
     def _width(self) -> float:
         """Metres between the fingers, 0..0.08."""
-        left, right = self._slot.arm.sim.qpos[self._model.robot.joints[7:]]
+        left, right = self._state.arm.sim.qpos[self._model.robot.joints[7:]]
         return float(abs(left) + abs(right))
 
     def _position(self, thing: str) -> np.ndarray:
@@ -227,7 +227,7 @@ class Expert:
         return scratch
 
     def _check_open(self, goal: _Goal) -> None:
-        """Raise EnvError where the target is the inside of something that has to be opened first."""
+        """Raise EnvError if the target is the inside of something that has to be opened first."""
         site = self._env.object_sites_dict.get(goal.target)
         if goal.predicate[0] != "in" or site is None or site.parent_name is None:
             return
@@ -238,7 +238,7 @@ class Expert:
             raise EnvError(f"no scripted expert for {self._model.task}: {goal.target} is closed from above")
 
     def _cruise(self, goal: _Goal, heights: HeightMap) -> float:
-        """The height that the lowest point of what is carried must have."""
+        """The height at which the lowest point of the carried object clears everything on its way."""
         return heights.highest_in_corridor(self._position(goal.thing), self._destination(goal), 0.08) + _CLEARANCE
 
 
@@ -253,7 +253,7 @@ def _goals(model: TaskModel) -> list[_Goal]:
             )
         found.append(_Goal((state[0], state[1], state[2]), state[1], state[2]))
     moved = {goal.thing for goal in found}
-    return sorted(found, key=lambda goal: goal.target in moved)  # what others are put on comes first
+    return sorted(found, key=lambda goal: goal.target in moved)  # objects that others are put on come first
 
 
 def _lowest_point(model: Any, data: Any, geoms: list[str]) -> float:

@@ -1,9 +1,9 @@
 """Top-down grasps for a parallel gripper, found on a height map of the scene.
 
-The map is what a camera straight above would measure, had it no robot in its way: for each point of a grid, the height
-of the first surface and which body it belongs to. A grasp fits where the target stands high between the two fingers,
-and everything under fingers and palm stays low. This covers rims (bowls, mugs, pans) and whole objects (cans, boxes,
-bottles) alike, with meshes and with boxes.
+The map is what a depth camera straight above would see if the robot were absent: for each point of a grid, the height
+of the first surface and the body it belongs to. A grasp fits where the target rises between the two fingers while
+everything under fingers and palm is lower. This covers rims (bowls, mugs, pans) and whole objects (cans, boxes,
+bottles), with meshes and with boxes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PALM_HALF_LENGTH = 0.105  # along the closing axis
 PALM_HALF_WIDTH = 0.032
 
 _MARGIN = 0.004
-_SLACK = 0.008  # metres by which a stretched arm may miss; grasps with so much room come first
+_SLACK = 0.008  # metres by which a stretched arm may miss; grasps with this much room are preferred
 _MIN_DEPTH = 0.007
 _BEST_DEPTH = 0.028
 _RAY_HEIGHT = 10.0  # high enough that rays from one point are nearly parallel
@@ -51,7 +51,7 @@ class HeightMap:
     """Heights and bodies on a square grid, looked up by world coordinates."""
 
     def __init__(self, model: Any, scratch: Any, centre: np.ndarray, half_size: float, spacing: float) -> None:
-        """Cast rays at ``scratch`` (``mujoco.MjData``), whose kinematics are up to date and whose robot is away."""
+        """Cast rays at ``scratch`` (``mujoco.MjData``) with up-to-date kinematics and the robot out of the way."""
         count = 2 * int(np.ceil(half_size / spacing)) + 1
         self._spacing = spacing
         self._low = np.array(centre[:2]) - spacing * (count - 1) / 2
@@ -71,14 +71,14 @@ class HeightMap:
         model.geom_matid[:], model.geom_rgba[:] = materials, colours
         height = eye[2] + distance * rays[:, 2]
         planes = (model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE) & (model.geom_contype > 0)
-        floor = scratch.geom_xpos[planes, 2].max(initial=-_RAY_HEIGHT)  # drawn and solid in one: in another group
+        floor = scratch.geom_xpos[planes, 2].max(initial=-_RAY_HEIGHT)  # both drawn and solid: in another group
         self.height = np.where(geom >= 0, height, floor).reshape(count, count)
         body = np.where(geom >= 0, model.body_rootid[model.geom_bodyid[geom]], -1)
         self.body = body.reshape(count, count)
         self.points = grid
 
     def at(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Height and root body at float64 [..., 2]; beyond the grid, those of its border."""
+        """Height and root body at points float64 [..., 2]; outside the grid, those of its border."""
         index = np.rint((points - self._low) / self._spacing).astype(int).clip(0, self._count - 1)
         return self.height[index[..., 0], index[..., 1]], self.body[index[..., 0], index[..., 1]]
 
@@ -95,7 +95,7 @@ class HeightMap:
         return float(self.height[near].max(initial=float(self.at(start[:2])[0])))  # both ends may lie off the grid
 
     def highest_under_palm(self, centre: np.ndarray, yaw: float) -> float:
-        """The highest surface below fingers and palm at this place."""
+        """The highest surface below fingers and palm, for a grip site at ``centre``."""
         along, across = closing_axis(yaw), closing_axis(yaw + np.pi / 2)
         offsets = self.points - centre[:2]
         below = (np.abs(offsets @ along) <= PALM_HALF_LENGTH) & (np.abs(offsets @ across) <= PALM_HALF_WIDTH)
@@ -108,7 +108,7 @@ def closing_axis(yaw: float) -> np.ndarray:
 
 
 def clear_robot(model: Any, scratch: Any, qpos: np.ndarray, arm_qpos: np.ndarray) -> None:
-    """Pose ``scratch`` as ``qpos`` says, but with the arm (indices ``arm_qpos``) turned away from the scene."""
+    """Set the pose ``qpos`` in ``scratch``, but with the arm (indices ``arm_qpos``) turned away from the scene."""
     scratch.qpos[:] = qpos
     scratch.qpos[arm_qpos] = _ARM_AWAY
     mujoco.mj_kinematics(model, scratch)
@@ -117,7 +117,7 @@ def clear_robot(model: Any, scratch: Any, qpos: np.ndarray, arm_qpos: np.ndarray
 def find_grasp(heights: HeightMap, body: int, centre: np.ndarray) -> Grasp:
     """The best grasp of a root body whose centre of mass is at ``centre`` (float64 [3]).
 
-    Raises EnvError where the fingers fit nowhere.
+    Raises EnvError if the fingers fit nowhere.
     """
     rows, columns = np.nonzero(heights.body == body)
     if not len(rows):

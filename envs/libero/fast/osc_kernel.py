@@ -1,11 +1,11 @@
 """robosuite's operational-space controller around MuJoCo's two half steps, compiled: no Python between substeps.
 
-Import it after ``bootstrap.import_libero``, which settles where robosuite keeps its files.
+Import it after ``bootstrap.import_libero``, which decides where robosuite keeps its files.
 
-Floating point sums depend on operand order, memory layout and the BLAS kernel that adds them up. So robosuite's own
-compiled functions are called as they are, every product keeps its order and layout, and the tests compare with the
-untouched environment bit for bit. MuJoCo's functions are called by their addresses, without its Python bindings: an
-error inside MuJoCo (which it raises where its memory arena overflows) ends the process instead of raising.
+Floating point sums depend on operand order, memory layout and the BLAS kernel. So this module calls robosuite's own
+compiled functions, every product keeps its order and layout, and the tests compare with the reference environment bit
+for bit. MuJoCo's functions are called by address, without its Python bindings: an error inside MuJoCo, such as an
+overflow of its memory arena, ends the process instead of raising.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _mj_full_m: Any = types.ExternalFunction("mj_fullM", types.void(_P, _P, _P))
 
 
 class Robot(NamedTuple):
-    """Where the robot's numbers stand in the simulator's arrays, and its controller's constants."""
+    """Indices of the robot's numbers in the simulator's arrays, and its controller's constants."""
 
     site: int
     first_dof: int  # of the arm's seven
@@ -65,7 +65,7 @@ class Simulator(NamedTuple):
 
 
 class Controller(NamedTuple):
-    """The controller's memory: its goal and what it read of the robot last.
+    """The controller's memory: its goal, and its last reading of the robot.
 
     Matrices of the arm's joints are column-major, as robosuite's index lists make them.
     """
@@ -93,19 +93,19 @@ class Controller(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What an observation shows; see ``stepping.Snapshot``."""
+    """What an observation shows; see ``stepping.read_moment``."""
 
-    qpos: np.ndarray  # float64 [nq]
+    qpos: np.ndarray  # float64 [nq], from which all poses and pixels derive
     eef_pos: np.ndarray  # float64 [3]
-    eef_quat: np.ndarray  # float64 [4]
-    joints: np.ndarray  # float64 [9]
+    eef_quat: np.ndarray  # float64 [4], w first
+    joints: np.ndarray  # float64 [9], arm and fingers
 
 
 @njit(cache=True, nogil=True)
 def begin(robot: Robot, sim: Simulator, arm: Controller, read: bool) -> None:
-    """The first half of a control step's first substep, after which the goal is set.
+    """The first half of a control step's first substep; the goal is set after it.
 
-    Without ``read`` the controller goes on believing its last reading.
+    Without ``read`` the controller keeps its last reading.
     """
     _mj_step1(sim.model, sim.data)
     if read:
@@ -116,7 +116,7 @@ def begin(robot: Robot, sim: Simulator, arm: Controller, read: bool) -> None:
 def finish(
     robot: Robot, sim: Simulator, arm: Controller, seen: Moment, finger_sign: float, substeps: int, seen_at: int
 ) -> None:
-    """The rest of a control step: torques and second half of the first substep, then all other substeps.
+    """The rest of a control step: torques and second half of the first substep, then the other substeps.
 
     ``seen`` is filled in substep ``seen_at`` (from 1): poses before its integration, joints after it.
     """

@@ -1,9 +1,9 @@
-"""Off-screen rendering with the pixels of robosuite's renderer, at less cost.
+"""Off-screen rendering with the pixels of robosuite's renderer, at lower cost.
 
-One GL context serves the whole process; each model has its meshes and textures in it once, whatever the number of
-slots. What is left out changes no pixel: shadow maps where no light casts shadows, and shapes that lie outside the
-camera's view (in software rendering, time goes into triangles, not into pixels). A mirror makes MuJoCo draw everything
-twice; where it takes up little of the image, that little is drawn apart, with what shows around and in the mirror.
+One GL context serves the whole process; it holds each model's meshes and textures once, for all environments. The
+renderer leaves out work that changes no pixel: shadow maps if no light casts shadows, and shapes outside the camera's
+view (in software rendering, time goes into triangles, not into pixels). A mirror makes MuJoCo draw everything twice; if
+it covers little of the image, only that window is drawn with the mirror, and the rest without.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from envs.base import EnvError
 
 _MAX_SCENE_GEOMS = 1000  # robosuite's
 _HIDDEN_GROUP = 5  # a geometry group that is never drawn
-_VIEW_SLACK = 1e-3  # metres by which a shape must lie outside the view
-_WINDOW_SLACK = 2  # pixels around the mirror that are drawn with it
+_VIEW_SLACK = 1e-3  # metres by which a shape must be outside the view
+_WINDOW_SLACK = 2  # pixels drawn around the mirror
 _SHAPE_FACES = 500  # about what a box or cylinder costs, in faces of meshes
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One drawing of the scene, of which a part of the image is kept."""
+    """One drawing of the scene; only ``window`` of its image is kept."""
 
     mirror: bool
     hidden: np.ndarray  # bool [shapes]
@@ -46,21 +46,21 @@ def _gl_context() -> Any:
         raise EnvError(
             f"no off-screen GL context could be created ({error}): see `vla-rl doctor` for the GL backend"
         ) from error
-    # The process's end frees it. Its finalizer would run after the OpenGL bindings are unloaded, and complain.
+    # Keep it until the process ends: its finalizer would run after the OpenGL bindings are unloaded, and complain.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))
     return context
 
 
 class Renderer:
-    """Renders one model. Free it with ``close`` (meshes and textures live in the GL library's memory).
+    """Renders one model. Free it with ``close``: meshes and textures are in the GL library's memory.
 
-    Raises EnvError where no GL context can be had.
+    Raises EnvError if no GL context can be created.
     """
 
     def __init__(self, model: Any, size: int, *, antialiasing: bool = True) -> None:
-        """Without ``antialiasing``, software rendering costs about half, and pixels are no longer LIBERO's."""
+        """Without ``antialiasing``, software rendering costs about half, but pixels differ from LIBERO's."""
         self._model = model
-        self._data = mujoco.MjData(model)  # its own: a slot's poses belong to another moment than its images
+        self._data = mujoco.MjData(model)  # its own: an environment's state is later than its images
         self._gl = _gl_context()
         self._gl.make_current()
         self._context = _new_context(model, size, antialiasing)
@@ -81,7 +81,7 @@ class Renderer:
         self._mirror = _find_mirror(self._scene)
 
     def pose(self, qpos: np.ndarray) -> None:
-        """Put all bodies where float64 [nq] says; needed once before the images of a moment."""
+        """Set the pose of all bodies, float64 [nq]; call it before ``render``."""
         self._data.qpos[:] = qpos
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_comPos(self._model, self._data)
@@ -116,14 +116,14 @@ class Renderer:
         )
 
     def _plan(self, camera: int) -> list[_Pass]:
-        """The drawings whose windows, each put over the ones before, make up the image.
+        """The drawings that make up the image; the window of each covers those before it.
 
-        MuJoCo draws one mirror at most, the upper side of the first reflecting plane or box, by rendering the whole
-        scene a second time. A camera behind it sees nothing of that; nor does one whose view does not hold the mirror.
+        MuJoCo draws at most one mirror, the upper side of the first reflecting plane or box, by rendering the whole
+        scene a second time. Cameras behind it, or whose view does not contain it, do not need that.
         """
         model, data, mirror = self._model, self._data, self._mirror
         image = (0, self._size, 0, self._size)
-        if model.cam_sensorsize[camera].any():  # an off-centre lens: another pyramid of view than assumed here
+        if model.cam_sensorsize[camera].any():  # an off-centre lens, whose view differs from what is assumed here
             return [_Pass(True, np.zeros(len(self._shapes), dtype=bool), image)]
         corners = data.geom_xpos[self._shapes, None] + self._corners @ data.geom_xmat[self._shapes].reshape(
             -1, 3, 3
@@ -140,19 +140,19 @@ class Renderer:
         if window[0] >= window[1] or window[2] >= window[3]:
             return [plain]
         height = (corners - face) @ normal  # [n, 8]
-        under = height.max(axis=1) < -_VIEW_SLACK  # MuJoCo clips what lies behind the mirror
+        under = height.max(axis=1) < -_VIEW_SLACK  # MuJoCo clips what is behind the mirror
         mirrored = corners - 2 * height[..., None] * normal
         whole = _Pass(True, outside & (under | self._outside(camera, mirrored, image)), image)
-        beside = self._outside(camera, corners, window) & (under | self._outside(camera, mirrored, window))
-        apart = [plain, _Pass(True, beside, window)]
+        around = self._outside(camera, corners, window) & (under | self._outside(camera, mirrored, window))
+        apart = [plain, _Pass(True, around, window)]
         return min([whole], apart, key=self._cost)
 
     def _cost(self, drawings: list[_Pass]) -> float:
-        """Faces to be drawn, roughly."""
+        """Roughly the number of faces to draw."""
         return sum((1 + drawing.mirror) * float(self._costs[~drawing.hidden].sum()) for drawing in drawings)
 
     def _mirror_window(self, camera: int, mirror: int) -> tuple[int, int, int, int]:
-        """The part of the image that holds the mirror: the whole if in doubt; it may be empty."""
+        """The part of the image that contains the mirror: possibly empty, and the whole image in doubt."""
         model, data, size = self._model, self._data, self._size
         if model.geom_type[mirror] != mujoco.mjtGeom.mjGEOM_BOX:  # planes may have no end
             return 0, size, 0, size
@@ -171,7 +171,7 @@ class Renderer:
         return float(np.tan(np.radians(self._model.cam_fovy[camera]) / 2))
 
     def _outside(self, camera: int, corners: np.ndarray, window: tuple[int, int, int, int]) -> np.ndarray:
-        """bool [n]: which boxes (float64 [n, 8, 3]) lie wholly outside the pyramid of a part of the view."""
+        """bool [n]: which boxes (corners float64 [n, 8, 3]) are completely outside a window of the view."""
         seen = (corners - self._data.cam_xpos[camera]) @ self._data.cam_xmat[camera].reshape(3, 3)
         depth = -seen[..., 2]  # MuJoCo's cameras look along their negative z axis
         outside = (depth < -_VIEW_SLACK).all(axis=1)
@@ -190,7 +190,7 @@ class Renderer:
 
 
 def _new_context(model: Any, size: int, antialiasing: bool) -> Any:
-    """Meshes, textures and a frame buffer of the needed size (the model's own settings stay as they are)."""
+    """Meshes, textures and a frame buffer of the right size; the model's own settings are restored."""
     vis = model.vis
     before = vis.global_.offwidth, vis.global_.offheight, vis.quality.shadowsize, vis.quality.offsamples
     vis.global_.offwidth = vis.global_.offheight = size
@@ -207,12 +207,12 @@ def _new_context(model: Any, size: int, antialiasing: bool) -> Any:
 
 
 def _find_shapes(model: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The geometries that may be left out, int [n], and what each costs (float64 [n], in faces of meshes)."""
+    """The geometries that may be left out, int [n], and the cost of each in mesh faces, float64 [n]."""
     kinds = mujoco.mjtGeom
     shining = np.isin(model.geom_type, (kinds.mjGEOM_PLANE, kinds.mjGEOM_BOX)) & (model.geom_matid >= 0)
-    shining[shining] = model.mat_reflectance[model.geom_matid[shining]] > 0  # without one, another would be the mirror
+    shining[shining] = model.mat_reflectance[model.geom_matid[shining]] > 0  # without it, another would be the mirror
     shapes = np.flatnonzero((model.geom_rbound > 0) & ~shining)  # planes have no bounds
-    if model.light_castshadow.any():  # what lies outside the view may throw a shadow into it
+    if model.light_castshadow.any():  # a shape outside the view may cast a shadow into it
         shapes = shapes[:0]
     meshes = model.geom_type[shapes] == kinds.mjGEOM_MESH
     costs = np.full(len(shapes), float(_SHAPE_FACES))

@@ -1,12 +1,11 @@
 """Fast control steps that equal robosuite's bit for bit.
 
-A control step of the untouched environment costs 25 physics substeps, in each of which robosuite runs the whole
-forward dynamics three times (before the controller, inside it, and in ``mj_step``) and looks everything up by name.
-None of that changes the result: ``mj_step1`` (all that depends on position and velocity), the controller's torques,
-``mj_step2`` (actuation, constraints, integration) is one pass over the same equations.
+A control step consists of 25 physics substeps. In each, robosuite runs the whole forward dynamics three times (before
+the controller, inside it, and in ``mj_step``) and looks everything up by name. One pass over the same equations gives
+the same result: ``mj_step1`` (what depends on position and velocity), the controller's torques, and ``mj_step2``
+(actuation, constraints, integration).
 
-The torques are those of robosuite's operational-space controller (Khatib 1987, OSC_POSE with fixed gains), computed by
-``osc_kernel``.
+``osc_kernel`` computes the torques of robosuite's operational-space controller (Khatib 1987, OSC_POSE, fixed gains).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from envs.libero.fast.osc_kernel import Robot
+    from envs.libero.fast.osc_kernel import Moment, Robot
 
 SUBSTEPS = 25  # physics steps of 2 ms in one control step at 20 Hz
 GRIPPER_SPEED = 0.01  # of robosuite's PandaGripper, a substep; -1 is open, 1 is closed
@@ -25,7 +24,7 @@ GRIPPER_SPEED = 0.01  # of robosuite's PandaGripper, a substep; -1 is open, 1 is
 class RobotLayout:
     """One Panda under OSC_POSE in a compiled model: the kernel's constants and what setting a goal needs.
 
-    Raises ValueError where the environment's controller is another one.
+    Raises ValueError if the environment has another controller.
     """
 
     def __init__(self, env: Any) -> None:
@@ -81,9 +80,9 @@ def _check_controller(env: Any) -> None:
 
 
 class ArmState:
-    """The controller's memory of one slot, and views into the slot's simulator state.
+    """One environment's controller state, and views into its simulator state.
 
-    The views stay valid for the life of ``data``: MuJoCo never moves these arrays.
+    The views stay valid as long as ``data`` lives: MuJoCo never moves these arrays.
     """
 
     def __init__(self, robot: RobotLayout, data: Any) -> None:
@@ -111,10 +110,10 @@ class ArmState:
         self.fresh = False
 
     def start(self, controller: Any) -> None:
-        """Begin an episode as a controller that robosuite has just created.
+        """Begin an episode with the memory of a controller that robosuite has just created.
 
-        Such a controller has read the robot once, before objects and initial state were set, and believes this reading
-        for one more substep; its first goal is relative to it. To be exact, so does this one.
+        Such a controller has read the robot once, before objects and initial state were set. It uses this reading for
+        one more substep, and its first goal is relative to it; to be exact, this one does the same.
         """
         memory = self.controller
         memory.goal_pos[:], memory.goal_mat[:] = controller.goal_pos, controller.goal_ori
@@ -128,40 +127,34 @@ class ArmState:
         self.fresh = True
 
     def set_goal(self, arm_action: np.ndarray) -> None:
-        """Move the goal relative to the pose last read: float64 [6], clipped to [-1, 1]."""
+        """Set the goal relative to the pose that was read last; float64 [6], clipped to [-1, 1]."""
         import robosuite.utils.transform_utils as transforms
 
         memory = self.controller
         delta = np.clip(arm_action, -1.0, 1.0) * self.robot.action_scale
-        if any(delta[3:]):  # a zero rotation keeps the old goal, it does not hold the present orientation
+        if any(delta[3:]):  # a zero rotation keeps the old goal; it does not hold the present orientation
             turn = transforms.quat2mat(transforms.axisangle2quat(delta[3:]))
             memory.goal_mat[:] = np.dot(turn, memory.mat)
         memory.goal_pos[:] = memory.pos + delta[:3]
 
 
-class Snapshot:
-    """The moment that an observation shows.
+def read_moment(arm: ArmState) -> Moment:
+    """The present moment, as a copy. ``control_step`` keeps it up to date as LIBERO's observables would.
 
     LIBERO samples its observables in one substep of each control step, after ``mj_step``: poses and pixels then still
     belong to the positions before the integration, joint readings to those after it.
     """
+    from envs.libero.fast.osc_kernel import Moment
 
-    def __init__(self, arm: ArmState) -> None:
-        from envs.libero.fast.osc_kernel import Moment
-
-        sim = arm.sim
-        self.moment = Moment(sim.qpos.copy(), sim.eef_pos.copy(), sim.eef_quat.copy(), sim.qpos[arm.robot.joints])
-        self.qpos = self.moment.qpos  # float64 [nq], which all poses and pixels derive from
-        self.eef_pos = self.moment.eef_pos  # float64 [3]
-        self.eef_quat = self.moment.eef_quat  # float64 [4], w first
-        self.joints = self.moment.joints  # float64 [9], arm and fingers
+    sim = arm.sim
+    return Moment(sim.qpos.copy(), sim.eef_pos.copy(), sim.eef_quat.copy(), sim.qpos[arm.robot.joints])
 
 
-def control_step(arm: ArmState, action: np.ndarray, seen: Snapshot, seen_at: int) -> None:
+def control_step(arm: ArmState, action: np.ndarray, seen: Moment, seen_at: int) -> None:
     """One control step of 25 substeps.
 
     ``action`` is float64 [7] in robosuite's convention: goal displacement in [-1, 1], gripper -1 open .. 1 closed (only
-    its sign counts). The snapshot is taken in substep ``seen_at`` (1..25).
+    its sign counts). ``seen`` is overwritten in substep ``seen_at`` (1..25).
     """
     from envs.libero.fast.osc_kernel import begin, finish
 
@@ -169,4 +162,4 @@ def control_step(arm: ArmState, action: np.ndarray, seen: Snapshot, seen_at: int
     begin(constants, sim, memory, not arm.fresh)
     arm.fresh = False
     arm.set_goal(action[:6])
-    finish(constants, sim, memory, seen.moment, float(np.sign(action[6])), SUBSTEPS, seen_at)
+    finish(constants, sim, memory, seen, float(np.sign(action[6])), SUBSTEPS, seen_at)

@@ -1,12 +1,13 @@
-"""One task's compiled MuJoCo model with LIBERO's own task code around it, shared by every slot that runs the task.
+"""One task's compiled MuJoCo model with LIBERO's own task code, shared by every environment that plays the task.
 
-Building it costs a fraction of a second and tens of megabytes, so it is done once per task and process. What LIBERO
-changes *in the model* while it runs (where fixtures stand, whether the stove's burner glows) is kept per slot and
-written back whenever another slot takes its turn; everything else of a slot lives in its own ``MjData``.
+Building a model costs a fraction of a second and tens of megabytes, so each process builds it once per task. LIBERO
+changes parts of the *model* while it runs: the places of fixtures, and whether the stove's burner glows. Each
+``SimState`` keeps its own copy of these parts, and ``bind`` writes them back; everything else is in the environment's
+own ``MjData``.
 
-LIBERO rebuilds the model at every reset, although nothing random enters the model's XML: fixtures are placed by
-writing ``body_pos`` and ``body_quat`` after compilation. Restoring those rows and drawing from LIBERO's own samplers in
-its order therefore gives the state of a rebuild, bit for bit (held by a test).
+LIBERO rebuilds the model at every reset, although nothing random enters the model's XML: it places fixtures by writing
+``body_pos`` and ``body_quat`` after compilation. Restoring those rows and drawing from LIBERO's own samplers in the
+same order therefore gives the same state as a rebuild, bit for bit (tested).
 """
 
 from __future__ import annotations
@@ -16,38 +17,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mujoco
 import numpy as np
 
 from envs.base import EnvError
 from envs.libero.assets.resolve import LiberoAssets
-from envs.libero.fast.stepping import SUBSTEPS, ArmState, RobotLayout, Snapshot, control_step
+from envs.libero.fast.stepping import SUBSTEPS, ArmState, RobotLayout, control_step, read_moment
 from envs.libero.protocol.conventions import arm_noise
 from envs.libero.protocol.tasks import LiberoTask
+
+if TYPE_CHECKING:
+    from envs.libero.fast.osc_kernel import Moment
 
 _MAX_PLACEMENT_ATTEMPTS = 100
 
 
 @dataclass(slots=True)
-class SlotState:
-    """All that belongs to one slot while it runs a task: simulator state, controller state, rows of the model."""
+class SimState:
+    """What one environment owns while it plays a task: simulator state, controller state, rows of the model."""
 
     data: Any  # mujoco.MjData
     arm: ArmState
     fixture_pos: np.ndarray  # float64 [F, 3]
     fixture_quat: np.ndarray  # float64 [F, 4]
-    seen: Snapshot = field(init=False)  # what cameras and proprioception show
-    snapshot_at: int = SUBSTEPS  # the substep that ``seen`` is taken in
+    seen: Moment = field(init=False)  # what cameras and proprioception show
+    seen_at: int = SUBSTEPS  # the substep in which ``seen`` is read
     lit: np.ndarray = field(init=False)  # bool [L], lamps as LIBERO set them after the last control step ...
     seen_lit: np.ndarray = field(init=False)  # ... and as ``seen`` shows them: one step earlier
 
 
 class TaskModel:
-    """See the module's docstring. Not thread-safe: one process steps its slots in turn.
+    """See the module. Not thread-safe: only one ``SimState`` is bound at a time.
 
-    Raises EnvError where LIBERO cannot build the task.
+    Raises EnvError if LIBERO cannot build the task.
     """
 
     def __init__(self, task: LiberoTask, assets: LiberoAssets) -> None:
@@ -63,31 +67,31 @@ class TaskModel:
         geoms = self.env.robots[0].gripper.important_geoms
         self._pads = [SimpleNamespace(contact_geoms=geoms[f"{side}_fingerpad"]) for side in ("left", "right")]
         self._movable = [self.env.objects_dict[n] for n in self.env.obj_of_interest if n in self.env.objects_dict]
-        self._owner: SlotState | None = None
-        self.scratch = mujoco.MjData(self.model)  # for whoever needs another pose than a slot's; holds nothing for long
+        self._owner: SimState | None = None
+        self.scratch = mujoco.MjData(self.model)  # for poses other than the environments'; overwritten at every use
 
-    def new_slot(self) -> SlotState:
-        """A slot's state, to be filled by ``place``."""
+    def new_state(self) -> SimState:
+        """The state of one environment, to be filled by ``place``."""
         data = mujoco.MjData(self.model)
         fixtures = len(self._fixtures)
-        return SlotState(data, ArmState(self.robot, data), np.zeros((fixtures, 3)), np.zeros((fixtures, 4)))
+        return SimState(data, ArmState(self.robot, data), np.zeros((fixtures, 3)), np.zeros((fixtures, 4)))
 
-    def bind(self, slot: SlotState) -> None:
-        """Make the model and LIBERO's task code speak of this slot."""
-        if self._owner is not slot:
-            self.env.sim.data._data = slot.data
-            self.model.body_pos[self._fixtures] = slot.fixture_pos
-            self.model.body_quat[self._fixtures] = slot.fixture_quat
-            self._owner = slot
+    def bind(self, state: SimState) -> None:
+        """Make the model and LIBERO's task code refer to this state."""
+        if self._owner is not state:
+            self.env.sim.data._data = state.data
+            self.model.body_pos[self._fixtures] = state.fixture_pos
+            self.model.body_quat[self._fixtures] = state.fixture_quat
+            self._owner = state
 
-    def place(self, slot: SlotState, seed: int, init_state: np.ndarray | None, joint_noise: float = 0.0) -> None:
+    def place(self, state: SimState, seed: int, init_state: np.ndarray | None, joint_noise: float = 0.0) -> None:
         """Start an episode, up to (not including) the settling steps.
 
-        LIBERO's samplers place fixtures and objects, drawing from numpy's global generator seeded with ``seed``; an
-        initial state (float64 [1 + nq + nv]) then overwrites all but the fixtures, as ``set_init_state`` does. Where
-        none is given, normal ``joint_noise`` (rad) on the arm's joints makes one of the sampled placement.
+        LIBERO's samplers place fixtures and objects, drawing from numpy's global generator seeded with ``seed``. An
+        initial state (float64 [1 + nq + nv]) then overwrites everything but the fixtures, as ``set_init_state`` does.
+        Without one, normal noise of ``joint_noise`` rad is added to the arm's joints.
 
-        Raises EnvError where the initial state has the wrong size or no valid placement is found.
+        Raises EnvError if the initial state has the wrong size or no valid placement is found.
         """
         expected = 1 + self.model.nq + self.model.nv
         if init_state is not None and init_state.shape != (expected,):
@@ -95,39 +99,39 @@ class TaskModel:
                 f"an initial state of {self.task} has {init_state.size} numbers, the model of these assets {expected}: "
                 "the assets do not belong to this version of hf-libero"
             )
-        self.bind(slot)
+        self.bind(state)
         with _seeded(seed):
             for _ in range(_MAX_PLACEMENT_ATTEMPTS):
-                if self._try_placement(slot):
+                if self._try_placement(state):
                     break
             else:
                 raise EnvError(f"LIBERO finds no valid placement for {self.task} with seed {seed}: use another seed")
-        slot.fixture_pos[:] = self.model.body_pos[self._fixtures]
-        slot.fixture_quat[:] = self.model.body_quat[self._fixtures]
-        slot.arm.start(self.env.robots[0].controller)
-        slot.lit = np.zeros(len(self._lamps), dtype=bool)
+        state.fixture_pos[:] = self.model.body_pos[self._fixtures]
+        state.fixture_quat[:] = self.model.body_quat[self._fixtures]
+        state.arm.start(self.env.robots[0].controller)
+        state.lit = np.zeros(len(self._lamps), dtype=bool)
         if init_state is None and joint_noise > 0:
-            init_state = np.concatenate([[slot.data.time], slot.data.qpos, slot.data.qvel])
+            init_state = np.concatenate([[state.data.time], state.data.qpos, state.data.qvel])
             init_state[1 + self.robot.arm_qpos] += arm_noise(seed, joint_noise)
         if init_state is not None:
-            slot.data.time = init_state[0]
-            slot.data.qpos[:] = init_state[1 : 1 + self.model.nq]
-            slot.data.qvel[:] = init_state[1 + self.model.nq :]
-            slot.lit = self.lamps(slot)
-        mujoco.mj_forward(self.model, slot.data)
-        slot.seen, slot.seen_lit = Snapshot(slot.arm), slot.lit
+            state.data.time = init_state[0]
+            state.data.qpos[:] = init_state[1 : 1 + self.model.nq]
+            state.data.qvel[:] = init_state[1 + self.model.nq :]
+            state.lit = self.lamps(state)
+        mujoco.mj_forward(self.model, state.data)
+        state.seen, state.seen_lit = read_moment(state.arm), state.lit
         # LIBERO's observables run on a clock of their own, which each forced reading advances by one substep: one in
-        # ``reset``, one more in ``set_init_state``. This settles in which substep of a control step they sample.
-        slot.snapshot_at = SUBSTEPS if init_state is None else SUBSTEPS - 1
+        # ``reset``, one more in ``set_init_state``. This decides in which substep of a control step they sample.
+        state.seen_at = SUBSTEPS if init_state is None else SUBSTEPS - 1
 
-    def _try_placement(self, slot: SlotState) -> bool:
-        """LIBERO's ``_reset_internal``, without the robot's controller (its first reading never differs)."""
+    def _try_placement(self, state: SimState) -> bool:
+        """LIBERO's ``_reset_internal`` without the robot's controller, whose first reading never differs."""
         from robosuite.utils.errors import RandomizationError
 
-        env, model, data = self.env, self.model, slot.data
+        env, model, data = self.env, self.model, state.data
         robot = env.robots[0]
         mujoco.mj_resetData(model, data)
-        # LIBERO's samplers for drawers and shelves read site positions while all fixtures still stand at the origin.
+        # LIBERO's samplers for drawers and shelves read site positions while all fixtures are still at the origin.
         model.body_pos[:], model.body_quat[:] = env.xml_pose
         np.random.randn(len(robot.init_qpos))  # robosuite's joint noise, of magnitude zero: keeps the stream in step
         data.qpos[robot._ref_joint_pos_indexes] = robot.init_qpos
@@ -149,27 +153,27 @@ class TaskModel:
                 env.sim.data.set_joint_qpos(thing.joints[-1], np.concatenate([position, quaternion]))
         return True
 
-    def step(self, slot: SlotState, action: np.ndarray) -> None:
+    def step(self, state: SimState, action: np.ndarray) -> None:
         """One control step; ``action`` is float64 [7] in robosuite's convention."""
-        self.bind(slot)
-        slot.seen_lit = slot.lit
-        control_step(slot.arm, action, slot.seen, slot.snapshot_at)
+        self.bind(state)
+        state.seen_lit = state.lit
+        control_step(state.arm, action, state.seen, state.seen_at)
         if self._lamps:
-            slot.lit = self.lamps(slot)
+            state.lit = self.lamps(state)
 
-    def success(self, slot: SlotState) -> bool:
+    def success(self, state: SimState) -> bool:
         """Whether the goal holds, as LIBERO's own predicates see it after a control step."""
-        self.bind(slot)
+        self.bind(state)
         return bool(self.env._check_success())
 
-    def holds_object(self, slot: SlotState) -> bool:
-        """Whether both finger pads touch the same one of the movable objects that the task is about."""
-        self.bind(slot)
+    def holds_object(self, state: SimState) -> bool:
+        """Whether both finger pads touch the same movable object of the task's goal."""
+        self.bind(state)
         return any(all(self.env.check_contact(pad, thing) for pad in self._pads) for thing in self._movable)
 
-    def lamps(self, slot: SlotState) -> np.ndarray:
+    def lamps(self, state: SimState) -> np.ndarray:
         """bool [L]: which visual indicators (the stove's burner) LIBERO would switch on in this state."""
-        return np.array([slot.data.qpos[lamp.qpos] >= lamp.threshold for lamp in self._lamps], dtype=bool)
+        return np.array([state.data.qpos[lamp.qpos] >= lamp.threshold for lamp in self._lamps], dtype=bool)
 
     def show_lamps(self, lit: np.ndarray) -> None:
         """Write the indicators' visibility into the model, for rendering."""
@@ -195,7 +199,7 @@ def _find_lamps(env: Any) -> tuple[_Lamp, ...]:
 
 
 class _Reusable:
-    """Mixed into LIBERO's task classes: remembers the compiled poses, and checks contacts by id instead of by name."""
+    """Mixed into LIBERO's task classes: keeps the compiled poses, and checks contacts by id instead of by name."""
 
     def _reset_internal(self) -> None:
         model = self.sim.model._model  # type: ignore[attr-defined]
@@ -255,9 +259,9 @@ def _build_env(task: LiberoTask, assets: LiberoAssets) -> Any:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """numpy's global generator, which LIBERO's samplers draw from, seeded here and left untouched outside.
+    """Seed numpy's global generator, which LIBERO's samplers draw from, and restore it afterwards.
 
-    Where LIBERO's drawer sampler finds no place it opens a debugger, which would wait on stdin: that is made an error.
+    If LIBERO's drawer sampler finds no place, it opens a debugger, which would wait on stdin; here it raises instead.
     """
     state = np.random.get_state()
     debugger = pdb.set_trace

@@ -1,6 +1,6 @@
-"""What every LIBERO environment here agrees on: actions, proprioception, and how placements are made harder.
+"""Conventions of all LIBERO environments here: actions, proprioception, and noise on the start of an episode.
 
-Actions come in OpenVLA's convention: the arm's displacement is passed on as it is (OSC_POSE, 1.0 = 5 cm or 0.5 rad),
+Actions follow OpenVLA's convention. The arm's displacement is passed on unchanged (OSC_POSE, 1.0 = 5 cm or 0.5 rad);
 the gripper, 0 = closed .. 1 = open, is binarized and inverted for robosuite (-1 = open, 1 = closed).
 """
 
@@ -12,13 +12,8 @@ NO_OP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # in robosuite's convent
 
 
 def to_robosuite(actions: np.ndarray) -> np.ndarray:
-    """float64 [..., 7] for robosuite from OpenVLA's convention: the gripper g becomes -sign(2g - 1).
-
-    Raises ValueError where an action is not finite.
-    """
+    """float64 [..., 7] for robosuite from OpenVLA's convention: the gripper g becomes -sign(2g - 1)."""
     commands = np.asarray(actions, np.float64).copy()
-    if not np.isfinite(commands).all():
-        raise ValueError(f"actions must be finite, got {actions[~np.isfinite(actions)][0]}")
     commands[..., 6] = -np.sign(2 * commands[..., 6] - 1)
     return commands
 
@@ -31,5 +26,5 @@ def pose(eef_pos: np.ndarray, eef_quat: np.ndarray, fingers: np.ndarray) -> np.n
 
 
 def arm_noise(seed: int, deviation: float) -> np.ndarray:
-    """float64 [7] (rad): a function of the episode's seed, beside the stream that LIBERO's samplers draw from."""
+    """float64 [7] (rad): depends on the episode's seed alone and does not draw from LIBERO's random stream."""
     return np.random.default_rng([seed, 7]).normal(0.0, deviation, 7)

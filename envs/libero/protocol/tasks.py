@@ -1,6 +1,6 @@
 """LIBERO's suites and tasks, read from the installed package without importing it.
 
-The package itself imports torch for this, which costs an environment worker time and memory.
+Importing the package would load torch, which costs every environment worker time and memory.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import io
 import pickle
-import re
 import zipfile
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from envs.base import EnvError
+from envs.base.demonstrations import libero_instruction
+from envs.base.packages import package_folder
 
 STEP_LIMITS = {  # control steps, the protocol of the OpenVLA papers (longest demonstration of a suite plus some slack)
     "libero_spatial": 220,
@@ -26,8 +27,6 @@ STEP_LIMITS = {  # control steps, the protocol of the OpenVLA papers (longest de
     "libero_10": 520,
     "libero_90": 400,
 }
-
-_SCENE_PREFIX = re.compile(r"^[A-Z_]+SCENE\d+_")  # "KITCHEN_SCENE3_": file names of libero_10 and libero_90
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class LiberoTask:
 def suite_tasks(suite: str) -> tuple[LiberoTask, ...]:
     """All tasks of a suite, in the benchmark's order.
 
-    Raises EnvError where the suite is unknown or LIBERO is not installed.
+    Raises EnvError if the suite is unknown or LIBERO is not installed.
     """
     if suite not in STEP_LIMITS:
         raise EnvError(f"LIBERO has no suite {suite!r}: use one of {', '.join(STEP_LIMITS)}")
@@ -59,7 +58,7 @@ def suite_tasks(suite: str) -> tuple[LiberoTask, ...]:
             suite=suite,
             number=number,
             name=name,
-            instruction=_SCENE_PREFIX.sub("", name).replace("_", " "),
+            instruction=libero_instruction(name),
             bddl_file=root / "bddl_files" / suite / f"{name}.bddl",
             init_states_file=root / "init_files" / suite / f"{name}.pruned_init",
         )
@@ -68,9 +67,9 @@ def suite_tasks(suite: str) -> tuple[LiberoTask, ...]:
 
 
 def select_tasks(suite: str, numbers: tuple[int, ...]) -> tuple[LiberoTask, ...]:
-    """The tasks with these numbers, in this order; all of the suite where ``numbers`` is empty.
+    """The tasks with these numbers, in this order; all tasks of the suite if ``numbers`` is empty.
 
-    Raises EnvError where a number does not exist.
+    Raises EnvError if a number does not exist.
     """
     tasks = suite_tasks(suite)
     for number in numbers:
@@ -83,9 +82,9 @@ def select_tasks(suite: str, numbers: tuple[int, ...]) -> tuple[LiberoTask, ...]
 def load_init_states(task: LiberoTask) -> np.ndarray:
     """float64 [I, 1 + nq + nv], read-only: time, positions and velocities of the benchmark's initial states.
 
-    The files are written by ``torch.save``: a zip archive around a pickled array.
+    The files were written by ``torch.save``: a zip archive around a pickled array.
 
-    Raises EnvError where the file is missing or damaged.
+    Raises EnvError if the file is missing or damaged.
     """
     try:
         with zipfile.ZipFile(task.init_states_file) as archive:
@@ -102,7 +101,7 @@ def load_init_states(task: LiberoTask) -> np.ndarray:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads arrays and nothing else, also those pickled under numpy 1's module names."""
+    """Reads nothing but arrays, also those that were pickled with numpy 1."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.split(".")[0] != "numpy" and (module, name) != ("_codecs", "encode"):
@@ -111,10 +110,10 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _package_root() -> Path:
-    spec = importlib.util.find_spec("libero")
-    if spec is None or not spec.submodule_search_locations:
+    folder = package_folder("libero")
+    if folder is None:
         raise EnvError('Python package "libero" is missing: pip install "vla_rl[libero]"')
-    return Path(next(iter(spec.submodule_search_locations))) / "libero"
+    return folder / "libero"
 
 
 @cache
@@ -122,7 +121,7 @@ def _task_names(root: Path) -> dict[str, list[str]]:
     file = root / "benchmark" / "libero_suite_task_map.py"
     spec = importlib.util.spec_from_file_location("_libero_suite_task_map", file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise EnvError(f"{file} is missing, which lists LIBERO's tasks: reinstall hf-libero")
+        raise EnvError(f"{file}, the list of LIBERO's tasks, is missing: reinstall hf-libero")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return dict(module.libero_task_map)

@@ -19,7 +19,7 @@ from vla_rl.placement.profile import load_profile, save_profile
 
 LIBERO = "libero_openvla_oft_h100.yaml"
 SHORT = ["train.batch_episodes=8", "env.max_episode_steps=64", "placement.time_scale=0.15", "placement.env_workers=1"]
-YOUNG = ["train.max_age=1", "learner.micro_batch=8"]
+YOUNG = ["train.max_staleness=1", "learner.micro_batch=8"]
 # Six updates, for rates are of what was played: over two they are off by half at times.
 MEASURED = ["--devices", "2", "--iterations", "6"]
 
@@ -161,7 +161,7 @@ def test_the_reference_waits_for_all_that_play_and_for_nobody_else() -> None:
     """A final observation, which some slots ask for when the others are done, would wait for the time limit."""
     profile = load_profile(ROOT / "configs/profiles/maniskill_openvla_h100.yaml")
     config = load_config(ROOT / "configs/scaling/maniskill.yaml", [], machine_checks(Machine.detect()))
-    assert config.algo.final_values != "never"
+    assert config.algo.bootstrap_rule != "never"
     reference, _ = as_reference(for_devices(config, profile, 2), profile)
-    assert reference.algo.final_values == "never"
+    assert reference.algo.bootstrap_rule == "never"
     assert reference.placement.max_batch == config.train.batch_episodes

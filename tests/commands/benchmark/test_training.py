@@ -17,7 +17,7 @@ def config_file(tmp_path):
         "env": {"name": "workload", "image_size": 32, "max_episode_steps": 8},
         "policy": {"size": "nano", "chunk_size": 4},
         "train": {"batch_episodes": 4},
-        "placement": {"env_workers": 1, "slots_per_worker": 2},
+        "placement": {"env_workers": 1, "envs_per_worker": 2},
     }
     path.write_text(yaml.safe_dump(values))
     return path

@@ -29,10 +29,10 @@ def test_turns_come_in_the_order_of_asking(server: DeviceLockServer) -> None:
     first = DeviceLock(server.path, "gpu0", "first")
 
     def contend(number: int) -> None:
-        with DeviceLock(server.path, "gpu0", f"contender {number}").turn(5.0):
+        with DeviceLock(server.path, "gpu0", f"contender {number}").lease(5.0):
             order.append(number)
 
-    with first.turn(1.0):
+    with first.lease(1.0):
         threads = []
         for number in range(5):
             threads.append(threading.Thread(target=contend, args=(number,)))
@@ -43,24 +43,24 @@ def test_turns_come_in_the_order_of_asking(server: DeviceLockServer) -> None:
         thread.join(5.0)
     assert order == [0, 1, 2, 3, 4]
     use = server.use()["gpu0"]
-    assert use["turns"] == 6
+    assert use["leases"] == 6
     assert use["held"] >= 0.25
     assert use["longest_wait"] >= 0.2
 
 
 def test_devices_do_not_wait_for_each_other(server: DeviceLockServer) -> None:
     one, other = DeviceLock(server.path, "gpu0", "a"), DeviceLock(server.path, "gpu1", "b")
-    with one.turn(1.0), other.turn(1.0):
+    with one.lease(1.0), other.lease(1.0):
         assert set(server.use()) == {"gpu0", "gpu1"}
 
 
 def test_whoever_waits_too_long_learns_who_holds_it(server: DeviceLockServer) -> None:
     holder, waiting = DeviceLock(server.path, "gpu0", "learner 0"), DeviceLock(server.path, "gpu0", "server 1")
-    with holder.turn(1.0):
+    with holder.lease(1.0):
         expected = r"server 1 waited 0\.2 s for gpu0: learner 0 has held it for 0\.\d s"
-        with pytest.raises(TimeoutError, match=expected), waiting.turn(0.2):
+        with pytest.raises(TimeoutError, match=expected), waiting.lease(0.2):
             pass
-    with DeviceLock(server.path, "gpu0", "server 2").turn(1.0):
+    with DeviceLock(server.path, "gpu0", "server 2").lease(1.0):
         pass  # who gave up has no place in the queue any more
 
 
@@ -70,7 +70,7 @@ def test_the_end_of_the_server_ends_the_waiting(server: DeviceLockServer) -> Non
 
     def wait() -> None:
         try:
-            with waiting.turn(30.0):
+            with waiting.lease(30.0):
                 pass
         except ConnectionError as error:
             errors.append(error)
@@ -88,7 +88,7 @@ def _contend(path: Path, shared: Path, index: int) -> None:
     lock = DeviceLock(path, "gpu0", f"contender {index}")
     arrays = SharedArrays.attach(shared)
     while True:
-        with lock.turn(60.0):
+        with lock.lease(60.0):
             arrays["owner"][0] = index
             for _ in range(50):  # a second holder would write its own number meanwhile
                 if arrays["owner"][0] != index:
@@ -111,7 +111,7 @@ def test_eight_contenders_ten_thousand_turns_and_random_kills(server: DeviceLock
 
     processes = [start(i) for i in range(contenders)]
     kills, deadline = 0, time.monotonic() + 120
-    while kills < wanted_kills or server.use()["gpu0"]["turns"] < wanted:
+    while kills < wanted_kills or server.use()["gpu0"]["leases"] < wanted:
         assert time.monotonic() < deadline, f"{server.use()} after {kills} kills"
         time.sleep(rng.uniform(0.02, 0.1))
         if shared["turns"].min() == 0 or kills == wanted_kills:
@@ -126,7 +126,7 @@ def test_eight_contenders_ten_thousand_turns_and_random_kills(server: DeviceLock
     use, turns = server.use()["gpu0"], shared["turns"]
     died = use["died"]
     print(
-        f"{use['turns']} turns, longest wait {use['longest_wait'] * 1e3:.0f} ms, {died} of {kills} died in their turn"
+        f"{use['leases']} turns, longest wait {use['longest_wait'] * 1e3:.0f} ms, {died} of {kills} died in their turn"
     )
     assert shared["overlaps"][0] == 0
     assert turns.min() >= 50, f"starved, though some were killed often: {turns}"

@@ -1,4 +1,4 @@
-"""What leaves a device comes back to the bit; meanwhile nothing of it is left there."""
+"""What is offloaded comes back bit for bit; meanwhile nothing of it is left on the device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices import offload
 from vla_rl.core.devices.offload import Offloader
 from vla_rl.core.records import Observation
-from vla_rl.inference.policy_runner import PolicyActor
+from vla_rl.inference.policy_runner import PolicyRunner
 from vla_rl.learner.deepspeed_engine import tensors_held
-from vla_rl.policies import build_policy, save_policy
+from vla_rl.policies.build import build_policy
+from vla_rl.policies.openvla_oft.checkpoint import save_policy
 from vla_rl.policies.openvla_oft.config import PolicyConfig
 
 CPU = torch.device("cpu")
@@ -56,12 +57,12 @@ def test_storages_move_and_tensors_stay(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(3):
         mover.offload()
         mover.offload()
-        assert mover.away
+        assert mover.offloaded
         assert [_storage_bytes(x) for x in (flat, part, part.grad, half, zeros, fixed)] == [0] * 6
         assert mover.gib * 2**30 == 4000 + 400 + 1400 + 20000 + 666, "what is shared counts once"
         mover.onload()
         mover.onload()
-        assert not mover.away
+        assert not mover.offloaded
         for tensor, was in zip((flat, part, part.grad, half, zeros, fixed), before, strict=True):
             assert torch.equal(tensor, was)
         blocks.add(tuple(block.data_ptr() for block in mover._host._blocks))
@@ -91,11 +92,11 @@ def test_memory_that_is_not_the_allocators_is_copied_first() -> None:
     assert mapped.tolist() == [2.0, 3.0, 4.0, 5.0]
 
 
-def test_an_actor_leaves_and_acts_on_as_before(tmp_path: Path) -> None:
+def test_a_policy_acts_after_offloading_as_before(tmp_path: Path) -> None:
     save_policy(build_policy(PolicyConfig(size="nano", chunk_size=4), SPEC, seed=3), tmp_path / "policy", {})
     for lora in (None, LORA):
         settings = PolicyConfig.model_validate({"checkpoint": str(tmp_path / "policy"), "chunk_size": 4, "lora": lora})
-        actor = PolicyActor(build_policy(settings, SPEC, 0), 1.0, None, "cpu")
+        runner = PolicyRunner(build_policy(settings, SPEC, 0), 1.0, None, "cpu")
         rng = np.random.default_rng(0)
         seen = Observation(
             images=rng.integers(0, 256, (3, 1, 48, 48, 3)).astype(np.uint8),
@@ -103,11 +104,11 @@ def test_an_actor_leaves_and_acts_on_as_before(tmp_path: Path) -> None:
             task=np.array([0, 1, 0], np.int32),
         )
         draws = rng.random((3, 4, 7)).astype(np.float32)
-        before = actor.act(seen, draws, np.zeros(3, bool))
-        actor.offload()
-        assert not any(_storage_bytes(p) for p in actor.policy.parameters())
-        actor.onload()
-        after = actor.act(seen, draws, np.zeros(3, bool))
+        before = runner.act(seen, draws, np.zeros(3, bool))
+        runner.offload()
+        assert not any(_storage_bytes(p) for p in runner.policy.parameters())
+        runner.onload()
+        after = runner.act(seen, draws, np.zeros(3, bool))
         assert np.array_equal(before.tokens, after.tokens)
         assert np.array_equal(before.logprobs, after.logprobs)
 
@@ -132,11 +133,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _trained(learner: Any, iterations: range) -> list[dict[str, float]]:
+def _trained(learner: Any, versions: range, *, offload: bool = False) -> list[dict[str, float]]:
+    """``offload``: the learner is on the device only during its updates."""
     metrics = []
-    for iteration in iterations:
-        metrics.append(learner.update(random_batch(iteration), iteration))
-        learner.publish(iteration + 1, None)
+    for version in versions:
+        if offload:
+            learner.onload()
+        metrics.append(learner.update(random_batch(version, policy_version=version)))
+        learner.publish(version + 1, None)
+        if offload:
+            learner.offload()
     return metrics
 
 
@@ -165,10 +171,10 @@ def _case(case: tuple[int, str, int]) -> Any:
 def test_training_is_equal_to_the_bit(base: Path, zero_stage: int, precision: str, lora: bool) -> None:
     cfg = _config(base if lora else None, zero_stage=zero_stage, precision=precision)
     before = _live_storages()
-    moving = make_learner(cfg, offload=True)
-    moving.publish(0, None)
-    ours = _trained(moving, range(2))
-    assert moving._memory.away
+    moving = make_learner(cfg)
+    moving.offload()
+    ours = _trained(moving, range(2), offload=True)
+    assert moving._memory.offloaded
     kept = {block.data_ptr() for block in moving._memory._host._blocks}
     left = {at: size for at, size in _live_storages().items() if at not in before.keys() | kept}
     assert sum(left.values()) < 2000, "numbers, not tensors"
@@ -179,6 +185,7 @@ def test_training_is_equal_to_the_bit(base: Path, zero_stage: int, precision: st
     assert [x.pop("learner/offloaded_gib") > 0 for x in ours] == [True] * 2
     for mine, others in zip(ours, theirs, strict=True):  # a value's last bit depends on where in memory its input lies
         assert mine == pytest.approx(others, rel=1e-5, abs=1e-8)
+    moving.onload()
     a, b = parameters(moving), parameters(staying)
     assert all(np.array_equal(a[name], b[name]) for name in b)
     with moving.whole_policy() as one, staying.whole_policy() as other:
@@ -187,55 +194,54 @@ def test_training_is_equal_to_the_bit(base: Path, zero_stage: int, precision: st
 
 
 def test_a_forward_pass_without_the_weights_is_refused() -> None:
-    learner = make_learner(_config(), offload=True)
-    learner.publish(0, None)
+    learner = make_learner(_config())
+    learner.offload()
     batch = random_batch()
     rows = np.arange(2)
     for model in (learner._engine, learner._reference):
-        with pytest.raises(RuntimeError, match=r"onload\(\) comes first"):
+        with pytest.raises(RuntimeError, match=r"call onload\(\) first"):
             learner._output(model, batch, rows, batch.task[rows])
-    with learner.on_device():
-        learner._output(learner._engine, batch, rows, batch.task[rows])
-    assert learner._memory.away
     learner.onload()
     learner.onload()
     learner._output(learner._engine, batch, rows, batch.task[rows])
 
 
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_a_checkpoint_of_what_is_away(base: Path, tmp_path: Path, zero_stage: int) -> None:
+def test_a_checkpoint_between_offloads(base: Path, tmp_path: Path, zero_stage: int) -> None:
     cfg = _config(base, zero_stage=zero_stage)
-    learner = make_learner(cfg, offload=True)
-    _trained(learner, range(2))
-    assert learner._memory.away
+    learner = make_learner(cfg)
+    _trained(learner, range(2), offload=True)
+    learner.onload()
     learner.save(tmp_path)
-    assert learner._memory.away, "what was away is away again"
-    resumed = make_learner(cfg, offload=True)
-    resumed.publish(0, None)
+    learner.offload()
+    resumed = make_learner(cfg)
     resumed.load(tmp_path)
-    assert resumed._memory.away
+    resumed.offload()
     for one in (learner, resumed):
-        _trained(one, range(2, 4))
+        _trained(one, range(2, 4), offload=True)
+        one.onload()
     a, b = parameters(learner), parameters(resumed)
     assert all(np.array_equal(a[name], b[name]) for name in b)
 
 
 def test_a_learner_counts_the_seconds() -> None:
-    learner = make_learner(_config(), offload=True)
-    _trained(learner, range(1))
+    learner = make_learner(_config())
+    assert _trained(learner, range(1))[0].get("learner/offloaded_gib") is None
+    learner.offload()
     seconds = learner.meter.snapshot()
     assert seconds["offload_s"] > 0
     assert "onload_s" not in seconds
-    _trained(learner, range(1, 2))
+    learner.onload()
     assert learner.meter.snapshot()["onload_s"] > 0
-    assert _trained(make_learner(_config()), range(1))[0].get("learner/offloaded_gib") is None
 
 
 def _compare_on_rank(rank: int, world_size: int, port: int, zero_stage: int, precision: str) -> bool:
     cfg = _config(ranks=world_size, zero_stage=zero_stage, precision=precision)
-    ours, theirs = (make_learner(cfg, rank, world_size, port, offload=moves) for moves in (True, False))
+    ours, theirs = (make_learner(cfg, rank, world_size, port) for _ in range(2))
+    ours.offload()
     for learner in (ours, theirs):
-        _trained(learner, range(2))
+        _trained(learner, range(2), offload=learner is ours)
+    ours.onload()
     a, b = parameters(ours), parameters(theirs)
     return all(np.array_equal(a[name], b[name]) for name in b)
 

@@ -11,7 +11,7 @@ from envs.base.demonstrations import CollectCounts, DemonstrationError, Demonstr
 from envs.libero.config import LiberoConfig
 from envs.tabletop.config import TabletopConfig
 from envs.tabletop.env import TabletopVectorEnv
-from vla_rl.core.records import EnvSpec, Episode, StepResult
+from vla_rl.core.records import EnvSpec, EpisodeSpec, StepResult
 
 SIZE = 8
 
@@ -21,15 +21,15 @@ class ScriptedEnv(VectorEnv):
 
     def __init__(self, length=4, fails=(), views=("main", "wrist")):
         self.spec = EnvSpec("scripted", views, SIZE, 2, 7, length, ("do it", "do that"), assets="paper")
-        self.num_slots = 1
+        self.num_envs = 1
         self.length, self.fails = length, fails
         self.executed = []
 
-    def reset(self, slots, episodes):
+    def reset(self, env_ids, episodes):
         self.episode, self.count = episodes[0], 0
         self.executed.append([])
 
-    def step(self, slots, actions):
+    def step(self, env_ids, actions):
         self.executed[-1].append(actions[0, 0].copy())
         self.count += 1
         done, ok = self.count == self.length, self.episode.id not in self.fails
@@ -38,19 +38,19 @@ class ScriptedEnv(VectorEnv):
             success[None].astype(np.float32), np.ones(1, np.int32), success, np.array([done and not ok]), success
         )
 
-    def observe(self, slots, out):
+    def observe(self, env_ids, out):
         out.images[0] = self.count
         out.images[0, :, 0, 0] = (250, 251, 252)  # a marked corner shows rotations
         out.proprio[0] = (self.count, -self.count)
         out.task[0] = self.episode.task
 
-    def frames(self, slot):
+    def frames(self, env_id):
         return []
 
-    def potential(self, slots):
+    def potential(self, env_ids):
         raise EnvError("none")
 
-    def expert_action(self, slot):
+    def expert_action(self, env_id):
         return np.array([0.5, -0.25, 0, 0, 0, 0, float(self.count < 2)], np.float32)
 
     def close(self):
@@ -58,7 +58,7 @@ class ScriptedEnv(VectorEnv):
 
 
 def episodes(count, task=0):
-    return [Episode(id=i, task=task, seed=i) for i in range(count)]
+    return [EpisodeSpec(id=i, task=task, seed=i) for i in range(count)]
 
 
 def read(paths, spec, **keys):
@@ -244,7 +244,7 @@ def test_libero_demonstrations_replay(tmp_path):
 
     env = LiberoVectorEnv(LiberoConfig(suite="libero_object", tasks=(0,), image_size=16, wrist_camera=True), 1)
     path = tmp_path / "demo.hdf5"
-    collect(env, [Episode(id=0, task=0, seed=9)], path)
+    collect(env, [EpisodeSpec(id=0, task=0, seed=9)], path)
     demos = read([path], env.spec)
     assert demos.proprio.shape[1] == 8
     with h5py.File(path) as file:
@@ -255,7 +255,7 @@ def test_libero_demonstrations_replay(tmp_path):
             *("ee_pos", "ee_ori", "ee_states", "gripper_states", "joint_states"),
         }
         assert demo["robot_states"].shape == (len(states), 9)
-    env.reset([0], [Episode(id=1, task=0, seed=9)])
+    env.reset([0], [EpisodeSpec(id=1, task=0, seed=9)])
     for state, action in zip(states, demos.actions, strict=True):
         assert np.array_equal(env.demo_state(0)["states"], state)
         result = env.step([0], action[None, None])

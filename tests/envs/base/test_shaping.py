@@ -11,7 +11,7 @@ from envs.base.shaping import ShapedEnv, shaped
 from envs.libero.config import LiberoConfig
 from envs.tabletop.config import TabletopConfig
 from envs.workload.config import WorkloadConfig
-from vla_rl.core.records import Episode
+from vla_rl.core.records import EpisodeSpec
 
 CONFIGS: list[EnvConfig] = [
     TabletopConfig(tasks=("reach",)),
@@ -22,18 +22,18 @@ CONFIGS: list[EnvConfig] = [
 
 
 def _play(
-    env: VectorEnv, episode: Episode, rng: np.random.Generator | None, chunk: int = 3
+    env: VectorEnv, episode: EpisodeSpec, rng: np.random.Generator | None, chunk: int = 3
 ) -> tuple[float, bool, list]:
-    """Reward of one episode in the last slot, its success, and the potentials from start to end."""
-    slot = env.num_slots - 1
-    env.reset([slot], [episode])
-    total, potentials = 0.0, [float(env.potential([slot])[0])]
+    """Reward of one episode in the last environment, its success, and the potentials from start to end."""
+    env_id = env.num_envs - 1
+    env.reset([env_id], [episode])
+    total, potentials = 0.0, [float(env.potential([env_id])[0])]
     while True:
-        action = env.expert_action(slot) if rng is None else rng.uniform(-1, 1, 7)
-        result = env.step([slot], np.tile(action, (1, 1 if rng is None else chunk, 1)).astype(np.float32))
+        action = env.expert_action(env_id) if rng is None else rng.uniform(-1, 1, 7)
+        result = env.step([env_id], np.tile(action, (1, 1 if rng is None else chunk, 1)).astype(np.float32))
         assert np.all(result.rewards[0, result.num_steps[0] :] == 0)
         total += float(result.rewards.sum())
-        potentials.append(float(env.potential([slot])[0]))
+        potentials.append(float(env.potential([env_id])[0]))
         if result.terminated[0] or result.truncated[0]:
             return total, bool(result.success[0]), potentials
 
@@ -45,8 +45,8 @@ def test_an_episode_gains_what_its_potential_gained(config: EnvConfig) -> None:
     for seed in range(6):
         expert = seed % 2 == 0 and config.name != "workload"
         rngs = [None if expert else np.random.default_rng(seed) for _ in range(2)]
-        bare, success, _ = _play(plain, Episode(seed, 0, seed), rngs[0])
-        total, same_success, potentials = _play(env, Episode(seed, 0, seed), rngs[1])
+        bare, success, _ = _play(plain, EpisodeSpec(seed, 0, seed), rngs[0])
+        total, same_success, potentials = _play(env, EpisodeSpec(seed, 0, seed), rngs[1])
         assert success == same_success
         assert bare == float(success)
         assert total == pytest.approx(bare + 0.5 * (potentials[-1] - potentials[0]), abs=1e-5)
@@ -64,7 +64,7 @@ def test_without_shaping_nothing_stands_between() -> None:
 @pytest.mark.libero
 def test_in_libero_a_grasp_counts() -> None:
     env = make_env(LiberoConfig(image_size=32), 2)
-    _, success, potentials = _play(env, Episode(0, 0, 1, init_state=0), None)
+    _, success, potentials = _play(env, EpisodeSpec(0, 0, 1, init_state=0), None)
     assert success
     assert potentials[0] == 0.0
     assert set(potentials) == {0.0, 1.0}

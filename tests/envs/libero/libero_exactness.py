@@ -1,4 +1,4 @@
-"""LiberoVectorEnv beside the untouched environment of hf-libero, bit for bit."""
+"""LiberoVectorEnv against the reference environment of hf-libero, bit for bit."""
 
 import itertools
 from functools import partial
@@ -10,14 +10,14 @@ from envs.libero.config import LiberoConfig
 from envs.libero.env import LiberoVectorEnv
 from envs.libero.protocol.conventions import NO_OP, to_robosuite
 from envs.libero.protocol.tasks import load_init_states, suite_tasks
-from envs.libero.reference_env import UntouchedEnv
-from vla_rl.core.records import Episode
+from envs.libero.reference_env import ReferenceEnv
+from vla_rl.core.records import EpisodeSpec
 
 SIZE = 48
 
 
-def make(suite="libero_spatial", tasks=(0,), slots=1, **keys):
-    return LiberoVectorEnv(LiberoConfig(suite=suite, tasks=tasks, image_size=SIZE, **keys), slots)
+def make(suite="libero_spatial", tasks=(0,), num_envs=1, **keys):
+    return LiberoVectorEnv(LiberoConfig(suite=suite, tasks=tasks, image_size=SIZE, **keys), num_envs)
 
 
 def random_actions(seed, steps, lean=-0.3):
@@ -30,7 +30,7 @@ def random_actions(seed, steps, lean=-0.3):
     return actions
 
 
-class Untouched(UntouchedEnv):
+class RenderedOnDemand(ReferenceEnv):
     """Renders only where asked to: it would at every step, wanted or not, at many times the cost of all else."""
 
     def __init__(self, task, seed, init_state, joint_noise=0.0):
@@ -52,40 +52,40 @@ class Untouched(UntouchedEnv):
         return self.env.get_sim_state()
 
 
-def assert_same_view(env, untouched):
-    view = empty_observation(env.spec, env.num_slots)
+def assert_same_view(env, reference):
+    view = empty_observation(env.spec, env.num_envs)
     env.observe([0], view)
     for image, name in zip(view.images[0], env.spec.views, strict=True):
-        assert np.array_equal(image, untouched.image(name))
-    assert np.array_equal(view.proprio[0], untouched.proprioception().astype(np.float32))
+        assert np.array_equal(image, reference.image(name))
+    assert np.array_equal(view.proprio[0], reference.proprioception().astype(np.float32))
 
 
 def assert_exact(suite, number, init_state, actions, views_at, seed=11, joint_noise=0.0):
-    """The same trajectory in both environments, while a second slot of the same model runs something else."""
+    """The same trajectory in both environments, while a second environment of the same model runs something else."""
     task = suite_tasks(suite)[number]
-    env = make(suite, (number,), slots=2, wrist_camera=True, joint_noise=joint_noise)
-    untouched = Untouched(task, seed, init_state, joint_noise)
+    env = make(suite, (number,), num_envs=2, wrist_camera=True, joint_noise=joint_noise)
+    reference = RenderedOnDemand(task, seed, init_state, joint_noise)
     try:
-        env.reset([1], [Episode(id=1, task=0, seed=seed + 1)])
-        env.reset([0], [Episode(id=0, task=0, seed=seed, init_state=init_state)])
-        assert np.array_equal(env.demo_state(0)["states"], untouched.state)
-        assert_same_view(env, untouched)
+        env.reset([1], [EpisodeSpec(id=1, task=0, seed=seed + 1)])
+        env.reset([0], [EpisodeSpec(id=0, task=0, seed=seed, init_state=init_state)])
+        assert np.array_equal(env.demo_state(0)["states"], reference.state)
+        assert_same_view(env, reference)
         for step in itertools.count():
             action = actions(env, step)
             if action is None:
                 return None
             result = env.step([0], action[None, None])
-            done = untouched.play(to_robosuite(action), render=step in views_at)
+            done = reference.play(to_robosuite(action), render=step in views_at)
             if step % 8 == 0:
                 env.step([1], action[None, None])
-            assert np.array_equal(env.demo_state(0)["states"], untouched.state), f"differs after step {step}"
+            assert np.array_equal(env.demo_state(0)["states"], reference.state), f"differs after step {step}"
             assert bool(result.success[0]) == bool(done)
             if step in views_at:
-                assert_same_view(env, untouched)
+                assert_same_view(env, reference)
             if done or result.truncated[0]:
                 return bool(done)
     finally:
-        untouched.close()
+        reference.close()
         env.close()
 
 

@@ -1,4 +1,4 @@
-"""Which assets LIBERO uses, the stand-ins, and an import that asks nothing and leaves nothing behind."""
+"""Which assets LIBERO uses, the placeholder assets, and an import that asks nothing and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 from envs.base import EnvError
 from envs.libero import bootstrap
+from envs.libero.assets import placeholder
 from envs.libero.assets import resolve as assets
-from envs.libero.assets import standins
+from envs.libero.assets.placeholder import mjcf
+from envs.libero.assets.placeholder.shapes import Ring, rotation, turned_mesh
+from envs.libero.assets.placeholder.table import read_table, shapes
 from envs.libero.assets.resolve import LiberoAssets, missing_files, resolve_assets
-from envs.libero.assets.standins import mjcf
-from envs.libero.assets.standins.shapes import Ring, rotation, turned_mesh
-from envs.libero.assets.standins.table import read_table, shapes
 from envs.libero.bootstrap import import_libero
 from envs.libero.fast.rendering import Renderer
 from envs.libero.fast.task_model import TaskModel
@@ -55,7 +55,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def fake_assets(folder: Path) -> Path:
-    for name in standins.required_files():
+    for name in placeholder.required_files():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     return folder
@@ -64,9 +64,9 @@ def fake_assets(folder: Path) -> Path:
 # --- resolution -----------------------------------------------------------------------------------------------------
 
 
-def test_stand_ins_are_the_last_resort(alone: Path) -> None:
+def test_placeholder_assets_are_the_last_resort(alone: Path) -> None:
     found = resolve_assets("auto")
-    assert found.origin == "stand-ins"
+    assert found.origin == "placeholder"
     assert found.path.is_relative_to(alone / "cache")
     assert missing_files(found.path) == []
     assert not (alone / "home").exists()
@@ -84,7 +84,7 @@ def test_order_of_places(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = fake_assets(alone / "named")
     monkeypatch.setenv("LIBERO_ASSETS", str(named))
     assert resolve_assets("auto") == LiberoAssets(named, "LIBERO_ASSETS")
-    assert resolve_assets("stand-ins").origin == "stand-ins"
+    assert resolve_assets("placeholder").origin == "placeholder"
 
 
 def test_the_main_branch_of_the_hub_cache_comes_first(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_incomplete_caches_are_passed_over(alone: Path) -> None:
     folder = fake_assets(alone / "home/.cache/libero/assets")
     assert resolve_assets("auto") == LiberoAssets(folder, "hub cache")
     (folder / "articulated_objects/microwave.xml").unlink()
-    assert resolve_assets("auto").origin == "stand-ins"
+    assert resolve_assets("auto").origin == "placeholder"
 
 
 @pytest.mark.parametrize("named", ["missing", "empty"])
@@ -113,15 +113,15 @@ def test_wrong_libero_assets_are_an_error(alone: Path, monkeypatch: pytest.Monke
 
 
 def test_unknown_mode_is_an_error() -> None:
-    with pytest.raises(EnvError, match="'standins' is unknown"):
-        resolve_assets("standins")  # type: ignore[arg-type]
+    with pytest.raises(EnvError, match="'stand-ins' is unknown"):
+        resolve_assets("stand-ins")  # type: ignore[arg-type]
 
 
 def test_unwritable_cache_is_an_error(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (alone / "file").touch()
     monkeypatch.setenv("VLA_RL_CACHE", str(alone / "file"))
     with pytest.raises(EnvError, match="set VLA_RL_CACHE"):
-        resolve_assets("stand-ins")
+        resolve_assets("placeholder")
 
 
 def hub_script(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -147,16 +147,16 @@ def test_a_broken_download_never_looks_complete(alone: Path, monkeypatch: pytest
         f"print('answered', flush=True); import shutil, sys; shutil.copytree({str(source)!r}, sys.argv[2]); sys.exit(1)"
     )
     hub_script(monkeypatch, copy)
-    assert resolve_assets("auto").origin == "stand-ins"
+    assert resolve_assets("auto").origin == "placeholder"
     assert not (alone / "cache/libero/hub-assets").exists()
 
 
 def test_a_silent_hub_is_given_up_quickly_and_once(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assets, "HUB_ANSWER_SECONDS", 0.2)
     hub_script(monkeypatch, "import sys, time, pathlib; pathlib.Path(sys.argv[2] + '.asked').touch(); time.sleep(60)")
-    assert resolve_assets("auto").origin == "stand-ins"
+    assert resolve_assets("auto").origin == "placeholder"
     monkeypatch.setattr(assets, "_download", lambda partial: pytest.fail("asked again"))
-    assert resolve_assets("auto").origin == "stand-ins"
+    assert resolve_assets("auto").origin == "placeholder"
 
 
 # --- import ---------------------------------------------------------------------------------------------------------
@@ -169,18 +169,18 @@ from envs.libero.fast.task_model import TaskModel
 from envs.libero.protocol.tasks import suite_tasks
 import mujoco
 import numpy as np
-model = TaskModel(suite_tasks("libero_object")[0], import_libero("stand-ins"))
-slot = model.new_slot()
-model.place(slot, 0, None)
-mujoco.mj_step(model.model, slot.data)
+model = TaskModel(suite_tasks("libero_object")[0], import_libero("placeholder"))
+state = model.new_state()
+model.place(state, 0, None)
+mujoco.mj_step(model.model, state.data)
 renderer = Renderer(model.model, 32)
-renderer.pose(slot.data.qpos)
+renderer.pose(state.data.qpos)
 renderer.render(0, np.zeros((32, 32, 3), np.uint8))
 renderer.close()
 """
 COMPILED = """
 from envs.libero.bootstrap import import_libero
-assert import_libero("stand-ins") == import_libero("stand-ins")
+assert import_libero("placeholder") == import_libero("placeholder")
 import libero.libero.envs
 import numpy as np
 from robosuite.utils.transform_utils import quat2mat
@@ -193,7 +193,7 @@ assert np.allclose(quat2mat(np.array([0.0, 0.0, 0.0, 1.0])), np.eye(3))
 def test_import_asks_prints_and_leaves_nothing(tmp_path: Path, script: str, no_jit: str) -> None:
     """In a fresh process with an empty HOME and no stdin, while temporary and working folder are watched.
 
-    Compiling everything anew takes numba half a minute, so the second script compiles only one function; the first runs
+    Compiling everything takes numba half a minute, so the second script compiles only one function; the first runs
     without compiled ones, which a control step cannot.
     """
     home, scratch, work = (tmp_path / name for name in ("home", "tmp", "work"))
@@ -253,15 +253,15 @@ def test_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     find = bootstrap.importlib.util.find_spec
     monkeypatch.setattr(bootstrap.importlib.util, "find_spec", lambda name: None if name == "robosuite" else find(name))
     with pytest.raises(EnvError, match=r"'robosuite' is missing: pip install"):
-        import_libero("stand-ins")
+        import_libero("placeholder")
 
 
 # --- the table and its shapes ---------------------------------------------------------------------------------------
 
 
 def test_generation_is_whole_and_repeatable(tmp_path: Path) -> None:
-    first = standins.ensure_standins(tmp_path / "a")
-    second = standins.ensure_standins(tmp_path / "b")
+    first = placeholder.ensure_placeholder_assets(tmp_path / "a")
+    second = placeholder.ensure_placeholder_assets(tmp_path / "b")
     assert first.name == second.name
     assert [p.name for p in (tmp_path / "a").iterdir()] == [first.name]  # nothing half-built stays
     files = sorted(p.relative_to(first) for p in first.rglob("*") if p.is_file())
@@ -269,7 +269,7 @@ def test_generation_is_whole_and_repeatable(tmp_path: Path) -> None:
     assert all((first / file).read_bytes() == (second / file).read_bytes() for file in files)
     assert sum((first / file).stat().st_size for file in files) < 2_000_000
     before = (first / files[0]).stat().st_mtime_ns
-    assert standins.ensure_standins(tmp_path / "a") == first
+    assert placeholder.ensure_placeholder_assets(tmp_path / "a") == first
     assert (first / files[0]).stat().st_mtime_ns == before
 
 
@@ -278,9 +278,9 @@ def test_failed_generation_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         (folder / "half").touch()
         raise OSError("disk full")
 
-    monkeypatch.setattr(standins, "write_standins", fail)
+    monkeypatch.setattr(placeholder, "write_placeholder_assets", fail)
     with pytest.raises(OSError, match="disk full"):
-        standins.ensure_standins(tmp_path / "c")
+        placeholder.ensure_placeholder_assets(tmp_path / "c")
     assert list((tmp_path / "c").iterdir()) == []
 
 
@@ -368,22 +368,22 @@ def check_task(suite: str, number: int, found: LiberoAssets) -> tuple[TaskModel,
     states = load_init_states(task)
     model = TaskModel(task, found)
     assert states.shape[1] == 1 + model.model.nq + model.model.nv
-    slot = model.new_slot()
-    model.place(slot, 0, states[0])
+    state = model.new_state()
+    model.place(state, 0, states[0])
     free = model.model.jnt_qposadr[model.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
     rows = free[:, None] + np.arange(7)
-    before = slot.data.qpos[rows].copy()
+    before = state.data.qpos[rows].copy()
     for _ in range(10):
-        model.step(slot, NO_OP)
-    after = slot.data.qpos[rows].copy()
+        model.step(state, NO_OP)
+    after = state.data.qpos[rows].copy()
     renderer = Renderer(model.model, 64)
     image = np.zeros((64, 64, 3), np.uint8)
-    renderer.pose(slot.data.qpos)
+    renderer.pose(state.data.qpos)
     for camera in ("agentview", "robot0_eye_in_hand"):
         renderer.render(model.model.camera(camera).id, image)
         assert len(np.unique(image.reshape(-1, 3), axis=0)) > 20
     renderer.close()
-    assert not model.success(slot)
+    assert not model.success(state)
     return model, before, after
 
 
@@ -395,8 +395,8 @@ def upright(quaternions: np.ndarray) -> np.ndarray:
 
 @pytest.mark.libero
 @pytest.mark.parametrize(("suite", "number"), SAMPLE)
-def test_stand_ins_settle_and_render(suite: str, number: int) -> None:
-    _, before, after = check_task(suite, number, import_libero("stand-ins"))
+def test_placeholder_assets_settle_and_render(suite: str, number: int) -> None:
+    _, before, after = check_task(suite, number, import_libero("placeholder"))
     assert np.linalg.norm((after - before)[:, :2], axis=1).max() < 0.03
     tilt = np.einsum("ij,ij->i", upright(before[:, 3:]), upright(after[:, 3:]))
     assert tilt.min() > np.cos(np.radians(3))
@@ -405,8 +405,8 @@ def test_stand_ins_settle_and_render(suite: str, number: int) -> None:
 
 @pytest.mark.libero
 def test_every_file_loads_in_mujoco() -> None:
-    folder = import_libero("stand-ins").path
-    for name in standins.required_files():
+    folder = import_libero("placeholder").path
+    for name in placeholder.required_files():
         root = ET.parse(folder / name).getroot()
         for texture in root.iter("texture"):
             if "file" in texture.attrib:
@@ -420,7 +420,7 @@ def test_every_file_loads_in_mujoco() -> None:
 @pytest.mark.parametrize(("suite", "number"), SAMPLE)
 def test_original_assets_give_the_same_joints(suite: str, number: int) -> None:
     original, _, _ = check_task(suite, number, import_libero("auto"))
-    replaced, _, _ = check_task(suite, number, import_libero("stand-ins"))
+    replaced, _, _ = check_task(suite, number, import_libero("placeholder"))
     joints = [[model.model.joint(k).name for k in range(model.model.njnt)] for model in (original, replaced)]
     assert joints[0] == joints[1]
     assert np.allclose(original.model.jnt_range, replaced.model.jnt_range, atol=1e-6)

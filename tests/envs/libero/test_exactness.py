@@ -1,4 +1,4 @@
-"""LIBERO stepped fast equals LIBERO as it comes: a new robosuite or mujoco that breaks this is noticed here."""
+"""LIBERO stepped fast equals the reference environment: a new robosuite or mujoco that breaks this is noticed here."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from envs import make_env
 from envs.base import EnvError, empty_observation
 from envs.libero.config import LiberoConfig
 from tests.envs.libero.libero_exactness import assert_exact, from_list, noisy_expert, random_actions
-from vla_rl.core.records import Episode
+from vla_rl.core.records import EpisodeSpec
 
 pytestmark = pytest.mark.libero
 
@@ -15,10 +15,10 @@ pytestmark = pytest.mark.libero
 def test_the_reference_behaves_as_the_environment_through_the_protocol():
     """Settling, chunks, rewards, the end of an episode, views, proprioception: nothing differs but the time."""
     config = LiberoConfig(suite="libero_goal", tasks=(1,), image_size=32, joint_noise=0.02, max_episode_steps=10)
-    envs = [make_env(config.model_copy(update={"implementation": name}), 1) for name in ("fast", "untouched")]
+    envs = [make_env(config.model_copy(update={"implementation": name}), 1) for name in ("fast", "reference")]
     views, results = [], []
     for env in envs:
-        env.reset([0], [Episode(id=0, task=0, seed=5, record=True)])
+        env.reset([0], [EpisodeSpec(id=0, task=0, seed=5, record=True)])
         results.append([env.step([0], random_actions(4, 6)[None]) for _ in range(2)])
         view = empty_observation(env.spec, 1)
         env.observe([0], view)
@@ -36,7 +36,7 @@ def test_the_reference_behaves_as_the_environment_through_the_protocol():
 
 
 @pytest.mark.parametrize(("suite", "number", "init_state"), [("libero_spatial", 4, 3), ("libero_10", 2, None)])
-def test_equals_the_untouched_environment(suite, number, init_state):
+def test_equals_the_reference_environment(suite, number, init_state):
     """State, success, images of both cameras and proprioception. Fixtures move, the stove has a lamp, drawers open."""
     assert_exact(suite, number, init_state, from_list(random_actions(0, 25)), views_at={0, 24})
 
@@ -57,14 +57,14 @@ def test_joint_noise_equals_an_initial_state_made_of_the_placement():
         ("libero_90", 12, None),
     ],
 )
-def test_equals_the_untouched_environment_over_expert_episodes(suite, number, init_state):
+def test_equals_the_reference_environment_over_expert_episodes(suite, number, init_state):
     success = assert_exact(suite, number, init_state, noisy_expert(0), views_at=set(range(0, 600, 40)))
     assert success is not None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "number"), [("libero_90", 20), ("libero_goal", 7), ("libero_object", 0)])
-def test_equals_the_untouched_environment_over_long_random_episodes(suite, number):
+def test_equals_the_reference_environment_over_long_random_episodes(suite, number):
     assert_exact(suite, number, None, from_list(random_actions(1, 150)), views_at={50, 100, 149})
 
 
@@ -84,7 +84,7 @@ _EPISODES = [
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(("suite", "number"), _EPISODES)
-def test_equals_the_untouched_environment_over_whole_episodes(suite, number, seed):
+def test_equals_the_reference_environment_over_whole_episodes(suite, number, seed):
     """Seed 0: a benchmark state and the expert where it has a plan. Seeds 1, 2: sampled placements, random actions."""
     init_state = 17 if seed == 0 else None
     random = from_list(random_actions(seed, 600))

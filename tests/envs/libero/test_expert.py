@@ -8,7 +8,7 @@ from envs.base import EnvError
 from envs.libero.config import LiberoConfig
 from envs.libero.env import LiberoVectorEnv
 from envs.libero.expert.grasping import HeightMap, closing_axis, find_grasp
-from vla_rl.core.records import Episode
+from vla_rl.core.records import EpisodeSpec
 
 TABLE = 0.4  # metres above the floor
 
@@ -33,7 +33,7 @@ def solve(env, episode, noise=0.0):
 )
 def test_solves(suite, number, init_state, noise):
     env = LiberoVectorEnv(LiberoConfig(suite=suite, tasks=(number,), image_size=16), 1)
-    success, steps = solve(env, Episode(id=0, task=0, seed=4, init_state=init_state), noise)
+    success, steps = solve(env, EpisodeSpec(id=0, task=0, seed=4, init_state=init_state), noise)
     assert success
     assert steps < 150
     env.close()
@@ -42,7 +42,7 @@ def test_solves(suite, number, init_state, noise):
 @pytest.mark.libero
 def test_two_goals_in_sequence():
     env = LiberoVectorEnv(LiberoConfig(suite="libero_10", tasks=(0,), image_size=16), 1)
-    assert solve(env, Episode(id=0, task=0, seed=0, init_state=3))[0]
+    assert solve(env, EpisodeSpec(id=0, task=0, seed=0, init_state=3))[0]
     env.close()
 
 
@@ -57,7 +57,7 @@ def test_two_goals_in_sequence():
 )
 def test_tasks_without_a_plan_are_named(suite, number, reason):
     env = LiberoVectorEnv(LiberoConfig(suite=suite, tasks=(number,), image_size=16), 1)
-    env.reset([0], [Episode(id=0, task=0, seed=0, init_state=0)])
+    env.reset([0], [EpisodeSpec(id=0, task=0, seed=0, init_state=0)])
     with pytest.raises(EnvError, match=reason):
         env.expert_action(0)
     env.close()
@@ -70,7 +70,8 @@ def test_tasks_without_a_plan_are_named(suite, number, reason):
 def test_solves_nine_in_ten_episodes(suite, sampled):
     env = LiberoVectorEnv(LiberoConfig(suite=suite, tasks=(), image_size=16), 1)
     results = [
-        solve(env, Episode(id=i, task=i % 10, seed=i, init_state=None if sampled else (11 * i) % 50)) for i in range(20)
+        solve(env, EpisodeSpec(id=i, task=i % 10, seed=i, init_state=None if sampled else (11 * i) % 50))
+        for i in range(20)
     ]
     assert np.mean([success for success, _ in results]) >= 0.9
     env.close()
@@ -103,9 +104,9 @@ def box(name, size, position=(0.0, 0.0), yaw=0.0, alpha=1.0):
 def test_heights_are_those_of_the_scene():
     heights, body, _ = look_at(box("target", (0.02, 0.05, 0.03), alpha=0))  # transparent to rays, but solid
     on_top, owner = heights.at(np.array([0.0, 0.04]))
-    beside, _ = heights.at(np.array([0.06, 0.0]))
+    table, _ = heights.at(np.array([0.06, 0.0]))
     assert on_top == pytest.approx(TABLE + 0.06, abs=1e-6)
-    assert beside == pytest.approx(TABLE, abs=1e-6)
+    assert table == pytest.approx(TABLE, abs=1e-6)
     assert owner == body
     assert heights.highest_in_corridor(np.array([-0.1, 0]), np.array([0.1, 0]), 0.01) == pytest.approx(TABLE + 0.06)
     assert heights.highest(np.array([0.1, 0.1]), 0.02) == pytest.approx(TABLE)
@@ -122,7 +123,7 @@ def test_a_box_is_grasped_across_its_narrow_side(yaw):
 
 
 def test_a_neighbour_turns_the_grasp():
-    """A square block could be closed on either way; a tall wall beside it leaves one."""
+    """A square block could be closed on either way; a tall wall next to it leaves one."""
     wall = box("wall", (0.15, 0.005, 0.08), position=(0.0, 0.035))
     heights, body, centre = look_at(box("target", (0.02, 0.02, 0.02)), wall)
     grasp = find_grasp(heights, body, centre)

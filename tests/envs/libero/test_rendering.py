@@ -21,13 +21,13 @@ def scene(request):
     """Tasks with a stove or a bowl (mirrors on original assets), one on the floor, one in a kitchen."""
     suite, number = request.param
     model = TaskModel(suite_tasks(suite)[number], import_libero())
-    slot = model.new_slot()
-    model.place(slot, 0, None)
-    return model, slot
+    state = model.new_state()
+    model.place(state, 0, None)
+    return model, state
 
 
-def images(renderer, model, slot, qpos=None):
-    renderer.pose(slot.seen.qpos if qpos is None else qpos)
+def images(renderer, model, state, qpos=None):
+    renderer.pose(state.seen.qpos if qpos is None else qpos)
     views = np.zeros((2, renderer._size, renderer._size, 3), np.uint8)
     for view, name in zip(views, CAMERAS, strict=True):
         renderer.render(model.model.camera(name).id, view)
@@ -40,24 +40,24 @@ def draw_everything(renderer):
     renderer._plan = lambda camera: [everything]
 
 
-def arm_poses(model, slot, count):
-    """The slot's own pose, and others with the robot's joints anywhere in their ranges."""
-    yield slot.seen.qpos
+def arm_poses(model, state, count):
+    """The state's own pose, and others with the robot's joints anywhere in their ranges."""
+    yield state.seen.qpos
     generator = np.random.default_rng(0)
     joints = [j for j in range(model.model.njnt) if model.model.joint(j).name.startswith(("robot0_", "gripper0_"))]
     for _ in range(count):
-        qpos = slot.seen.qpos.copy()
+        qpos = state.seen.qpos.copy()
         qpos[model.model.jnt_qposadr[joints]] = generator.uniform(*model.model.jnt_range[joints].T)
         yield qpos
 
 
 def test_leaving_out_what_no_camera_sees_changes_nothing(scene):
-    model, slot = scene
+    model, state = scene
     lean, plain = Renderer(model.model, SIZE), Renderer(model.model, SIZE)
     draw_everything(plain)
     groups = model.model.geom_group.copy()
-    for qpos in arm_poses(model, slot, 2):
-        assert np.array_equal(images(lean, model, slot, qpos), images(plain, model, slot, qpos))
+    for qpos in arm_poses(model, state, 2):
+        assert np.array_equal(images(lean, model, state, qpos), images(plain, model, state, qpos))
         assert np.array_equal(model.model.geom_group, groups)
         plans = [lean._plan(model.model.camera(name).id) for name in CAMERAS]
         assert any(plan[0].hidden.any() for plan in plans)
@@ -68,15 +68,15 @@ def test_leaving_out_what_no_camera_sees_changes_nothing(scene):
 
 @pytest.fixture
 def small_mirror(scene):
-    """A small mirror that floats before the first camera, made of a box that stands still."""
-    model, slot = scene[0].model, scene[1]
+    """A small mirror that floats before the first camera, made of a box that does not move."""
+    model, state = scene[0].model, scene[1]
     fixed = model.body_weldid[model.geom_bodyid] == 0
     boxes = (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX) & (model.geom_matid >= 0) & (model.geom_rgba[:, 3] == 1)
     mirror = np.flatnonzero(fixed & boxes & np.isin(model.geom_group, (1, 2)))[0]
     names = ("mat_reflectance", "geom_pos", "geom_quat", "geom_size", "geom_aabb", "geom_rbound")
     before = {name: getattr(model, name).copy() for name in names}
     data = mujoco.MjData(model)
-    data.qpos[:] = slot.seen.qpos
+    data.qpos[:] = state.seen.qpos
     mujoco.mj_forward(model, data)
     camera, body = model.camera(CAMERAS[0]).id, model.geom_bodyid[mirror]
     place = data.cam_xpos[camera] - 0.6 * data.cam_xmat[camera].reshape(3, 3)[:, 2]
@@ -92,13 +92,13 @@ def small_mirror(scene):
 
 
 def test_a_small_mirror_is_drawn_apart_and_changes_nothing(scene, small_mirror):
-    model, slot = scene
+    model, state = scene
     lean, plain = Renderer(model.model, SIZE), Renderer(model.model, SIZE)
     draw_everything(plain)
     assert lean._mirror == small_mirror
     apart = False
-    for qpos in arm_poses(model, slot, 1):
-        assert np.array_equal(images(lean, model, slot, qpos), images(plain, model, slot, qpos))
+    for qpos in arm_poses(model, state, 1):
+        assert np.array_equal(images(lean, model, state, qpos), images(plain, model, state, qpos))
         apart |= any(len(lean._plan(model.model.camera(name).id)) == 2 for name in CAMERAS)
     assert apart
     lean.close()
@@ -106,10 +106,10 @@ def test_a_small_mirror_is_drawn_apart_and_changes_nothing(scene, small_mirror):
 
 
 def test_antialiasing_is_a_choice(scene):
-    model, slot = scene
+    model, state = scene
     smooth, rough = Renderer(model.model, SIZE), Renderer(model.model, SIZE, antialiasing=False)
-    one, other = images(smooth, model, slot).astype(int), images(rough, model, slot).astype(int)
+    one, other = images(smooth, model, state).astype(int), images(rough, model, state).astype(int)
     assert 0 < np.abs(one - other).mean() < 8
-    assert np.array_equal(images(smooth, model, slot), one)
+    assert np.array_equal(images(smooth, model, state), one)
     smooth.close()
     rough.close()

@@ -1,4 +1,4 @@
-"""What ManiSkill needs, told before anything starts; parts that need no simulator."""
+"""What ManiSkill needs, reported before anything starts; parts that need no simulator."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from envs import env_spec, make_env
 from envs.base import EnvError
 from envs.maniskill import bootstrap, vulkan
 from envs.maniskill.config import ManiSkillConfig
-from envs.maniskill.env import _progress, _Slot
+from envs.maniskill.env import _Instance, _progress
 from envs.maniskill.simulation import Simulation, rotation_vector
 from envs.maniskill.tasks import TASKS, maniskill_spec
 from envs.maniskill.vulkan import VulkanDevice, vulkan_problem
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.records import Episode
+from vla_rl.core.records import EpisodeSpec
 from vla_rl.placement.plan import Resources, make_plan
 
 NEW, OLD = (
@@ -105,19 +105,19 @@ def test_the_spec_follows_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("tasks", [("PushCube-v1", "PickCube-v1"), ("PutCarrotOnPlateInScene-v1",)])
-def test_the_gpu_simulates_one_task_that_resets_slot_by_slot(tasks: tuple[str, ...]) -> None:
+def test_the_gpu_simulates_one_task_whose_environments_reset_one_by_one(tasks: tuple[str, ...]) -> None:
     with pytest.raises(ValidationError, match="simulates one of PushCube-v1"):
         ManiSkillConfig(backend="physx_cuda", tasks=tasks)  # type: ignore[arg-type]
     assert not ManiSkillConfig(tasks=tasks).wants_gpu  # type: ignore[arg-type]
 
 
-def test_on_gpus_it_takes_devices_and_all_slots_are_one_stage() -> None:
+def test_on_gpus_it_takes_devices_and_all_environments_are_one_split() -> None:
     config = RunConfig(env=ManiSkillConfig())
     one_gpu, no_gpu = Resources(8, 1, "cuda"), Resources(8, 8, "cpu")
     on_gpu, on_cpu = make_plan(config, one_gpu), make_plan(config, no_gpu)
-    assert (on_gpu.stages, on_cpu.stages) == (1, config.placement.slots_per_worker)
-    assert [(p.kind, p.devices, p.turns) for p in on_gpu.workers] == [("cuda", (0,), "device 0")]
-    assert all(p.devices == () and p.turns is None for p in on_cpu.workers)
+    assert (on_gpu.splits, on_cpu.splits) == (1, config.placement.envs_per_worker)
+    assert [(p.kind, p.devices, p.lock) for p in on_gpu.workers] == [("cuda", (0,), "device 0")]
+    assert all(p.devices == () and p.lock is None for p in on_cpu.workers)
     split = make_plan(config, Resources(8, 3, "cuda"))
     assert split.layout.describe() == "pipelined 1+1+1"
     drawn = make_plan(RunConfig(env=ManiSkillConfig(backend="physx_cpu")), one_gpu)
@@ -212,13 +212,13 @@ def test_in_bridge_scenes_a_grasp_is_half_the_way_and_a_held_one_all_of_it() -> 
     simulation.task, simulation.rows = TASKS["PutCarrotOnPlateInScene-v1"], 1
     simulation._fingers, simulation._reached = np.ones(1, np.float32), np.ones(1, np.float32)
     simulation.env = _Scene(held)
-    slot = _Slot(Episode(0, 0, 0), simulation, 0)
+    instance = _Instance(EpisodeSpec(0, 0, 0), simulation, 0)
     simulation.reset(0, 0, None)
-    reached = [_progress(slot)]
+    reached = [_progress(instance)]
     for _ in held:
         simulation.step([0], np.zeros((1, 7), np.float32))
-        reached.append(_progress(slot))
-        assert _progress(slot) == reached[-1], "asking changes nothing"
+        reached.append(_progress(instance))
+        assert _progress(instance) == reached[-1], "asking changes nothing"
     assert reached == [0, 0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1, 1]
 
 

@@ -12,21 +12,21 @@ from envs.base.demonstrations import HasDemoState, collect, read_demonstrations
 from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.env import ManiSkillVectorEnv
 from envs.maniskill.tasks import TASKS
-from vla_rl.core.records import Episode, Observation, StepResult
+from vla_rl.core.records import EpisodeSpec, Observation, StepResult
 
 pytestmark = pytest.mark.maniskill
 
 SIZE = 64
 
 
-def make(*tasks: str, slots: int = 1, **keys: object) -> ManiSkillVectorEnv:
+def make(*tasks: str, num_envs: int = 1, **keys: object) -> ManiSkillVectorEnv:
     values = {"tasks": tasks or ("PushCube-v1",), "image_size": SIZE, "backend": "physx_cpu"} | keys
-    return ManiSkillVectorEnv(ManiSkillConfig(**values), slots)  # type: ignore[arg-type]
+    return ManiSkillVectorEnv(ManiSkillConfig(**values), num_envs)  # type: ignore[arg-type]
 
 
-def start(env: ManiSkillVectorEnv, slot: int = 0, **fields: object) -> None:
+def start(env: ManiSkillVectorEnv, env_id: int = 0, **fields: object) -> None:
     values = {"id": 0, "task": 0, "seed": 0} | fields
-    env.reset([slot], [Episode(**values)])  # type: ignore[arg-type]
+    env.reset([env_id], [EpisodeSpec(**values)])  # type: ignore[arg-type]
 
 
 def random_actions(seed: int, count: int) -> np.ndarray:
@@ -36,24 +36,24 @@ def random_actions(seed: int, count: int) -> np.ndarray:
     return actions
 
 
-def act(env: ManiSkillVectorEnv, actions: np.ndarray, slot: int = 0) -> StepResult:
-    return env.step([slot], actions[None])
+def act(env: ManiSkillVectorEnv, actions: np.ndarray, env_id: int = 0) -> StepResult:
+    return env.step([env_id], actions[None])
 
 
 def observe(env: ManiSkillVectorEnv) -> Observation:
-    out = empty_observation(env.spec, env.num_slots)
-    env.observe(range(env.num_slots), out)
+    out = empty_observation(env.spec, env.num_envs)
+    env.observe(range(env.num_envs), out)
     return out
 
 
-def state(env: ManiSkillVectorEnv, slot: int = 0) -> np.ndarray:
-    return env.demo_state(slot)["states"]
+def state(env: ManiSkillVectorEnv, env_id: int = 0) -> np.ndarray:
+    return env.demo_state(env_id)["states"]
 
 
-def play(env: ManiSkillVectorEnv, slot: int = 0) -> tuple[bool, int]:
+def play(env: ManiSkillVectorEnv, env_id: int = 0) -> tuple[bool, int]:
     """Success and length of one expert episode that has been started."""
     for step in range(1, 1000):
-        result = act(env, env.expert_action(slot)[None], slot)
+        result = act(env, env.expert_action(env_id)[None], env_id)
         if result.terminated[0] or result.truncated[0]:
             return bool(result.success[0]), step
     raise AssertionError("the episode did not end")
@@ -61,25 +61,25 @@ def play(env: ManiSkillVectorEnv, slot: int = 0) -> tuple[bool, int]:
 
 @pytest.fixture(scope="module")
 def push() -> Iterator[ManiSkillVectorEnv]:
-    """Two slots of PushCube-v1; making a scene takes its time."""
-    env = make(slots=2)
+    """Two environments of PushCube-v1; making a scene takes a while."""
+    env = make(num_envs=2)
     yield env
     env.close()
 
 
-def test_the_same_seed_gives_the_same_episode_in_any_slot_whatever_ran_before(push: ManiSkillVectorEnv) -> None:
+def test_the_same_seed_gives_the_same_episode_in_any_environment_whatever_ran_before(push: ManiSkillVectorEnv) -> None:
     actions = random_actions(0, 12)
     fresh = make()
     start(fresh, seed=7)
     act(fresh, actions)
-    start(push, slot=0, seed=3)
+    start(push, env_id=0, seed=3)
     play(push)
-    start(push, slot=1, seed=4)
-    act(push, random_actions(1, 9), slot=1)
-    for slot in (0, 1):
-        start(push, slot=slot, seed=7)
-        act(push, actions, slot=slot)
-        assert np.array_equal(state(push, slot), state(fresh))
+    start(push, env_id=1, seed=4)
+    act(push, random_actions(1, 9), env_id=1)
+    for env_id in (0, 1):
+        start(push, env_id=env_id, seed=7)
+        act(push, actions, env_id=env_id)
+        assert np.array_equal(state(push, env_id), state(fresh))
     start(push, seed=8)
     assert not np.array_equal(state(push), state(push, 1))
     assert np.array_equal(observe(push).images[1], observe(fresh).images[0])
@@ -92,20 +92,20 @@ def test_global_random_state_neither_matters_nor_changes(push: ManiSkillVectorEn
     np.random.seed(1)
     torch.manual_seed(1)
     before = np.random.get_state()[1].copy(), torch.get_rng_state().clone()
-    start(push, slot=0, seed=5)
+    start(push, env_id=0, seed=5)
     assert np.array_equal(np.random.get_state()[1], before[0])
     assert torch.equal(torch.get_rng_state(), before[1])
     np.random.seed(2)
     torch.manual_seed(2)
-    start(push, slot=1, seed=5)
+    start(push, env_id=1, seed=5)
     assert np.array_equal(state(push, 0), state(push, 1))
 
 
 def test_initial_states_are_fixed_and_differ(push: ManiSkillVectorEnv) -> None:
-    start(push, slot=0, seed=5, init_state=3)
-    start(push, slot=1, seed=6, init_state=3)
+    start(push, env_id=0, seed=5, init_state=3)
+    start(push, env_id=1, seed=6, init_state=3)
     assert np.array_equal(state(push, 0), state(push, 1))
-    start(push, slot=1, seed=6, init_state=4)
+    start(push, env_id=1, seed=6, init_state=4)
     assert not np.array_equal(state(push, 0), state(push, 1))
 
 
@@ -128,15 +128,15 @@ def test_a_chunk_stops_where_the_cube_is_on_the_target(push: ManiSkillVectorEnv)
     assert result.num_steps.tolist() == [1]
     assert result.rewards.tolist() == [[1, 0, 0, 0, 0]]
     assert (result.terminated[0], result.truncated[0], result.success[0]) == (True, False, True)
-    with pytest.raises(ValueError, match="slot 0: episode 0 has ended"):
+    with pytest.raises(ValueError, match="env 0: episode 0 has ended"):
         act(push, np.zeros((1, 7), np.float32))
 
 
 def test_the_time_limit_truncates_within_a_chunk() -> None:
-    env = make(max_episode_steps=5, slots=2)
-    start(env, slot=1, record=True)
+    env = make(max_episode_steps=5, num_envs=2)
+    start(env, env_id=1, record=True)
     still = np.zeros((3, 7), np.float32)
-    first, second = act(env, still, slot=1), act(env, still, slot=1)
+    first, second = act(env, still, env_id=1), act(env, still, env_id=1)
     assert (first.num_steps[0], first.truncated[0]) == (3, False)
     assert (second.num_steps[0], second.truncated[0], second.terminated[0]) == (2, True, False)
     assert second.rewards.tolist() == [[0, 0, 0]]
@@ -146,24 +146,24 @@ def test_the_time_limit_truncates_within_a_chunk() -> None:
     env.observe([1], view)
     assert np.array_equal(frames[-1], view.images[1, 0])
     assert not view.images[0].any()
-    with pytest.raises(ValueError, match="slot 0 holds no episode"):
+    with pytest.raises(ValueError, match="env 0 holds no episode"):
         act(env, still)
-    with pytest.raises(ValueError, match="slot 0 holds no episode"):
+    with pytest.raises(ValueError, match="env 0 holds no episode"):
         env.observe([0], view)
     env.close()
     env.close()
 
 
-def test_slots_that_are_not_stepped_stand_still(push: ManiSkillVectorEnv) -> None:
-    start(push, slot=0, seed=1)
-    start(push, slot=1, seed=2)
+def test_environments_that_are_not_stepped_stand_still(push: ManiSkillVectorEnv) -> None:
+    start(push, env_id=0, seed=1)
+    start(push, env_id=1, seed=2)
     before = state(push, 0)
-    act(push, random_actions(2, 6), slot=1)
+    act(push, random_actions(2, 6), env_id=1)
     assert np.array_equal(state(push, 0), before)
 
 
 @pytest.mark.parametrize(
-    ("slots", "actions", "text"),
+    ("env_ids", "actions", "text"),
     [
         ([0], np.zeros((1, 7), np.float32), "need"),
         ([0], np.zeros((1, 8, 6), np.float32), "need"),
@@ -172,14 +172,14 @@ def test_slots_that_are_not_stepped_stand_still(push: ManiSkillVectorEnv) -> Non
         ([0], np.full((1, 8, 7), np.nan, np.float32), "not finite"),
     ],
 )
-def test_bad_steps_are_refused(push: ManiSkillVectorEnv, slots: list[int], actions: np.ndarray, text: str) -> None:
+def test_bad_steps_are_refused(push: ManiSkillVectorEnv, env_ids: list[int], actions: np.ndarray, text: str) -> None:
     start(push)
     with pytest.raises(ValueError, match=text):
-        push.step(slots, actions)
+        push.step(env_ids, actions)
 
 
 def test_the_gripper_opens_at_one_and_closes_at_zero(push: ManiSkillVectorEnv) -> None:
-    """And proprioception tells it, and where the hand goes."""
+    """And proprioception shows it, as well as the motion of the hand."""
     start(push, seed=1)
     command = np.array([[0, 0, 1, 0, 0, 0, 0]] * 4, np.float32)
     resting = observe(push).proprio[0]
@@ -194,14 +194,14 @@ def test_the_gripper_opens_at_one_and_closes_at_zero(push: ManiSkillVectorEnv) -
 
 
 def test_rendering_happens_only_in_observe(push: ManiSkillVectorEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    start(push, slot=0)
-    start(push, slot=1)
+    start(push, env_id=0)
+    start(push, env_id=1)
     taken: list[str] = []
-    for slot in push._slots:
-        assert slot is not None
-        (camera,) = slot.simulation.env._sensors.values()
+    for instance in push._instances:
+        assert instance is not None
+        (camera,) = instance.simulation.env._sensors.values()
         monkeypatch.setattr(camera, "capture", lambda capture=camera.capture: (taken.append("picture"), capture()))
-    start(push, slot=0)
+    start(push, env_id=0)
     act(push, random_actions(0, 4))
     assert taken == []
     view = empty_observation(push.spec, 2)
@@ -211,20 +211,20 @@ def test_rendering_happens_only_in_observe(push: ManiSkillVectorEnv, monkeypatch
     assert view.images[1].std() > 10
 
 
-def test_slots_change_tasks_and_scenes_are_used_again() -> None:
-    env = make("PickCube-v1", "PushCube-v1", slots=2)
-    start(env, slot=0, task=0, seed=1)
+def test_environments_change_tasks_and_scenes_are_used_again() -> None:
+    env = make("PickCube-v1", "PushCube-v1", num_envs=2)
+    start(env, env_id=0, task=0, seed=1)
     picking = state(env, 0)
-    start(env, slot=1, task=1, seed=1)
+    start(env, env_id=1, task=1, seed=1)
     view = observe(env)
     assert view.task.tolist() == [0, 1]
-    scenes = {id(slot.simulation) for slot in env._slots if slot}
-    start(env, slot=0, task=0, seed=4)
-    env.reset([1], [Episode(id=1, task=0, seed=1)])  # a second scene of the first task
+    scenes = {id(instance.simulation) for instance in env._instances if instance}
+    start(env, env_id=0, task=0, seed=4)
+    env.reset([1], [EpisodeSpec(id=1, task=0, seed=1)])  # a second scene of the first task
     assert np.array_equal(state(env, 1), picking)
-    start(env, slot=0, task=1, seed=1)  # the scene that slot 1 has left
+    start(env, env_id=0, task=1, seed=1)  # the scene that environment 1 has left
     assert np.array_equal(observe(env).images[0], view.images[1])
-    assert {id(env._slots[0].simulation)} < scenes
+    assert {id(env._instances[0].simulation)} < scenes
     env.close()
 
 
@@ -260,7 +260,7 @@ def test_the_expert_solves(task: str) -> None:
 def test_demonstrations_can_be_cloned(push: ManiSkillVectorEnv, tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert isinstance(push, HasDemoState)
     path = tmp_path / "demos.hdf5"
-    counts = collect(push, [Episode(id=i, task=0, seed=i) for i in range(2)], path, noise=0.1)
+    counts = collect(push, [EpisodeSpec(id=i, task=0, seed=i) for i in range(2)], path, noise=0.1)
     assert counts.written == 2
     demos = read_demonstrations(
         [path],

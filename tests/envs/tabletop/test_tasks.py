@@ -9,15 +9,15 @@ from envs.tabletop.env import TabletopVectorEnv
 from envs.tabletop.tasks import COLORS, DISTURBED, INIT_STATES, PLATE_RADIUS
 from envs.tabletop.world import BLOCK_HALF, CONTACT, MAX_STEP
 from tests.envs.tabletop.tabletop_helpers import FAMILIES, act, make, start
-from vla_rl.core.records import Episode
+from vla_rl.core.records import EpisodeSpec
 
 
 def test_placement_is_a_function_of_task_and_seed() -> None:
     one, two = make("push", 3, distractors=2), make("push", 1, distractors=2)
     start(two, id=1, seed=7)
     act(two, (1, 1, -1, 1))
-    start(one, slot=2, id=5, seed=8, task=1)
-    start(one, slot=2, id=9, seed=7)
+    start(one, env_id=2, id=5, seed=8, task=1)
+    start(one, env_id=2, id=9, seed=7)
     start(two, id=2, seed=7)
     np.testing.assert_array_equal(one.demo_state(2)["states"], two.demo_state(0)["states"])
     start(two, id=2, seed=8)
@@ -28,8 +28,8 @@ def test_benchmark_states_are_held_out_and_ignore_the_seed() -> None:
     env = make("pick_place", 2)
     benchmark = set()
     for i in range(INIT_STATES):
-        start(env, slot=0, seed=3, init_state=i)
-        start(env, slot=1, seed=4, init_state=i)
+        start(env, env_id=0, seed=3, init_state=i)
+        start(env, env_id=1, seed=4, init_state=i)
         state = env.demo_state(0)["states"]
         np.testing.assert_array_equal(state, env.demo_state(1)["states"])
         benchmark.add(state.tobytes())
@@ -101,11 +101,11 @@ def test_a_block_held_over_the_plate_is_not_yet_on_it() -> None:
 
 def play(env: TabletopVectorEnv, chunk: int, noise: float, seed: int) -> tuple[bool, int]:
     """One episode of the expert, planning ``chunk`` actions on a copy and executing them in open loop."""
-    start(env, slot=0, seed=seed, task=seed % 4)
+    start(env, env_id=0, seed=seed, task=seed % 4)
     rng = np.random.default_rng(seed)
     total = 0
     while True:
-        start(env, slot=1, seed=seed, task=seed % 4)
+        start(env, env_id=1, seed=seed, task=seed % 4)
         for name in ("tip", "aperture", "held", "blocks", "placed", "settled", "goal"):
             array = getattr(env._world, name)
             array[1] = array[0]
@@ -128,13 +128,13 @@ def test_expert_solves_every_family(family: str) -> None:
     limit = int(0.6 * env.spec.max_episode_steps)
     solved = 0
     for first in range(0, 120, 8):
-        slots = list(range(8))
-        env.reset(slots, [Episode(id=i, task=i % 4, seed=i) for i in range(first, first + 8)])
+        env_ids = list(range(8))
+        env.reset(env_ids, [EpisodeSpec(id=i, task=i % 4, seed=i) for i in range(first, first + 8)])
         for _ in range(limit):
-            result = env.step(slots, np.stack([env.expert_action(s) for s in slots])[:, None])
+            result = env.step(env_ids, np.stack([env.expert_action(e) for e in env_ids])[:, None])
             solved += int(result.success.sum())
-            slots = [s for s, over in zip(slots, result.terminated, strict=True) if not over]
-            if not slots:
+            env_ids = [e for e, over in zip(env_ids, result.terminated, strict=True) if not over]
+            if not env_ids:
                 break
     assert solved >= 0.98 * 120
 

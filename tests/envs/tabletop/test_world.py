@@ -80,13 +80,13 @@ def test_a_pushed_block_shoves_the_next_one() -> None:
 def test_nothing_leaves_the_table() -> None:
     env = make("pick_place", 8, distractors=4, max_episode_steps=200)
     rng = np.random.default_rng(1)
-    for slot in range(8):
-        start(env, slot=slot, seed=slot)
+    for env_id in range(8):
+        start(env, env_id=env_id, seed=env_id)
     for _ in range(60):
-        running = np.flatnonzero(env._running)
-        env.step(running.tolist(), rng.uniform(-2, 2, (len(running), 8, 7)).astype(np.float32))
-        for slot in np.flatnonzero(~env._running).tolist():
-            start(env, slot=slot, seed=int(rng.integers(1000)))
+        running = [env_id for env_id in range(8) if env.instance(env_id).running]
+        env.step(running, rng.uniform(-2, 2, (len(running), 8, 7)).astype(np.float32))
+        for env_id in (e for e in running if not env.instance(e).running):
+            start(env, env_id=env_id, seed=int(rng.integers(1000)))
         assert env._world.blocks.min() >= BLOCK_HALF - 1e-9
         assert env._world.blocks.max() <= 1 - BLOCK_HALF + 1e-9
         assert env._world.tip.min() >= 0.0

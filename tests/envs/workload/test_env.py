@@ -10,11 +10,11 @@ import pytest
 from envs.base import EnvError, empty_observation
 from envs.workload.config import WorkloadConfig
 from envs.workload.env import WorkloadVectorEnv, decode_image, encode_image, plan_episode
-from vla_rl.core.records import Episode
+from vla_rl.core.records import EpisodeSpec
 
 
-def make(slots: int = 1, **keys: object) -> WorkloadVectorEnv:
-    return WorkloadVectorEnv(WorkloadConfig(**keys), slots)  # type: ignore[arg-type]
+def make(num_envs: int = 1, **keys: object) -> WorkloadVectorEnv:
+    return WorkloadVectorEnv(WorkloadConfig(**keys), num_envs)  # type: ignore[arg-type]
 
 
 def actions(n: int, chunk: int = 8) -> np.ndarray:
@@ -28,7 +28,7 @@ def seed_of(config: WorkloadConfig, success: bool, truncated: bool) -> int:
 
 def test_images_tell_episode_and_step() -> None:
     env = make(3)
-    env.reset([0, 1, 2], [Episode(id=10**12 + i, task=i % 2, seed=i) for i in range(3)])
+    env.reset([0, 1, 2], [EpisodeSpec(id=10**12 + i, task=i % 2, seed=i) for i in range(3)])
     env.step([1], actions(1))
     out = empty_observation(env.spec, 3)
     env.observe([0, 1, 2], out)
@@ -69,7 +69,7 @@ def test_lengths_are_as_planned() -> None:
     for seed in range(30):
         plan = plan_episode(config, seed)
         assert plan == plan_episode(config, seed)
-        env.reset([0], [Episode(id=seed, task=0, seed=seed)])
+        env.reset([0], [EpisodeSpec(id=seed, task=0, seed=seed)])
         steps = 0
         while True:
             result = env.step([0], actions(1))
@@ -104,14 +104,14 @@ def test_reward_falls_on_the_last_executed_step() -> None:
     config = WorkloadConfig(max_episode_steps=10)
     env = WorkloadVectorEnv(config, 2)
     seeds = [seed_of(config, True, False), seed_of(config, False, True)]
-    env.reset([0, 1], [Episode(id=i, task=0, seed=seed) for i, seed in enumerate(seeds)])
+    env.reset([0, 1], [EpisodeSpec(id=i, task=0, seed=seed) for i, seed in enumerate(seeds)])
     env.step([0, 1], actions(2))
     result = env.step([1, 0], actions(2))
     assert result.num_steps.tolist() == [2, 2]
     assert result.rewards.tolist() == [[0.0] * 8, [0, 1, 0, 0, 0, 0, 0, 0]]
     assert result.terminated.tolist() == [False, True]
     assert result.truncated.tolist() == [True, False]
-    with pytest.raises(ValueError, match=r"slots \[0, 1\] run no episode"):
+    with pytest.raises(ValueError, match="env 0: episode 0 has ended"):
         env.step([0, 1], actions(2))
 
 
@@ -119,7 +119,7 @@ def test_costs_are_slept(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("envs.workload.env.time.sleep", slept.append)
     env = make(2, step_ms=2.0, render_ms=10.0, max_episode_steps=9)
-    env.reset([0, 1], [Episode(id=i, task=0, seed=i) for i in range(2)])
+    env.reset([0, 1], [EpisodeSpec(id=i, task=0, seed=i) for i in range(2)])
     env.step([0, 1], actions(2))
     env.step([0], actions(1))  # one step is left, not eight
     env.observe([0, 1], empty_observation(env.spec, 2))
@@ -128,7 +128,7 @@ def test_costs_are_slept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_costs_are_real_time() -> None:
     env = make(step_ms=2.0)
-    env.reset([0], [Episode(id=0, task=0, seed=0)])
+    env.reset([0], [EpisodeSpec(id=0, task=0, seed=0)])
     begin = time.perf_counter()
     env.step([0], actions(1))
     assert time.perf_counter() - begin >= 0.016
@@ -136,7 +136,7 @@ def test_costs_are_real_time() -> None:
 
 def test_frames_are_recorded_for_episodes_that_ask() -> None:
     env = make(2)
-    env.reset([0, 1], [Episode(id=3, task=0, seed=0, record=True), Episode(id=4, task=0, seed=0)])
+    env.reset([0, 1], [EpisodeSpec(id=3, task=0, seed=0, record=True), EpisodeSpec(id=4, task=0, seed=0)])
     env.step([0, 1], actions(2, 3))
     assert [decode_image(frame) for frame in env.frames(0)] == [(3, 1), (3, 2), (3, 3)]
     assert env.frames(1) == []
@@ -149,14 +149,14 @@ def test_errors_name_the_remedy() -> None:
         make(image_size=3)
     env = make()
     with pytest.raises(EnvError, match=r"tasks 0\.\.1"):
-        env.reset([0], [Episode(id=0, task=2, seed=0)])
+        env.reset([0], [EpisodeSpec(id=0, task=2, seed=0)])
     with pytest.raises(EnvError, match=r"states 0\.\.49"):
-        env.reset([0], [Episode(id=0, task=0, seed=0, init_state=50)])
-    with pytest.raises(ValueError, match="run no episode"):
+        env.reset([0], [EpisodeSpec(id=0, task=0, seed=0, init_state=50)])
+    with pytest.raises(ValueError, match="env 0 holds no episode"):
         env.step([0], actions(1))
-    with pytest.raises(ValueError, match="runs no episode"):
+    with pytest.raises(ValueError, match="env 0 holds no episode"):
         env.observe([0], empty_observation(env.spec, 1))
-    env.reset([0], [Episode(id=0, task=0, seed=0)])
+    env.reset([0], [EpisodeSpec(id=0, task=0, seed=0)])
     with pytest.raises(ValueError, match="need"):
         env.step([0], actions(2))
     with pytest.raises(EnvError, match="no expert"):

@@ -57,7 +57,7 @@ class Costs:
                 },
                 "placement": {
                     "env_workers": 1,
-                    "slots_per_worker": SLOTS,
+                    "envs_per_worker": SLOTS,
                     "max_batch": BATCH,
                     "max_wait_ms": 50.0,
                 },

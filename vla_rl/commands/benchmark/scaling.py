@@ -34,13 +34,12 @@ from vla_rl.commands.benchmark.scaling_points import (
     write_points,
 )
 from vla_rl.commands.run_folder import machine
-from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.machine import Machine
 from vla_rl.observability.console import make_console
-from vla_rl.placement.checks import machine_checks
-from vla_rl.placement.cost_model import Job
+from vla_rl.placement.checks import load_checked_config
+from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.plan import Mode, Plan, PlanError, Resources, make_plan
 from vla_rl.placement.profile import Profile, load_profile, save_profile
 from vla_rl.placement.search import Candidate, search
@@ -59,7 +58,7 @@ class Case:
     devices: int
     plan: Plan
     profile: Profile | None = None
-    job: Job | None = None
+    workload: Workload | None = None
     expected: Candidate | None = None
 
     @property
@@ -67,7 +66,7 @@ class Case:
         """Of a super-batch, by the bound; the reference's phases add up."""
         if self.expected is None:
             return None
-        return self.expected.bound.in_turns if self.mode == REFERENCE else self.expected.bound.seconds
+        return self.expected.bound.sequential_seconds if self.mode == REFERENCE else self.expected.bound.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class Measured:
 
 def scaling_command(args: Any) -> int:
     """Measure all points that ``--json`` does not hold yet, print and draw them."""
-    config = load_config(args.config, args.overrides, machine_checks(Machine.detect()))
+    config = load_checked_config(args.config, args.overrides)
     backend = choose_backend(config, args.backend)
     name = config.placement.virtual or config.placement.profile
     profile = None if name is None else load_profile(Path(name))
@@ -143,9 +142,9 @@ def prepare(config: RunConfig, profile: Profile | None, devices: int, mode: str)
     scaled = for_devices(config, profile, devices)
     if mode == REFERENCE:
         scaled, profile = as_reference(scaled, profile)
-    job = Job.of(scaled, *_lengths(scaled))
-    best = search(scaled, Resources.of(Machine.detect(), scaled), profile, job, layout_mode)[0]
-    return Case(scaled, mode, devices, best.plan, profile, job, best)
+    workload = Workload.of(scaled, *_lengths(scaled))
+    best = search(scaled, Resources.of(Machine.detect(), scaled), profile, workload, layout_mode)[0]
+    return Case(scaled, mode, devices, best.plan, profile, workload, best)
 
 
 def _known(case: Case, points: Sequence[Point]) -> Point | None:
@@ -163,14 +162,14 @@ def measure(case: Case, backend: Backend, iterations: int) -> Point:
     if backend == "simulated":
         assert expected is not None
         assert expected.simulated is not None
-        assert case.job is not None
-        found = Measured(expected.simulated, case.job.steps, case.job.chunks)
+        assert case.workload is not None
+        found = Measured(expected.simulated, case.workload.steps, case.workload.chunks)
     elif backend == "virtual":
         assert case.profile is not None
         found = run_virtual(case.config, case.profile, case.plan, iterations)
     else:
         found = run_real(case.config, iterations)
-    size = found.steps / case.job.steps if case.job else 1.0  # of a mean super-batch
+    size = found.steps / case.workload.steps if case.workload else 1.0  # of a mean super-batch
     batches_per_s = size / found.seconds
     return Point(
         devices=case.devices,
@@ -233,11 +232,11 @@ def as_reference(config: RunConfig, profile: Profile) -> tuple[RunConfig, Profil
     train = profile.train.model_copy(update={"each": profile.train.each * (1 - env.length_spread / 2)})
     devices = placement.devices or 1
     workers = 1 if env.on_devices else placement.env_workers // devices
-    slots = workers * placement.slots_per_worker  # of one server: all that play wait for each other
+    slots = workers * placement.envs_per_worker  # of one server: all that play wait for each other
     playing = min(slots, config.train.batch_episodes // devices)
     lockstep = placement.model_copy(update={"max_wait_ms": 600_000.0, "max_batch": playing})
     algo = config.algo
-    if algo.final_values != "never":
+    if algo.bootstrap_rule != "never":
         algo = algo.model_copy(update={"bootstrap": "never"})
     return (
         config.model_copy(
@@ -275,7 +274,9 @@ def run_real(config: RunConfig, iterations: int) -> Measured:
     from vla_rl.commands.train import train
 
     sync = config.mode == "sync"
-    warmup = 1 if sync else config.train.max_age + 3  # until what was played before the first update has been trained
+    warmup = (
+        1 if sync else config.train.max_staleness + 3
+    )  # until what was played before the first update has been trained
     rounds = {
         "iterations": warmup + iterations + (0 if sync else COOLDOWN),
         "eval_episodes": 0,

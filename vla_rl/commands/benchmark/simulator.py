@@ -40,7 +40,7 @@ class Figures:
     bare: list[float] = field(default_factory=list)  # the substeps of one control step, nothing around them
     reset: list[float] = field(default_factory=list)  # to another initial state of the same task
     switch: list[float] = field(default_factory=list)  # to another task
-    memory: dict[str, float] = field(default_factory=dict)  # bytes of the "process", and of each further "slot"
+    memory: dict[str, float] = field(default_factory=dict)  # bytes of the "process", and of each further "env"
 
     def medians(self) -> dict[str, float | None]:
         return {name: median(v) if v else None for name, v in asdict(self).items() if isinstance(v, list)}
@@ -94,7 +94,7 @@ def contest(setup: Setup, names: Sequence[str], rounds: int, console: Console) -
             contestants.append(_Contestant(name, setup))
         with ProgressDisplay(console, f"{setup.cameras} camera(s)", rounds + 1) as progress:
             for number in range(rounds + 1):
-                _require_equal({c.name: _turn(c, number, first=number == 0) for c in contestants})
+                _require_equal({c.name: _lease(c, number, first=number == 0) for c in contestants})
                 progress.update(number + 1, "")
     finally:
         for contestant in contestants:
@@ -107,7 +107,7 @@ def contest(setup: Setup, names: Sequence[str], rounds: int, console: Console) -
     }
 
 
-def _turn(contestant: _Contestant, number: int, *, first: bool) -> list[float]:
+def _lease(contestant: _Contestant, number: int, *, first: bool) -> list[float]:
     """One contestant's part of a round; returns the simulator's state after its rendered chunks."""
     figures = Figures() if first else contestant.figures  # the first time compiles and fills caches
     for other in (True, False):
@@ -173,7 +173,7 @@ def _table(result: dict[str, Any]) -> Table:
         for name, m in medians.items()
     ]
     table.add_row(f"arithmetic: chunks, {GPU_RENDER_S * 1e3:.0f} ms a frame (GPU)", *_cells(arithmetic))
-    for label, key in (("memory of the process", "process"), ("memory of a further slot", "slot")):
+    for label, key in (("memory of the process", "process"), ("memory of a further environment", "env")):
         memory = [figures["memory"][key] / 2**20 for figures in result["seconds"].values()]
         table.add_row(label, *(f"{m:.0f} MiB" if m >= 1 else "below 1 MiB" for m in memory))
     return table

@@ -16,12 +16,10 @@ from typing import Any
 from rich.table import Table
 
 from vla_rl.commands.run_folder import machine
-from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
-from vla_rl.core.machine import Machine
 from vla_rl.observability.console import make_console
-from vla_rl.placement.checks import machine_checks
+from vla_rl.placement.checks import load_checked_config
 
 _WARMUP = 2  # iterations until queues are filled
 _RATES = ("env_steps", "chunks", "episodes", "batches")
@@ -48,9 +46,9 @@ def load_variants(path: Path, overrides: Sequence[str], vary: str, minutes: floa
     key, _, values = vary.partition("=")
     settings = [f"{key}={value}" for value in values.split(",") if value]
     if len(settings) < 2:
-        raise UserError(f"--vary {vary}: give a key and two values or more, as in env.implementation=fast,untouched")
+        raise UserError(f"--vary {vary}: give a key and two values or more, as in env.implementation=fast,reference")
     timed = ("train.iterations=1000000", f"train.max_minutes={minutes}", "train.eval_episodes=0", "log.video=false")
-    return {s: load_config(path, [*overrides, *timed, s], machine_checks(Machine.detect())) for s in settings}
+    return {s: load_checked_config(path, [*overrides, *timed, s]) for s in settings}
 
 
 def measure(config: RunConfig) -> dict[str, float]:

@@ -1,11 +1,11 @@
-"""Turns on a device that several processes share: one computes, the others wait in the order in which they asked.
+"""Device leases: of the processes that share a device, one computes and the others wait in the order of their requests.
 
     learner ──"acquire"──▶ ┌──────────────────────┐ ◀──"acquire"── inference server
             ◀──"granted"── │ a queue for a device │
             ──"release"──▶ └──────────────────────┘ ──"granted"──▶
 
-A process that dies loses its connection, and with it its turn or its place in the queue: no lock outlives its owner. A
-turn costs two messages over a local socket, tens of microseconds beside the milliseconds of a micro-batch.
+A process that dies loses its connection, and with it its lease or its place in the queue: no lease outlives its owner.
+A lease costs two messages over a local socket: tens of microseconds, compared with milliseconds for a micro-batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-Turn = Callable[[], AbstractContextManager[None]]  # a turn on whatever device the caller computes on
+# How a component leases the device it computes on: ``with lease(): ...``. On a device of its own, ``nullcontext``.
+DeviceLease = Callable[[], AbstractContextManager[None]]
 
 _ACQUIRE, _RELEASE, _ASK, _GRANTED = b"a", b"r", b"?", b"g"
 _MESSAGE_BYTES = 4096
@@ -30,13 +31,21 @@ _MESSAGE_BYTES = 4096
 
 @dataclass(slots=True)
 class DeviceUse:
-    """What became of a device's time; seconds."""
+    """Totals of one device.
 
-    turns: int = 0
+    Attributes:
+        leases: number of leases granted.
+        held: seconds during which a lease was held.
+        waited: seconds that all processes together waited for a lease.
+        longest_wait: seconds.
+        died: leases that ended because their owner died.
+    """
+
+    leases: int = 0
     held: float = 0.0
-    waited: float = 0.0  # of all contenders together
+    waited: float = 0.0
     longest_wait: float = 0.0
-    died: int = 0  # turns that ended with their owner
+    died: int = 0
 
 
 @dataclass(slots=True)
@@ -56,13 +65,13 @@ class _Device:
 
 
 class DeviceLockServer:
-    """Keeps the queues of all devices of a node, in a thread of the process that makes it."""
+    """The queues of all devices of a node, served by a thread of the process that creates it."""
 
     def __init__(self, path: Path) -> None:
-        """``path``: of the socket; short, for the kernel takes 107 characters."""
+        """``path``: of the socket; the kernel allows 107 characters."""
         self.path = path
         self._devices: dict[str, _Device] = {}
-        self._lock = threading.Lock()  # of the figures, which other threads read
+        self._lock = threading.Lock()  # guards the totals, which other threads read
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
         self._listener.listen(1024)
@@ -74,13 +83,13 @@ class DeviceLockServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; whoever waits gets a ConnectionError. Safe to call twice."""
+        """Stop serving; waiting processes get a ConnectionError. Safe to call twice."""
         if self._thread.is_alive():
             self._bell.send(b"x")
             self._thread.join(timeout=5.0)
 
     def use(self) -> dict[str, dict[str, float]]:
-        """Of every device, the totals so far (``DeviceUse``), the turn under way included."""
+        """The totals (``DeviceUse``) of every device so far, including the current lease."""
         with self._lock:
             now = time.monotonic()
             return {
@@ -123,15 +132,15 @@ class DeviceLockServer:
             self._tell(client, self._describe(self._devices[client.device]).encode())
 
     def _grant(self, device: _Device) -> None:
-        """Begin the next turn, if nobody's is under way."""
+        """Grant the next lease if the device is free."""
         while device.holder is None and device.queue:
             client = device.queue.popleft()
             device.holder, device.since = client, time.monotonic()
             waited = device.since - client.asked
-            device.use.turns += 1
+            device.use.leases += 1
             device.use.waited += waited
             device.use.longest_wait = max(device.use.longest_wait, waited)
-            self._tell(client, _GRANTED)  # where it has died, its closed connection is the next event
+            self._tell(client, _GRANTED)  # if it has died, its closed connection is the next event
 
     def _release(self, device: _Device) -> None:
         device.use.held += time.monotonic() - device.since
@@ -171,20 +180,20 @@ class DeviceLockServer:
 
 
 class DeviceLock:
-    """A contender's side; for one thread."""
+    """The side of a process that shares a device; for one thread."""
 
     def __init__(self, path: Path, device: str, name: str) -> None:
-        """``name``: of the contender, for messages. Raises ConnectionError or FileNotFoundError without a server."""
+        """``name``: of this process, for messages. Raises ConnectionError or FileNotFoundError without a server."""
         self.device, self.name = device, name
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(str(path))
         self._connection.send(json.dumps({"device": device, "name": name}).encode())
 
     @contextlib.contextmanager
-    def turn(self, timeout: float) -> Iterator[None]:
+    def lease(self, timeout: float) -> Iterator[None]:
         """Hold the device within the block.
 
-        Raises TimeoutError, which names the holder, after ``timeout`` seconds; ConnectionError where the server ends.
+        Raises TimeoutError, which names the holder, after ``timeout`` seconds, and ConnectionError if the server ends.
         """
         self._acquire(timeout)
         try:
@@ -193,7 +202,7 @@ class DeviceLock:
             self._connection.send(_RELEASE)
 
     def close(self) -> None:
-        """Give up the connection, and with it a turn or a place in the queue."""
+        """Close the connection, and give up the lease or the place in the queue."""
         self._connection.close()
 
     def _acquire(self, timeout: float) -> None:
@@ -207,8 +216,8 @@ class DeviceLock:
         self._connection.settimeout(5.0)
         self._connection.send(_ASK)
         answer = self._receive()
-        if answer == _GRANTED:  # in the last moment
-            self._receive()  # the answer to the question
+        if answer == _GRANTED:  # just after the timeout
+            self._receive()  # the reply to _ASK
             return
         self.close()
         raise TimeoutError(f"{self.name} waited {timeout:.1f} s for {self.device}: {answer.decode()}")
@@ -216,5 +225,5 @@ class DeviceLock:
     def _receive(self) -> bytes:
         message = self._connection.recv(_MESSAGE_BYTES)
         if not message:
-            raise ConnectionError(f"{self.name} waits for {self.device}, but the lock's server has ended")
+            raise ConnectionError(f"{self.name} waits for {self.device}, but the lock server has ended")
         return message

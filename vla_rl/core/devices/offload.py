@@ -1,13 +1,13 @@
-"""Taking tensors off a device and bringing them back, so that another process has the room meanwhile.
+"""Offloading: tensors leave a device and come back, so that another process can use its memory in between.
 
     device   [ storage ][ storage ] ── offload ──▶ [ ][ ]   of 0 bytes
                                     ◀── onload ───
     host                                           [ block ][ block ]   page-locked where the device is a GPU
 
-What moves is the storage below the tensors. Tensors, their views and whoever holds them (an optimizer, DeepSpeed with
-its flat buffers) stay the same objects and are valid again when the bytes are back. ``Tensor.to`` would leave all those
-references on the device; DeepSpeed's own ``offload_states`` takes optimizer states under ZeRO-3 from its fused Adam
-only, leaves frozen weights on it under ZeRO-1 and 2, and knows no stage 0.
+The storage below the tensors moves. The tensors, their views and the objects that hold them (an optimizer, DeepSpeed with
+its flat buffers) stay the same, and are valid again once the bytes are back. ``Tensor.to`` would leave all those
+references on the device. DeepSpeed's own ``offload_states`` handles optimizer states under ZeRO-3 only for its fused
+Adam, leaves frozen weights on the device under ZeRO-1 and 2, and does not support stage 0.
 """
 
 from __future__ import annotations
@@ -23,31 +23,40 @@ _BLOCK_BYTES = 2**28  # CUDA's host allocator rounds up to powers of two: one re
 
 @dataclass(frozen=True, slots=True)
 class _Parked:
-    """A storage whose bytes are away."""
+    """A storage whose bytes are on the host."""
 
     storage: torch.UntypedStorage
     nbytes: int
-    start: int | None  # of its bytes on the host; None: all of them are 0
+    start: int | None  # position of its bytes on the host; None: all of them are 0
 
 
 class Offloader:
-    """Moves what some tensors hold between their device and the host, all together."""
+    """Moves the contents of a set of tensors between their device and the host, all together.
+
+    Attributes:
+        offloaded: whether the contents are on the host now.
+        gib: memory that the last ``offload`` freed on the device.
+    """
 
     def __init__(
         self, device: torch.device, held: Callable[[], Iterable[Tensor]], constant: Iterable[Tensor] = ()
     ) -> None:
-        """``held``: asked at every ``offload``; tensors elsewhere than on ``device`` are left alone. ``constant``:
-        tensors that nobody ever writes to; the host keeps its copy, and they are only dropped from the device."""
-        self.away = False
-        self.gib = 0.0  # of the device, freed by the last ``offload``
+        """
+        Args:
+            device: where the tensors compute; tensors elsewhere are ignored.
+            held: returns the tensors; called at every ``offload``.
+            constant: tensors that are never written to. The host keeps its copy, so they are copied only once.
+        """
+        self.offloaded = False
+        self.gib = 0.0
         self._device, self._held, self._constant = device, held, tuple(constant)
         self._host = _HostMemory(pinned=device.type == "cuda")
         self._fixed: list[_Parked] = []
         self._parked: list[_Parked] = []
 
     def offload(self) -> None:
-        """Copy to the host and free on the device. Does nothing where it is done already."""
-        if self.away:
+        """Copy to the host and free the device memory. Does nothing if already offloaded."""
+        if self.offloaded:
             return
         self._finish()
         with torch.no_grad():
@@ -60,12 +69,12 @@ class Offloader:
         for parked in self._parked:
             parked.storage.resize_(0)
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # else the room stays with this process
-        self.away, self.gib = True, sum(x.nbytes for x in self._parked) / 2**30
+            torch.cuda.empty_cache()  # otherwise this process keeps the memory reserved
+        self.offloaded, self.gib = True, sum(x.nbytes for x in self._parked) / 2**30
 
     def onload(self) -> None:
-        """Bring everything back. Does nothing where nothing is away."""
-        if not self.away:
+        """Copy everything back. Does nothing if not offloaded."""
+        if not self.offloaded:
             return
         for parked in self._parked:
             parked.storage.resize_(parked.nbytes)
@@ -77,36 +86,38 @@ class Offloader:
                 data[offset : offset + len(memory)].copy_(memory, non_blocking=True)
         self._finish()
         self._parked = []
-        self.away = False
+        self.offloaded = False
 
     def guard(self, module: nn.Module) -> None:
-        """A forward pass of ``module`` raises RuntimeError while its tensors are away: PyTorch checks in few places
-        that a storage was freed, and kills the process in the others."""
+        """Make forward passes of ``module`` raise RuntimeError while offloaded.
+
+        PyTorch checks in few places whether a storage was freed, and crashes the process in the others.
+        """
 
         def refuse(*_: object) -> None:
-            if self.away:
-                raise RuntimeError("a forward pass of a model that is offloaded: onload() comes first")
+            if self.offloaded:
+                raise RuntimeError("forward pass of an offloaded model: call onload() first")
 
         module.register_forward_pre_hook(refuse, prepend=True)
 
     def _storages(self, tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-        """Those below the tensors, each once."""
+        """The storages below the tensors, each once."""
         found: dict[int, torch.UntypedStorage] = {}
         for tensor in tensors:
             if tensor.device.type != self._device.type or not tensor.untyped_storage().nbytes():
                 continue
-            if not tensor.untyped_storage().resizable():  # a file's memory, on a CPU: the checkpoint's
+            if not tensor.untyped_storage().resizable():  # on a CPU: memory mapped from the checkpoint file
                 tensor.data = tensor.data.clone()
             storage = tensor.untyped_storage()
             found[storage.data_ptr()] = storage
         return list(found.values())
 
     def _copied(self, storages: Iterable[torch.UntypedStorage], start: int) -> list[_Parked]:
-        """Copies under way to the host's bytes from ``start`` on."""
+        """Start copying to the host's bytes from ``start`` on."""
         parked = []
         for storage in storages:
             data = _as_bytes(storage)
-            if not data.any():  # gradients between two updates: as large as the weights, and nothing to copy
+            if not data.any():  # gradients between two updates: as large as the weights, but all zero
                 parked.append(_Parked(storage, len(data), None))
                 continue
             for offset, memory in self._host.pieces(start, len(data)):
@@ -116,13 +127,13 @@ class Offloader:
         return parked
 
     def _finish(self) -> None:
-        """Wait until the device has done all that it was given, on every stream."""
+        """Wait until the device has finished all work on every stream."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
 
 class _HostMemory:
-    """Bytes 0, 1, 2, ... in blocks, which are allocated when first used and kept."""
+    """Host memory in blocks, which are allocated when first used and kept."""
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned

@@ -1,8 +1,8 @@
-"""Frozen weights that a learner and its inference servers hold once: one lends them, the others borrow.
+"""Frozen weights that a learner and its inference servers hold only once: the learner shares them, servers attach.
 
-On a GPU they stay where the learner has them (CUDA IPC), on processor cores they move to shared memory. Only what never
-changes is lent: weights that train are handed over by version (``weights``), for an inference batch must not see them
-change. A borrower keeps nothing alive: it must end before the lender does, or stop acting.
+On a GPU the weights stay in the learner's memory (CUDA IPC); on CPU cores they move to shared memory. Only weights that
+never change are shared: trained weights are synced by version (``weights``), because an inference batch must not see
+them change. An attached policy keeps nothing alive: it must end, or stop acting, before the learner ends.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import torch
 from torch import Tensor, nn
 
 
-def lend(policy: nn.Module) -> bytes:
-    """A message by which one other process on this device, or on this machine's cores, maps the frozen weights."""
-    # by name, which any process can open; the default hands descriptors on to children only
+def share_frozen_weights(policy: nn.Module) -> bytes:
+    """A message with which one other process on this device, or on this machine's cores, can attach."""
+    # by name, which any process can open; the default passes file descriptors to child processes only
     torch.multiprocessing.set_sharing_strategy("file_system")
     return bytes(ForkingPickler.dumps({name: p.detach() for name, p in _frozen(policy).items()}))
 
 
-def borrow(policy: nn.Module, message: bytes) -> None:
-    """Let the frozen weights of ``policy`` be the lender's; its own are freed. Raises ValueError where they differ."""
-    lent: dict[str, Tensor] = pickle.loads(message)
+def attach_frozen_weights(policy: nn.Module, message: bytes) -> None:
+    """Replace the frozen weights of ``policy`` by shared ones and free its own. Raises ValueError if they differ."""
+    shared: dict[str, Tensor] = pickle.loads(message)
     own = _frozen(policy)
-    wrong = [name for name in own.keys() | lent.keys() if _form(own.get(name)) != _form(lent.get(name))]
+    wrong = [name for name in own.keys() | shared.keys() if _form(own.get(name)) != _form(shared.get(name))]
     if wrong:
-        raise ValueError(f"{len(wrong)} frozen weights are not as the lender's, such as {min(wrong)}")
+        raise ValueError(f"{len(wrong)} frozen weights differ from the shared ones, such as {min(wrong)}")
     for name, parameter in own.items():
-        parameter.data = lent[name]
+        parameter.data = shared[name]
 
 
 def _frozen(policy: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,8 +1,8 @@
-"""Requests and answers between env workers and an inference server: one row of shared memory a slot.
+"""Requests and answers between env workers and an inference server: one row of shared memory per environment.
 
-A worker writes an observation straight into its slot's row and rings the server's doorbell; the server answers into the
-same row and rings the worker's. A ticket number per request tells an answer to this request from one to an earlier
-request of a process that has died since: a row is pending exactly while ``ticket != answered``.
+A worker writes an observation directly into its environment's row and rings the server's doorbell. The server answers
+into the same row and rings the worker's doorbell. Every request has a ticket number, so that an answer to a process
+that has died is never taken for an answer to its successor: a row is pending exactly while ``ticket != answered``.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ _UNWRITTEN = 0xA5  # every byte of a new pool
 
 @dataclass(frozen=True, slots=True)
 class PoolAddress:
-    """Where one inference server's rows and doorbells are. Worker w owns rows ``w * slots .. (w + 1) * slots - 1``."""
+    """Where one inference server's rows and doorbells are.
+
+    With E = ``envs_per_worker``, worker w owns the rows ``w * E .. (w + 1) * E - 1``.
+    """
 
     folder: str
     name: str
     workers: int
-    slots: int
+    envs_per_worker: int
 
     @property
     def rows(self) -> int:
-        return self.workers * self.slots
+        return self.workers * self.envs_per_worker
 
     @property
     def memory(self) -> Path:
         return Path(self.folder) / f"{self.name}.rows"
 
     def bell(self, worker: int | None) -> Path:
-        """The doorbell of a worker, or of the server (None)."""
+        """The doorbell of a worker; None: of the server."""
         return Path(self.folder) / f"{self.name}.{'server' if worker is None else f'worker{worker}'}.bell"
 
 
 def create_pool(address: PoolAddress, spec: EnvSpec, chunk_size: int) -> SharedArrays:
-    """Allocate the rows; called once, by the process that starts server and workers."""
+    """Allocate the rows; called once on each node, before its server and workers start."""
     n, k, a, size = address.rows, chunk_size, spec.action_dim, spec.image_size
     arrays = SharedArrays.create(
         address.memory,
@@ -58,7 +61,7 @@ def create_pool(address: PoolAddress, spec: EnvSpec, chunk_size: int) -> SharedA
             "tokens": ((n, k, a), "|u1"),
             "logprobs": ((n, k, a), "<f4"),
             "values": ((n,), "<f4"),
-            "version": ((n,), "<i4"),
+            "policy_version": ((n,), "<i4"),
             "ticket": ((n,), "<i8"),
             "answered": ((n,), "<i8"),
         },
@@ -69,27 +72,30 @@ def create_pool(address: PoolAddress, spec: EnvSpec, chunk_size: int) -> SharedA
 
 
 class WorkerMailbox:
-    """A worker's side: its own rows, addressed by slot."""
+    """A worker's side: its own rows, addressed by the env id within the worker."""
 
     def __init__(self, address: PoolAddress, worker: int) -> None:
         self._pool = SharedArrays.attach(address.memory)
-        first = worker * address.slots
-        rows = slice(first, first + address.slots)
+        first = worker * address.envs_per_worker
+        rows = slice(first, first + address.envs_per_worker)
         self._first = first
         self._arrays = {name: array[rows] for name, array in self._pool.arrays.items()}
         self._server = Doorbell(address.bell(None))
         self._bell = Doorbell(address.bell(worker))
         self.observation = Observation(self._arrays["images"], self._arrays["proprio"], self._arrays["task"])
-        # whatever an earlier process in this place asked for is void; and no answer to it may match a ticket of ours
+        # Requests of an earlier process in this place are void, and no answer to them may match a ticket of this one.
         self._arrays["ticket"][:] = time.monotonic_ns()
         self._arrays["answered"][:] = self._arrays["ticket"]
 
-    def request(self, slots: Sequence[int], uniforms: np.ndarray, greedy: np.ndarray) -> None:
-        """Ask for an action chunk for the observations that stand in ``slots``.
+    def request(self, env_ids: Sequence[int], uniforms: np.ndarray, greedy: np.ndarray) -> None:
+        """Ask for an action chunk for the observations in these rows.
 
-        uniforms: float32 [n, K, A], the random numbers that settle the sample; greedy: bool [n].
+        Args:
+            env_ids: n rows of this worker.
+            uniforms: float32 [n, K, A], the random numbers that determine the sample.
+            greedy: bool [n].
         """
-        index = np.asarray(slots)
+        index = np.asarray(env_ids)
         self._arrays["uniforms"][index] = uniforms
         self._arrays["greedy"][index] = greedy
         self._arrays["requested_ns"][index] = time.monotonic_ns()
@@ -97,22 +103,21 @@ class WorkerMailbox:
         self._server.ring(index + self._first)
 
     def wait(self, timeout: float) -> list[int]:
-        """Slots whose answer has arrived. [] after ``timeout`` seconds or a ``wake``."""
+        """Env ids whose answer has arrived; [] after ``timeout`` seconds or a ``wake``."""
         rows = self._bell.wait(timeout)
-        slots = {row - self._first for row in rows if row != WAKE}
+        env_ids = {row - self._first for row in rows if row != WAKE}
         ticket, answered = self._arrays["ticket"], self._arrays["answered"]
-        return sorted(s for s in slots if ticket[s] == answered[s])
+        return sorted(e for e in env_ids if ticket[e] == answered[e])
 
     def wake(self) -> None:
         """End a ``wait`` early; may be called from any thread."""
         self._bell.ring([WAKE])
 
-    def answer(self, slots: Sequence[int]) -> tuple[ActionBatch, np.ndarray]:
-        """Copies of the answers in ``slots`` and their versions (int32 [n]); ActionBatch.version is the newest."""
-        index = np.asarray(slots)
-        a = {name: self._arrays[name][index] for name in ("actions", "tokens", "logprobs", "values", "version")}
-        batch = ActionBatch(a["actions"], a["tokens"], a["logprobs"], a["values"], int(a["version"].max()))
-        return batch, a["version"]
+    def answer(self, env_ids: Sequence[int]) -> tuple[ActionBatch, np.ndarray]:
+        """Copies of the answers, and the policy version of each (int32 [n]); the batch carries the newest of them."""
+        index = np.asarray(env_ids)
+        a = {name: self._arrays[name][index] for name in ("actions", "tokens", "logprobs", "values", "policy_version")}
+        return ActionBatch(**a | {"policy_version": int(a["policy_version"].max())}), a["policy_version"]
 
     def close(self) -> None:
         self._bell.close()
@@ -131,31 +136,31 @@ class ServerMailbox:
         self._unseen = True
 
     def pending_rows(self) -> list[int]:
-        """All rows that wait for an answer: what a restarted server finds."""
+        """All rows that wait for an answer; a restarted server finds its open requests here."""
         return np.flatnonzero(self.arrays["ticket"] != self.arrays["answered"]).tolist()
 
     def wait(self, timeout: float) -> list[int]:
-        """Rows newly requested; blocks up to ``timeout`` seconds. The first call also returns what waited before."""
+        """Newly requested rows; blocks up to ``timeout`` seconds. The first call also returns all open requests."""
         if self._unseen:
             self._unseen = False
             rows = self.pending_rows()
             if rows:
                 return rows
         ticket, answered = self.arrays["ticket"], self.arrays["answered"]
-        # a row that the first call found may ring once more
+        # a row that the first call returned may ring once more
         return [row for row in self._bell.wait(timeout) if row != WAKE and ticket[row] != answered[row]]
 
     def wake(self) -> None:
         self._bell.ring([WAKE])
 
     def answer(self, rows: Sequence[int], tickets: np.ndarray, batch: ActionBatch) -> None:
-        """Write answers and wake the workers. Row i of ``batch`` belongs to ``rows[i]``, asked with ``tickets[i]``."""
+        """Write answers and wake the workers. Row i of ``batch`` answers the request ``tickets[i]`` of ``rows[i]``."""
         index = np.asarray(rows)
         for name in ("actions", "tokens", "logprobs", "values"):
             self.arrays[name][index] = getattr(batch, name)
-        self.arrays["version"][index] = batch.version
+        self.arrays["policy_version"][index] = batch.policy_version
         self.arrays["answered"][index] = tickets
-        owners = index // self._address.slots
+        owners = index // self._address.envs_per_worker
         for worker in np.unique(owners).tolist():
             self._workers[worker].ring(index[owners == worker])
 

@@ -1,14 +1,14 @@
 """Named shared memory and wake-ups between the processes of one node.
 
-Two primitives carry all frequent traffic (observations, actions, weights); everything else goes through Ray.
+Two primitives carry all frequent traffic (observations, actions, weights). Everything else goes through Ray.
 
 * ``SharedArrays``: numpy arrays in one memory-mapped file. Any process of the node attaches by path and sees the same
   bytes.
-* ``Doorbell``: a named pipe that carries row numbers. Waiting on it is event-driven, it outlives a reader that dies,
-  and a restarted process simply opens it again.
+* ``Doorbell``: a named pipe that carries row numbers. Waiting on it is event-driven. It survives a reader that dies: a
+  restarted process opens it again.
 
-Plain files instead of ``multiprocessing.shared_memory``: its resource tracker (before Python 3.13) unlinks a segment
-when any process that merely attached to it exits, which is wrong for processes that come and go.
+Plain files are used instead of ``multiprocessing.shared_memory``, whose resource tracker (before Python 3.13) unlinks a
+segment when any process that attached to it exits.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import numpy as np
 
 _HEADER_BYTES = 16384  # JSON layout at the start of the file
 _ALIGNMENT = 64  # a cache line: neighbouring arrays never share one
-WAKE = -1  # a doorbell token that names no row: look at your state again
+WAKE = -1  # a doorbell token without a row: the reader wakes up and looks at its state
 
 
 def shared_root() -> Path:
-    """Where segments live: memory-backed where the system has it."""
+    """Folder of all segments: in memory if the system offers that."""
     root = Path("/dev/shm")
     return root if root.is_dir() and os.access(root, os.W_OK) else Path(tempfile.gettempdir())
 
@@ -46,8 +46,13 @@ class SharedArrays:
 
     @classmethod
     def create(cls, path: Path, layout: Mapping[str, tuple[tuple[int, ...], str]], fill: int = 0) -> SharedArrays:
-        """Make the file; ``layout`` maps a name to (shape, dtype). ``fill`` is the value of every byte (a conspicuous
-        one exposes reads of what nobody wrote). Raises FileExistsError where the file is there already."""
+        """Create the file.
+
+        Args:
+            path: of the new file. Raises FileExistsError if it exists.
+            layout: (shape, dtype) of each array by its name.
+            fill: value of every byte; a conspicuous one exposes reads of unwritten data.
+        """
         entries: dict[str, dict] = {}
         offset = _HEADER_BYTES
         for name, (shape, dtype) in layout.items():
@@ -57,7 +62,7 @@ class SharedArrays:
         header = json.dumps(entries).encode()
         if len(header) + 4 > _HEADER_BYTES:
             raise ValueError(f"layout of {len(entries)} arrays needs {len(header)} header bytes of {_HEADER_BYTES}")
-        # built under another name, so that whoever waits for the path never sees half a header
+        # created under another name, so that a process that waits for the path never sees half a header
         partial = path.with_name(path.name + ".partial")
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -93,7 +98,7 @@ class SharedArrays:
         return self.arrays[name]
 
     def unlink(self) -> None:
-        """Remove the name; mapped memory lives on until the last process lets go."""
+        """Remove the name; the memory is freed when the last process unmaps it."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
 
@@ -111,14 +116,14 @@ class Doorbell:
         self._poll.register(self._fd, select.POLLIN)
 
     def ring(self, tokens: Sequence[int] | np.ndarray) -> None:
-        """Send tokens. A pipe holds 16,384 of them; where it is full its reader is long dead or stuck and has the
-        state in shared memory to find the rest, so what does not fit is dropped."""
+        """Send tokens. A pipe holds 16,384; more are dropped. A full pipe means that its reader is dead or stuck, and
+        a restarted reader finds the open requests in shared memory."""
         with contextlib.suppress(BlockingIOError):
             for start in range(0, len(tokens), 512):  # writes of up to 4096 bytes are atomic
                 os.write(self._fd, np.asarray(tokens[start : start + 512], "<i4").tobytes())
 
     def wait(self, timeout: float) -> list[int]:
-        """Tokens that have arrived; blocks up to ``timeout`` seconds for the first, [] when none came."""
+        """Tokens that have arrived; blocks up to ``timeout`` seconds for the first, then returns []."""
         if not self._poll.poll(max(0.0, timeout) * 1000):
             return []
         try:

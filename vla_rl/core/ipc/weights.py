@@ -1,10 +1,14 @@
-"""Versioned weight hand-over: on each node two flat buffers in shared memory.
+"""Weight sync: the learner publishes a new policy version, inference servers copy it between two batches.
 
-The learner writes a new version into the buffer that nobody is told to read, then moves the sign that says which one is
-newest. Readers copy the newest buffer between two inference batches. Neither waits for the other: a reader that was
-overtaken twice during its copy notices (the buffer's own version changed) and copies again.
+    learner ──publish──▶ [ buffer 0 | buffer 1 ] ──refresh──▶ inference servers of this node
+                           "current" names one
+                                  │ buckets
+                                  ▼
+                           relay on another node ──▶ [ buffer 0 | buffer 1 ] ──refresh──▶ its inference servers
 
-On a node without the learner's first rank a relay is the writer: it gets a new version a bucket at a time.
+The writer fills the inactive buffer, then flips the current index. Neither side waits for the other: a reader that was
+overtaken twice during its copy notices that the buffer's own version changed, and copies again. Each node has two
+buffers in shared memory; where the learner's first rank does not run, a relay process writes them.
 """
 
 from __future__ import annotations
@@ -17,35 +21,33 @@ import torch
 
 from vla_rl.core.ipc.shared_memory import SharedArrays
 
-_NOTHING = -1  # in place of a version: none yet, or one that is being written
+_UNPUBLISHED = -1  # in place of a policy version: none yet, or one that is being written
 _BUCKET_BYTES = 32 << 20
 
 
-def _as_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's memory as uint8 (numpy has no bfloat16)."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
-
-
-def create_weights(path: Path, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Allocate both buffers for a model with these parameters, in this order."""
-    create_buffers(path, sum(p.numel() * p.element_size() for p in parameters.values()))
-
-
-def create_buffers(path: Path, nbytes: int) -> None:
-    """Allocate both buffers. Raises FileExistsError."""
+def create_weight_buffers(path: Path, nbytes: int) -> None:
+    """Allocate both buffers, of ``nbytes`` each. Raises FileExistsError."""
     arrays = SharedArrays.create(
-        path, {"newest": ((1,), "<i8"), "versions": ((2,), "<i8"), "buffers": ((2, nbytes), "|u1")}
+        path, {"current": ((1,), "<i8"), "versions": ((2,), "<i8"), "buffers": ((2, nbytes), "|u1")}
     )
-    arrays["versions"][:] = _NOTHING
-    arrays["newest"][0] = _NOTHING
+    arrays["versions"][:] = _UNPUBLISHED
+    arrays["current"][0] = _UNPUBLISHED
 
 
-class _Buffers:
-    """Both buffers, attached to by path. The sign is one word, version · 2 + side, so that it changes at once."""
+def weights_nbytes(parameters: Mapping[str, torch.Tensor]) -> int:
+    """Bytes of one version of these parameters."""
+    return sum(p.numel() * p.element_size() for p in parameters.values())
+
+
+class _WeightBuffers:
+    """Both buffers, attached by path.
+
+    ``current`` is one word, ``2 * policy_version + index``, so that version and index change together.
+    """
 
     def __init__(self, path: Path) -> None:
         arrays = SharedArrays.attach(path)
-        self._sign, self._versions, self._buffers = arrays["newest"], arrays["versions"], arrays["buffers"]
+        self._current, self._versions, self._buffers = arrays["current"], arrays["versions"], arrays["buffers"]
 
     @property
     def nbytes(self) -> int:
@@ -53,48 +55,52 @@ class _Buffers:
         return self._buffers.shape[1]
 
     @property
-    def newest(self) -> int:
-        """The newest published version; -1 before the first."""
-        return self._look()[0]
+    def published_version(self) -> int:
+        """The newest published policy version; -1 before the first."""
+        return self._read_current()[0]
 
-    def _look(self) -> tuple[int, int]:
-        """(newest version, side), before the first (-1, 1)."""
-        return divmod(int(self._sign[0]), 2)
+    def _read_current(self) -> tuple[int, int]:
+        """(published version, buffer index); (-1, 1) before the first."""
+        return divmod(int(self._current[0]), 2)
 
-    def _write(self, version: int, pieces: Iterable[np.ndarray]) -> None:
-        """Publish ``version``: uint8 pieces that fill a buffer. A piece may raise: then nothing is published."""
-        side = 1 - self._look()[1]
-        buffer, offset = self._buffers[side], 0
-        self._versions[side] = _NOTHING
+    def _write(self, policy_version: int, pieces: Iterable[np.ndarray]) -> None:
+        """Publish uint8 pieces that together fill a buffer. If a piece raises, nothing is published."""
+        index = 1 - self._read_current()[1]
+        buffer, offset = self._buffers[index], 0
+        self._versions[index] = _UNPUBLISHED
         for data in pieces:
             buffer[offset : offset + data.size] = data
             offset += data.size
         if offset != buffer.size:
-            raise ValueError(f"weights of version {version} have {offset} bytes, the buffer {buffer.size}")
-        self._versions[side] = version
-        self._sign[0] = 2 * version + side
+            raise ValueError(f"weights of version {policy_version} have {offset} bytes, the buffer {buffer.size}")
+        self._versions[index] = policy_version
+        self._current[0] = 2 * policy_version + index
 
 
-class WeightPublisher(_Buffers):
-    """The learner's side. One writer."""
+class WeightPublisher(_WeightBuffers):
+    """The learner's side; there is one writer."""
 
-    def publish(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Hand over ``parameters`` (same names, shapes and order as at creation) as ``version``. Never blocks."""
-        self._write(version, (_as_bytes(tensor.cpu()) for tensor in parameters.values()))
+    def publish(self, policy_version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Publish ``parameters`` (same names, shapes and order as at creation). Never blocks."""
+        self._write(policy_version, (_as_bytes(tensor.cpu()) for tensor in parameters.values()))
 
 
-class WeightReader(_Buffers):
-    """An inference server's side, and that of a relay on another node."""
+class WeightReader(_WeightBuffers):
+    """An inference server's side, and the source of a relay.
+
+    Attributes:
+        policy_version: the version copied last; -1 before the first.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.version = _NOTHING
+        self.policy_version = _UNPUBLISHED
 
     def refresh(self, parameters: Mapping[str, torch.Tensor]) -> bool:
-        """Copy the newest version into ``parameters`` unless it is there already; True where something changed."""
-        while (newest := self._look())[0] != self.version:
-            version, side = newest
-            buffer = torch.from_numpy(self._buffers[side])
+        """Copy the published version into ``parameters`` unless it is there already; True if something changed."""
+        while (current := self._read_current())[0] != self.policy_version:
+            version, index = current
+            buffer = torch.from_numpy(self._buffers[index])
             offset = 0
             with torch.no_grad():
                 for tensor in parameters.values():
@@ -103,31 +109,33 @@ class WeightReader(_Buffers):
                     source = buffer[offset : offset + nbytes].clone().view(tensor.dtype).view(tensor.shape)
                     tensor.copy_(source)
                     offset += nbytes
-            if self._versions[side] == version:
-                self.version = version
+            if self._versions[index] == version:
+                self.policy_version = version
                 return True
         return False
 
-    def bucket(self, version: int, index: int) -> np.ndarray | None:
-        """A copy of one bucket of ``version``, uint8; None where that is no longer, or not yet, the newest."""
-        newest, side = self._look()
-        data = self._buffers[side][index * _BUCKET_BYTES : (index + 1) * _BUCKET_BYTES].copy()
-        return data if newest == version == self._versions[side] else None
+    def bucket(self, policy_version: int, number: int) -> np.ndarray | None:
+        """A copy of one bucket of a version, uint8; None if that version is not the published one."""
+        published, index = self._read_current()
+        data = self._buffers[index][number * _BUCKET_BYTES : (number + 1) * _BUCKET_BYTES].copy()
+        return data if published == policy_version == self._versions[index] else None
 
 
-class WeightRelay(_Buffers):
-    """What writes on a node that the learner does not write on."""
+class WeightRelay(_WeightBuffers):
+    """The writer on a node where the learner's first rank does not run."""
 
     @property
     def num_buckets(self) -> int:
         """Of one version."""
         return -(-self.nbytes // _BUCKET_BYTES)
 
-    def relay(self, version: int, buckets: Iterable[np.ndarray | None]) -> bool:
-        """Publish ``version`` here: all of its ``WeightReader.bucket``, in order. False, with nothing published, where
-        one is None."""
+    def relay(self, policy_version: int, buckets: Iterable[np.ndarray | None]) -> bool:
+        """Publish a version from all of its ``WeightReader.bucket``, in order.
+
+        Returns False, with nothing published, if one bucket is None: the source has published a newer version.
+        """
         try:
-            self._write(version, map(_still_there, buckets))
+            self._write(policy_version, map(_require_bucket, buckets))
         except _Overtaken:
             return False
         return True
@@ -137,7 +145,12 @@ class _Overtaken(Exception):
     """The version has been replaced by a newer one at its source."""
 
 
-def _still_there(bucket: np.ndarray | None) -> np.ndarray:
+def _require_bucket(bucket: np.ndarray | None) -> np.ndarray:
     if bucket is None:
         raise _Overtaken
     return bucket
+
+
+def _as_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's memory as uint8 (numpy has no bfloat16)."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()

@@ -1,8 +1,8 @@
-"""Between physical actions and the 256 bins of the action vocabulary (OpenVLA, arXiv:2406.09246).
+"""Converts physical actions to the 256 bins of the action vocabulary and back (OpenVLA, arXiv:2406.09246).
 
-A token here is a bin index b in 0..255, ascending with the action: b = digitize(a, edges) - 1 with 256 edges from -1 to
-1. OpenVLA writes the same number as vocabulary id v = vocab_size - digitize(a, edges), so b = vocab_size - 1 - v: the
-last id is bin 0. There are 255 intervals, so bins 254 and 255 stand for the same action; 255 is what +1 itself gives.
+A token is a bin index b in 0..255 that ascends with the action: b = digitize(a, edges) - 1 with 256 edges from -1 to 1.
+OpenVLA uses the vocabulary id v = vocab_size - digitize(a, edges), so b = vocab_size - 1 - v: the last id is bin 0.
+There are only 255 intervals, so bins 254 and 255 decode to the same action; +1 itself encodes to 255.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from vla_rl.policies.openvla_oft.architecture import NUM_BINS
 
 EDGES = np.linspace(-1.0, 1.0, NUM_BINS)
 CENTERS = (EDGES[:-1] + EDGES[1:]) / 2
-_MIN_RANGE = 1e-6  # below it a dimension is constant
+_MIN_RANGE = 1e-6  # a dimension with a smaller range counts as constant
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """1st and 99th percentile of each dimension of a data set; they map to -1 and 1 where ``mask`` is true."""
+    """1st and 99th percentile of each dimension of a data set; they map to -1 and 1 if ``mask`` is true."""
 
     q01: tuple[float, ...]
     q99: tuple[float, ...]
-    mask: tuple[bool, ...]  # false: left as it is (the gripper)
+    mask: tuple[bool, ...]  # false: not normalized (the gripper)
 
     def __post_init__(self) -> None:
         if not len(self.q01) == len(self.q99) == len(self.mask) or not self.q01:
@@ -40,7 +40,7 @@ class Bounds:
 
     @classmethod
     def from_samples(cls, samples: np.ndarray, mask: Sequence[bool] | None = None) -> Bounds:
-        """Percentiles of float [..., D] samples; every dimension is normalized unless ``mask`` says otherwise."""
+        """Percentiles of float [..., D] samples. By default every dimension is normalized."""
         if samples.size == 0:
             raise ValueError(f"statistics of no samples: found shape {samples.shape}")
         rows = samples.reshape(-1, samples.shape[-1]).astype(np.float64)
@@ -72,7 +72,7 @@ class Bounds:
 
     @classmethod
     def from_dict(cls, values: object) -> Bounds:
-        """Raises ValueError where keys or lengths do not fit."""
+        """Restore ``to_dict``. Raises ValueError for wrong keys, types or lengths."""
         if not isinstance(values, Mapping) or not {"q01", "q99", "mask"} <= values.keys():
             raise ValueError(f"bounds: expected the keys q01, q99 and mask, found {values!r}")
         try:
@@ -94,20 +94,20 @@ class ActionCodec:
 
     @classmethod
     def from_actions(cls, actions: np.ndarray, mask: Sequence[bool] | None = None) -> ActionCodec:
-        """Statistics of demonstrated actions, float [..., A].
+        """From demonstrated actions, float [..., A].
 
-        Every dimension but the last is normalized unless ``mask`` says otherwise: the gripper is 0 or 1 in the data,
-        and OpenVLA leaves it so.
+        By default every dimension but the last is normalized. The last one, the gripper, is 0 or 1 in the data, and
+        OpenVLA does not rescale it.
         """
         keep = (True,) * (actions.shape[-1] - 1) + (False,) if mask is None else mask
         return cls(Bounds.from_samples(actions, keep))
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
-        """uint8 [..., A] bins of physical actions, float [..., A]."""
+        """Physical actions, float [..., A], to bins, uint8 [..., A]."""
         return (np.digitize(self.bounds.normalize(actions), EDGES) - 1).astype(np.uint8)
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """float32 [..., A] physical actions: the centres of the bins, in the data set's units."""
+        """Bins, uint8 [..., A], to physical actions, float32 [..., A]: the bins' centres in the data set's units."""
         return self.bounds.denormalize(CENTERS[np.minimum(tokens, NUM_BINS - 2)])
 
 
@@ -117,7 +117,7 @@ def bins_to_ids(bins: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def ids_to_bins(ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    """uint8 bins of action ids. Raises ValueError where an id is not an action."""
+    """uint8 bins of action ids. Raises ValueError if an id is not an action."""
     bins = vocab_size - 1 - ids.astype(np.int64)
     if bins.size and (bins.min() < 0 or bins.max() >= NUM_BINS):
         raise ValueError(f"action ids lie in {vocab_size - NUM_BINS}..{vocab_size - 1}, found {ids.min()}..{ids.max()}")

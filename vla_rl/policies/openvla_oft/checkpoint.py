@@ -1,19 +1,18 @@
-"""A policy as a folder:
+"""A policy checkpoint is a folder:
 
-model.safetensors   weights, adapters merged
+model.safetensors   weights, with adapters merged into them
 architecture.json   format version and Architecture
 tokenizer.json      the tokenizer
-statistics.json     percentiles of actions and proprioception, as OpenVLA's dataset_statistics.json
-metadata.json       where the weights come from: free-form, for people and reports
+statistics.json     percentiles of actions and proprioception, as in OpenVLA's dataset_statistics.json
+metadata.json       where the weights come from; free-form, for people and reports
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers.initialization import no_init_weights
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.files import replacing
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import Architecture
 from vla_rl.policies.openvla_oft.lora import merged_state
@@ -30,24 +30,19 @@ from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
 
 FORMAT_VERSION = 1
-WEIGHTS, ARCHITECTURE, TOKENIZER, STATISTICS, METADATA = (
-    "model.safetensors",
-    "architecture.json",
-    "tokenizer.json",
-    "statistics.json",
-    "metadata.json",
-)
+WEIGHTS, ARCHITECTURE, TOKENIZER = "model.safetensors", "architecture.json", "tokenizer.json"
+STATISTICS, METADATA = "statistics.json", "metadata.json"
 _NAMED_IN_ERRORS = 5
 
 
 class CheckpointError(UserError):
-    """A folder that is no usable checkpoint. The text names the file, what is wrong with it and the remedy."""
+    """A folder is not a usable checkpoint. The message names the file, what is wrong with it and the remedy."""
 
 
 def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, Any]) -> None:
-    """Write a checkpoint; a reader sees the previous folder or the complete new one, never a partial one.
+    """Write a checkpoint. A reader sees the previous folder or the complete new one, never a partial one.
 
-    Raises CheckpointError where ``metadata`` is not JSON-able, OSError where the disk refuses.
+    Raises CheckpointError if ``metadata`` is not JSON-serializable, OSError if the disk fails.
     """
     folder = Path(folder)
     statistics = {"action": policy.codec.bounds.to_dict()}
@@ -63,23 +58,18 @@ def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, A
         }
     except TypeError as error:
         raise CheckpointError(f"metadata of {folder} cannot be written as JSON: {error}") from error
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
-    staging.mkdir()
-    try:
-        save_file({name: tensor.contiguous() for name, tensor in merged_state(policy).items()}, staging / WEIGHTS)
+    with replacing(folder) as partial:
+        partial.mkdir()
+        save_file({name: tensor.contiguous() for name, tensor in merged_state(policy).items()}, partial / WEIGHTS)
         for name, text in texts.items():
-            (staging / name).write_text(text + "\n", encoding="utf-8")
-        shutil.copymode(staging / METADATA, staging / WEIGHTS)  # safetensors lets nobody but the owner read it
-        _swap_in(staging, folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+            (partial / name).write_text(text + "\n", encoding="utf-8")
+        shutil.copymode(partial / METADATA, partial / WEIGHTS)  # safetensors makes it readable by the owner only
 
 
 def load_policy(folder: str | Path, device: str | torch.device = "cpu") -> OpenVLAOFT:
-    """The policy of a checkpoint, in the dtype it was saved in, ready for ``set_instructions``.
+    """Load a policy in the dtype it was saved in. Call ``set_instructions`` before its first forward pass.
 
-    Raises CheckpointError naming the file and the tensors where something is missing, unreadable or of another shape.
+    Raises CheckpointError, which names files and tensors that are missing, unreadable or of another shape.
     """
     folder = Path(folder)
     architecture = _read_architecture(folder)
@@ -87,30 +77,18 @@ def load_policy(folder: str | Path, device: str | torch.device = "cpu") -> OpenV
     tokenizer = _read_tokenizer(folder, architecture)
     weights = _file(folder, WEIGHTS)
     try:
-        with no_init_weights():
+        with _named(folder), no_init_weights():
             policy = OpenVLAOFT(architecture, codec, tokenizer, proprio)
         _check_shapes(weights, policy)
         policy.load_state_dict(load_file(weights, device=str(device)), assign=True)
     except SafetensorError as error:
         raise CheckpointError(f"{weights} is damaged or truncated ({error}): copy the checkpoint again") from error
-    except ValueError as error:
-        raise error if isinstance(error, CheckpointError) else CheckpointError(f"{folder}: {error}") from error
     return policy.to(device)
 
 
 def load_metadata(folder: str | Path) -> dict[str, Any]:
-    """What ``save_policy`` was told about the weights' origin. Raises CheckpointError."""
+    """The ``metadata`` given to ``save_policy``. Raises CheckpointError."""
     return _read_json(Path(folder), METADATA)
-
-
-def _swap_in(staging: Path, folder: Path) -> None:
-    if not folder.exists():
-        os.replace(staging, folder)
-        return
-    retired = staging.with_name(staging.name + ".old")
-    os.replace(folder, retired)
-    os.replace(staging, folder)
-    shutil.rmtree(retired)
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -141,25 +119,28 @@ def _read_architecture(folder: Path) -> Architecture:
             f"{folder / ARCHITECTURE}: format_version={version!r}, this program reads {FORMAT_VERSION}: "
             "use the program version that wrote it, or save the checkpoint again"
         )
-    try:
+    with _named(folder / ARCHITECTURE):
         return Architecture.from_dict(content.get("architecture"))
-    except ValueError as error:
-        raise CheckpointError(f"{folder / ARCHITECTURE}: {error}") from error
 
 
 def _read_statistics(folder: Path) -> tuple[ActionCodec, Bounds | None]:
     content = _read_json(folder, STATISTICS)
-    try:
+    with _named(folder / STATISTICS):
         proprio = Bounds.from_dict(content["proprio"]) if "proprio" in content else None
         return ActionCodec(Bounds.from_dict(content.get("action"))), proprio
-    except ValueError as error:
-        raise CheckpointError(f"{folder / STATISTICS}: {error}") from error
 
 
 def _read_tokenizer(folder: Path, architecture: Architecture) -> PromptTokenizer:
     path = _file(folder, TOKENIZER)
-    try:
+    with _named(path):
         return PromptTokenizer.from_json(path.read_text(encoding="utf-8"), architecture)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn a ValueError of the block into a CheckpointError that names ``path``."""
+    try:
+        yield
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
 

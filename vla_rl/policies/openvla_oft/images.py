@@ -1,4 +1,4 @@
-"""From camera pixels to what the two vision towers read."""
+"""Converts camera images to the inputs of the two vision towers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _JPEG_QUALITY = 95  # the default of the image library that wrote OpenVLA's data
 
 
 def prepare_images(images: torch.Tensor, size: int, center_crop: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Resize, crop and normalize on the images' own device.
+    """Resize, crop and normalize images on their device.
 
     Args:
         images: uint8 [N, H, W, 3].
-        size: height and width that the towers see; equal sizes are not resampled.
-        center_crop: keep the middle 90% of the area and resize it back, as official evaluation does.
+        size: height and width of the towers' input; images of this size are not resampled.
+        center_crop: keep the middle 90% of the area and resize it to ``size``, as OpenVLA's evaluation does.
 
     Returns:
         float32 [N, 3, size, size] for DINOv2 (ImageNet statistics) and for SigLIP (to [-1, 1]).
@@ -48,10 +48,10 @@ def crop_center(pixels: torch.Tensor, area: float = CROP_AREA) -> torch.Tensor:
 
 
 def official_preprocess(image: np.ndarray, size: int = 224) -> np.ndarray:
-    """JPEG round trip and Lanczos resize of a uint8 [H, W, 3] image: how OpenVLA's data sets were made.
+    """JPEG round trip and Lanczos resize of a uint8 [H, W, 3] image, as in OpenVLA's data sets.
 
-    Evaluating an official checkpoint applies this before the policy (whose ``center_crop`` does the rest). Pillow's
-    JPEG and Lanczos differ from TensorFlow's by small rounding errors.
+    For evaluations of an official checkpoint: apply it before the policy, whose ``center_crop`` does the rest.
+    Pillow's JPEG and Lanczos differ from TensorFlow's by small rounding errors.
     """
     from PIL import Image
 

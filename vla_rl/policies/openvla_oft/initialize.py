@@ -1,12 +1,12 @@
-"""Random weights that learn from thousands of samples rather than millions.
+"""Random weights with which a small policy learns from thousands of samples instead of millions.
 
-The libraries' defaults are made for large networks and huge data. In a small network they leave the placeholders, whose
-embeddings are all zero, almost indistinguishable, and let the places of patches and the action bins be unordered sets.
-What follows changes starting values only: the network is the same, and trained weights overwrite all of it.
+The libraries' defaults suit large networks and huge data sets. In a small network they leave the placeholders, whose
+embeddings are all zero, almost indistinguishable, and give neither patch positions nor action bins an order. This file
+changes starting values only; the network is the same.
 
-Measured on demonstrations of libero_spatial task 0 (160 episodes on stand-ins, 96 pixels): after 180 updates of 16 rows
-at a learning rate of 1e-3, the held-out loss of the three translations was 4.68 with the libraries' defaults, 4.01 with
-these values, 4.09 without the order of patches, 4.10 to 4.18 without that of bins or without the gain.
+Measured on demonstrations of libero_spatial task 0 (160 episodes, placeholder assets, 96 pixels): after 180 updates of
+16 rows at a learning rate of 1e-3, the held-out loss of the three translations was 4.68 with the libraries' defaults,
+4.01 with these values, 4.09 without the order of patches, 4.10 to 4.18 without that of bins or without the gain.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from vla_rl.policies.openvla_oft.architecture import NUM_BINS, Architecture
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
 
-_ATTENTION_GAIN = 1.5  # of queries and keys: heads differ more, so rotary positions tell the placeholders apart
-_GRID_WAVES = 4  # per axis, in the code of a patch's place
-_BIN_WAVES = 24  # in the code of an action bin
+_ATTENTION_GAIN = 1.5  # for queries and keys: heads differ more, so that rotary positions distinguish the placeholders
+_GRID_WAVES = 4  # per axis, in the encoding of a patch's position
+_BIN_WAVES = 24  # in the encoding of an action bin
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def initialize(policy: OpenVLAOFT) -> None:
 
 
 def _initialize_dino(policy: OpenVLAOFT) -> None:
-    """By fan-in, as SigLIP initializes itself."""
+    """Scale by fan-in, as SigLIP's own initialization does."""
     for layer in policy.dino.modules():
         if isinstance(layer, nn.Linear):
             nn.init.xavier_uniform_(layer.weight)
@@ -53,7 +53,7 @@ def _initialize_dino(policy: OpenVLAOFT) -> None:
 
 
 def _order_patches(policy: OpenVLAOFT) -> None:
-    """Position embeddings become smooth functions of the place: what is learned at one carries over to the next."""
+    """Make position embeddings smooth functions of the position: what is learned at one patch helps its neighbours."""
     arch = policy.architecture
     line = torch.linspace(-1, 1, arch.image_size // arch.patch_size)
     rows, columns = torch.meshgrid(line, line, indexing="ij")
@@ -64,21 +64,21 @@ def _order_patches(policy: OpenVLAOFT) -> None:
 
 
 def _order_bins(policy: OpenVLAOFT) -> None:
-    """Rows of the action head become smooth functions of the action: neighbouring bins start with similar logits."""
+    """Make rows of the action head smooth functions of the action: neighbouring bins start with similar logits."""
     head = policy.lm_head
     rows = _embed(_waves(torch.linspace(-1, 1, NUM_BINS), _BIN_WAVES), head.in_features)
     head.weight[head.first : head.last] = (rows / rows.norm(dim=1).mean()).flip(0)  # ids descend with the action
 
 
 def _waves(place: Tensor, count: int) -> Tensor:
-    """[n] -> [n, 2 count]: sines and cosines with 1/2, 2/2, ... periods in [-1, 1], the fast ones weaker."""
+    """[n] -> [n, 2 count]: sines and cosines with 1/2, 2/2, ... periods in [-1, 1]; amplitudes fall with frequency."""
     order = torch.arange(1, count + 1)
     phase = math.pi / 2 * place.unsqueeze(1) * order
     return torch.cat([phase.sin() / order, phase.cos() / order], dim=1)
 
 
 def _embed(code: Tensor, width: int) -> Tensor:
-    """[n, features] -> [n, width] by a random map that keeps angles where the width allows; standard deviation 1."""
+    """[n, features] -> [n, width] by a random map that keeps angles if it is wide enough; standard deviation 1."""
     directions = torch.linalg.qr(torch.randn(max(width, code.shape[1]), code.shape[1])).Q[:width]
     embedded = code @ directions.T
     return embedded / embedded.std()
@@ -93,16 +93,16 @@ def make_policy(
     vocabulary: Sequence[str] = (),
     seed: int = 0,
 ) -> OpenVLAOFT:
-    """A policy with random weights, settled by ``seed``, that knows the words of its instructions.
+    """A policy with random weights, drawn by ``seed``, whose vocabulary has the words of its instructions.
 
     Args:
         architecture: its sizes.
-        instructions: what task numbers mean at first; ``set_instructions`` may change it later.
+        instructions: one for each task number; ``set_instructions`` may change them later.
         codec: statistics of the actions.
-        proprio: statistics of proprioception, needed where ``architecture.proprio_dim`` is not 0.
-        vocabulary: further texts whose words the policy shall know, so that it can be trained on other tasks later.
+        proprio: statistics of proprioception, needed if ``architecture.proprio_dim`` is not 0.
+        vocabulary: further texts whose words to include, so that the policy can be trained on other tasks later.
 
-    Raises ValueError where statistics and architecture disagree or the words do not fit the vocabulary.
+    Raises ValueError if statistics and architecture disagree or the words do not fit the vocabulary.
     """
     words = build_tiny_tokenizer([*instructions, *vocabulary], architecture.text_vocab_size)
     with torch.random.fork_rng(devices=[]):

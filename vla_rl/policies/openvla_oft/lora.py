@@ -3,8 +3,7 @@
     x ─┬─► W, frozen ─────────────────────┬─► y
        └─► A [rank, in] ─► B [out, rank] ─┘     times alpha / rank; B starts at 0
 
-Only A, B and the value head require gradients. The rest follows from that: what the optimizer holds, what the learner
-hands over to the inference servers, what a learner's state on disk holds.
+Only A, B and the value head require gradients. Optimizer, weight sync and a learner's state on disk hold only them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from vla_rl.policies.openvla_oft.config import LoraConfig
 from vla_rl.policies.openvla_oft.model import ActionHead, OpenVLAOFT
 
-_ADAPTER = "default"  # peft can hold several
+_ADAPTER = "default"  # peft's name for the first of possibly several
 _PARTS = {
     "vision": ("dino", "siglip"),
     "projector": ("projector", "proprio_projector"),
@@ -25,10 +24,10 @@ _PARTS = {
 
 
 def add_adapters(policy: OpenVLAOFT, config: LoraConfig, seed: int) -> None:
-    """Freeze ``policy`` but for its value head, and give every linear layer of ``config.targets`` an adapter.
+    """Freeze ``policy`` except its value head, and add an adapter to every linear layer of ``config.targets``.
 
-    The outputs stay the same: B is 0. A is normal with a standard deviation of 1 / rank, settled by ``seed``, as in
-    OpenVLA-OFT and RL4VLA. No dropout: log-probabilities of sampling and of training would differ.
+    The outputs do not change: B is 0. A is normal with a standard deviation of 1 / rank, drawn by ``seed``, as in
+    OpenVLA-OFT and RL4VLA. There is no dropout: it would make log-probabilities of sampling and training differ.
     """
     import peft
 
@@ -50,9 +49,9 @@ def add_adapters(policy: OpenVLAOFT, config: LoraConfig, seed: int) -> None:
 
 @torch.no_grad()
 def merged_state(policy: OpenVLAOFT) -> dict[str, Tensor]:
-    """Weights, by name, of a policy without adapters that acts as ``policy`` does; ``policy`` stays as it is.
+    """State dict of a policy without adapters that acts as ``policy`` does. Does not change ``policy``.
 
-    W + B A alpha / rank in the dtype of W: bfloat16 rounds away what is small beside W.
+    Weights are W + B A alpha / rank in the dtype of W; bfloat16 rounds away what is small in comparison with W.
     """
     state = policy.state_dict()
     for path, layer in policy.adapted.items():
@@ -66,7 +65,7 @@ def merged_state(policy: OpenVLAOFT) -> dict[str, Tensor]:
 
 
 def _restrict_to_action_ids(policy: OpenVLAOFT, rank: int) -> None:
-    """The head's B multiplies only the rows that the head does; the others stay 0."""
+    """Compute the adapter of ``lm_head`` for the action ids only, as ``ActionHead`` does; other rows of B stay 0."""
     layers = policy.adapted["lm_head"].lora_B
     rows = ActionHead(policy.architecture, rank).to(layers[_ADAPTER].weight)
     nn.init.zeros_(rows.weight)

@@ -1,4 +1,4 @@
-"""OpenVLA-OFT with discrete actions, in one class for every size.
+"""OpenVLA-OFT with discrete actions; one class for all sizes.
 
     images ─► DINOv2 ┐                                      <s> [patches][proprio] prompt 0 0 ... 0 </s> <pad>
            └► SigLIP ┴► projector ─► patch tokens ──────►   └──────────── Llama, all see all ─────────────┘
@@ -6,8 +6,8 @@
                                                      the last prompt token ───┘ └─┴─ and the placeholders after it
                                                      predicts action number 0        predict numbers 1, 2, ...
 
-Sources: OpenVLA (arXiv:2406.09246), OpenVLA-OFT parallel decoding (arXiv:2502.19645); log-probabilities over the 256
-action ids with the sampling temperature as in SimpleVLA-RL (arXiv:2509.09674).
+Sources: OpenVLA (arXiv:2406.09246); parallel decoding: OpenVLA-OFT (arXiv:2502.19645); log-probabilities over the 256
+action ids at the sampling temperature: SimpleVLA-RL (arXiv:2509.09674).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,21 +35,21 @@ from vla_rl.policies.openvla_oft.architecture import NUM_BINS, Architecture
 from vla_rl.policies.openvla_oft.images import prepare_images
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
 
-_VALUE_INIT_STD = 0.01  # values start near 0, whatever the features
+_VALUE_INIT_STD = 0.01  # so that values start near 0 for any features
 
 
 @dataclass(frozen=True)  # no slots: ZeRO-3 looks for the output's tensors in its __dict__
 class PolicyOutput:
-    """One forward pass for N observations."""
+    """Result of one forward pass for N observations."""
 
     logits: Tensor  # float32 [N, K, A, 256], already divided by the temperature; bins ascend with the action
     values: Tensor  # float32 [N]
 
 
 class ActionHead(nn.Linear):
-    """``lm_head`` with all rows of the vocabulary, of which only those of the action ids are multiplied.
+    """``lm_head`` with the weights of the whole vocabulary; ``forward`` computes the logits of the action ids only.
 
-    Slicing inside ``forward`` lets parameter-gathering wrappers (ZeRO-3) see the access.
+    The slice is inside ``forward``, so that wrappers which gather parameters (ZeRO-3) see the access.
     """
 
     def __init__(self, architecture: Architecture, in_features: int) -> None:
@@ -62,36 +63,25 @@ class ActionHead(nn.Linear):
 
 
 class Projector(nn.Module):
-    """Fused patch features to the language model's width."""
+    """Linear layers ``fc1``, ``fc2``, ... from ``widths[0]`` to ``widths[-1]`` features, with GELU between them."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, *widths: int) -> None:
         super().__init__()
-        features, width = architecture.dino.width + architecture.siglip.width, architecture.llm.width
-        self.fc1 = nn.Linear(features, architecture.projector_hidden)
-        self.fc2 = nn.Linear(architecture.projector_hidden, width)
-        self.fc3 = nn.Linear(width, width)
+        for number, (inputs, outputs) in enumerate(pairwise(widths), 1):
+            self.add_module(f"fc{number}", nn.Linear(inputs, outputs))
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(features)))))
-
-
-class ProprioProjector(nn.Module):
-    """Normalized proprioception to one token."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        width = architecture.llm.width
-        self.fc1 = nn.Linear(architecture.proprio_dim, width)
-        self.fc2 = nn.Linear(width, width)
-
-    def forward(self, proprio: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(proprio)))
+        first, *others = self.children()
+        hidden = first(features)
+        for layer in others:
+            hidden = layer(F.gelu(hidden))
+        return hidden
 
 
 class OpenVLAOFT(nn.Module):
-    """The policy: uint8 images, proprioception and a task number in; action distributions and a value out.
+    """The policy: maps uint8 images, proprioception and a task number to action distributions and a value.
 
-    ``set_instructions`` settles what task numbers mean; it must come before the first forward pass.
+    Call ``set_instructions``, which defines the task numbers, before the first forward pass.
     """
 
     text_ids: Tensor  # int64 [tasks, L]: prompt, placeholders, </s>, padding
@@ -102,9 +92,9 @@ class OpenVLAOFT(nn.Module):
     def __init__(
         self, architecture: Architecture, codec: ActionCodec, tokenizer: PromptTokenizer, proprio: Bounds | None = None
     ) -> None:
-        """Random weights. ``proprio`` holds the statistics that normalize proprioception.
+        """A policy with random weights. ``proprio``: statistics that normalize proprioception.
 
-        Raises ValueError where the statistics do not fit the architecture's dimensions.
+        Raises ValueError if the statistics do not fit the architecture's dimensions.
         """
         super().__init__()
         _check_statistics(architecture, codec, proprio)
@@ -116,19 +106,20 @@ class OpenVLAOFT(nn.Module):
         self.adapted: dict[str, Any] = {}  # layers with an adapter by path, filled by ``add_adapters``
         self.dino = _build_dino(architecture)
         self.siglip = _build_siglip(architecture)
-        self.projector = Projector(architecture)
-        self.proprio_projector = ProprioProjector(architecture) if architecture.proprio_dim else None
+        dino, siglip, width = architecture.dino.width, architecture.siglip.width, architecture.llm.width
+        self.projector = Projector(dino + siglip, architecture.projector_hidden, width, width)
+        self.proprio_projector = Projector(architecture.proprio_dim, width, width) if architecture.proprio_dim else None
         self.language_model = _build_llama(architecture)
-        self.lm_head = ActionHead(architecture, architecture.llm.width)
+        self.lm_head = ActionHead(architecture, width)
         self.value_head = _build_value_head(architecture)
 
     def set_instructions(self, instructions: Sequence[str]) -> None:
-        """Let task number i mean ``instructions[i]``. Raises ValueError for none, or for a foreign tokenizer."""
+        """Task number i becomes ``instructions[i]``. Raises ValueError for none, or for a wrong tokenizer."""
         if not instructions:
             raise ValueError("a policy needs at least one instruction")
         arch = self.architecture
         prompts = [self.tokenizer.encode(text) for text in instructions]
-        tail = [arch.pad_id] * arch.action_tokens + [arch.eos_id]  # ids of placeholders do not matter
+        tail = [arch.pad_id] * arch.action_tokens + [arch.eos_id]  # the placeholders' ids do not matter
         longest = max(map(len, prompts))
         ids = torch.full((len(prompts), longest + len(tail)), arch.pad_id)
         kept = torch.zeros_like(ids, dtype=torch.bool)
@@ -154,14 +145,14 @@ class OpenVLAOFT(nn.Module):
     def forward(
         self, images: Tensor, proprio: Tensor, task: Tensor, temperature: float, detach_value: bool = True
     ) -> PolicyOutput:
-        """Distributions over the action chunk, and the state's value.
+        """Distributions over the action chunk and the value of the state.
 
         Args:
             images: uint8 [N, V, H, W, 3].
             proprio: float32 [N, P], in physical units.
             task: integers [N], indices into the instructions.
-            temperature: divides the logits; the same one must be used for sampling and learning.
-            detach_value: gradients of the values stop at the value head.
+            temperature: divides the logits; sampling and learning must use the same one.
+            detach_value: stop gradients of the values at the value head.
 
         Raises ValueError for wrong shapes, RuntimeError before ``set_instructions``.
         """
@@ -176,26 +167,20 @@ class OpenVLAOFT(nn.Module):
         logits = self.lm_head(features).float() / temperature
         state = features[:, 0].detach() if detach_value else features[:, 0]
         if self.proprio_bounds is not None:
-            # the trunk keeps of it what actions need; how an episode goes shows in the gripper's width and height
+            # The trunk keeps only what actions need; the gripper's width and height tell how an episode goes.
             state = torch.cat([state, self._normalized(self.proprio_bounds, proprio)], dim=-1)
         values = self.value_head(state).squeeze(-1).float()
         return PolicyOutput(logits.unflatten(1, (arch.chunk_size, arch.action_dim)), values)
 
     @torch.no_grad()
     def act(
-        self,
-        images: Tensor,
-        proprio: Tensor,
-        task: Tensor,
-        uniforms: Tensor,
-        greedy: Tensor,
-        temperature: float,
+        self, images: Tensor, proprio: Tensor, task: Tensor, uniforms: Tensor, greedy: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Choose an action chunk for each row; see ``forward`` for the first three arguments and the errors.
 
         Args:
-            uniforms: float32 [N, K, A] in [0, 1); they settle the sample, so that a row's actions depend neither on the
-                rest of its batch nor on a global random state.
+            uniforms: float32 [N, K, A] in [0, 1); they determine the sample, so that a row's actions depend neither on
+                the rest of its batch nor on a global random state.
             greedy: bool [N]; these rows take the most likely bins. Their log-probabilities are still those of sampling
                 at ``temperature``.
 
@@ -209,9 +194,9 @@ class OpenVLAOFT(nn.Module):
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Inside the block the policy acts as before its training: adapters are off. The value head stays as it is.
+        """Switch the adapters off inside the block: the policy acts as before training. The value head does not change.
 
-        Raises RuntimeError without adapters, since training then overwrites the weights it started from.
+        Raises RuntimeError without adapters, because training then overwrites the weights it started from.
         """
         if not self.adapted:
             raise RuntimeError("this policy has no adapters to switch off: set policy.lora, or keep a copy of it")
@@ -224,7 +209,7 @@ class OpenVLAOFT(nn.Module):
                 layer.enable_adapters(True)
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """What learns, by name: all parameters, or adapters and value head. Learner and servers exchange these."""
+        """Trainable parameters by name: all, or those of adapters and value head. A weight sync transfers these."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
@@ -232,12 +217,12 @@ class OpenVLAOFT(nn.Module):
         return self.value_head.parameters()
 
     def trunk_parameters(self) -> Iterator[nn.Parameter]:
-        """All others that learn."""
+        """All trainable parameters except those of the value head."""
         trained = self.trained_parameters()
         return (parameter for name, parameter in trained.items() if not name.startswith("value_head."))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OpenVLAOFT:
-        """Keeps the rotary frequencies in float32 whatever the weights become: rounded, they would blur positions."""
+        """Keeps the rotary frequencies in float32 when weights change their dtype: rounding would blur positions."""
         rotary = self.language_model.rotary_emb
         exact = rotary.inv_freq
         super()._apply(fn, recurse)
@@ -250,10 +235,10 @@ class OpenVLAOFT(nn.Module):
         text = text * self.text_kept[task].unsqueeze(-1)
         sequence = [text[:, :1], self._patch_tokens(images)]
         if self.proprio_projector is not None and self.proprio_bounds is not None:
-            sequence.append(self._proprio_token(self.proprio_projector, self.proprio_bounds, proprio))
+            sequence.append(self.proprio_projector(self._normalized(self.proprio_bounds, proprio)).unsqueeze(1))
         embeddings = torch.cat([*sequence, text[:, 1:]], dim=1)
         count, length, _ = embeddings.shape
-        # Llama builds its causal mask from anything but a 4-D mask, which it passes on as it is.
+        # Llama adds its causal mask to any mask but a 4-D one, which it passes on unchanged.
         mask = self.attended[task][:, None, None, :].expand(count, 1, length, length)
         positions = torch.arange(length, device=embeddings.device).unsqueeze(0)
         output = self.language_model(
@@ -262,7 +247,7 @@ class OpenVLAOFT(nn.Module):
         return output.last_hidden_state
 
     def _patch_tokens(self, images: Tensor) -> Tensor:
-        """[N, V * patches, width]: the views follow each other."""
+        """[N, V * patches, width], view after view."""
         arch = self.architecture
         for_dino, for_siglip = prepare_images(images.flatten(0, 1), arch.image_size, arch.center_crop)
         prefix = 1 + arch.dino_registers
@@ -271,12 +256,8 @@ class OpenVLAOFT(nn.Module):
         tokens = self.projector(torch.cat([dino, siglip], dim=-1))
         return tokens.unflatten(0, (-1, arch.views)).flatten(1, 2)
 
-    def _proprio_token(self, projector: ProprioProjector, bounds: Bounds, proprio: Tensor) -> Tensor:
-        """[N, 1, width]."""
-        return projector(self._normalized(bounds, proprio)).unsqueeze(1)
-
     def _normalized(self, bounds: Bounds, proprio: Tensor) -> Tensor:
-        """[N, P] in [-1, 1]; computed in float32 whatever the dtype of the weights."""
+        """[N, P] in [-1, 1], in the dtype of the weights; computed in float32."""
         scale, shift = (torch.tensor(row, device=proprio.device) for row in bounds.affine())
         return (proprio.float() * scale + shift).clamp(-1, 1).to(self.lm_head.weight.dtype)
 
@@ -294,7 +275,7 @@ class OpenVLAOFT(nn.Module):
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """float32 [N, K, A]: log-probability of each token. The one formula of sampler and learner alike."""
+    """float32 [N, K, A]: log-probability of each token. Sampler and learner both use this function."""
     logits = logits.float()
     chosen = logits.gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
     return chosen - logits.logsumexp(-1)
@@ -307,9 +288,9 @@ def token_entropy(logits: Tensor) -> Tensor:
 
 
 def sample_tokens(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """int64 [N, K, A]: the bin at which the cumulative distribution passes the uniform number.
+    """int64 [N, K, A]: the bin at which the cumulative distribution passes the uniform number (inverse transform).
 
-    Summed in float64, so that rounding cannot choose a bin of probability zero.
+    Sums in float64, so that rounding cannot choose a bin of probability zero.
     """
     cumulative = logits.float().softmax(-1).double().cumsum(-1)
     threshold = uniforms.double().unsqueeze(-1) * cumulative[..., -1:]
@@ -337,8 +318,8 @@ def _build_dino(architecture: Architecture) -> Dinov2WithRegistersModel:
     )
     config._attn_implementation = "sdpa"
     model = Dinov2WithRegistersModel(config)
-    model.layernorm = nn.Identity()  # type: ignore[assignment]  # features are taken before the final norm
-    model.embeddings.register_parameter("mask_token", None)  # of masked pre-training only
+    model.layernorm = nn.Identity()  # type: ignore[assignment]  # features are taken before it
+    model.embeddings.register_parameter("mask_token", None)  # for masked pre-training only
     return model
 
 
@@ -376,12 +357,12 @@ def _build_llama(architecture: Architecture) -> LlamaModel:
         eos_token_id=architecture.eos_id,
         use_cache=False,
     )
-    config._attn_implementation = "sdpa"  # eager attention would add a boolean mask to the scores, silently
+    config._attn_implementation = "sdpa"  # eager attention would silently add a boolean mask to the scores
     return LlamaModel(config)
 
 
 def _build_value_head(architecture: Architecture) -> nn.Sequential:
-    """From the hidden state that predicts the first action number, and proprioception where there is any."""
+    """Its inputs are the hidden state that predicts the first action number and, if there is any, proprioception."""
     first, second = architecture.value_hidden
     inputs = nn.Linear(architecture.llm.width + architecture.proprio_dim, first)
     last = nn.Linear(second, 1, bias=False)

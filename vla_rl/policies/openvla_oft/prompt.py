@@ -1,4 +1,4 @@
-"""Instructions as token ids: OpenVLA's prompt, a wrapper of any tokenizer file, and small vocabularies of words."""
+"""Converts instructions to token ids: OpenVLA's prompt, any ``tokenizer.json``, and small word vocabularies."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 
 
 def format_prompt(instruction: str) -> str:
-    """The text OpenVLA was trained on; the instruction is lower-cased."""
+    """The prompt that OpenVLA was trained with; the instruction is lower-cased."""
     return _PROMPT.format(instruction.lower().strip())
 
 
 def build_tiny_tokenizer(texts: Iterable[str], capacity: int) -> Tokenizer:
-    """A word-level vocabulary of the prompt and of ``texts``, sorted, so that its ids depend on the set of words alone.
+    """A word-level tokenizer of the prompt and of ``texts``. Words are sorted: ids depend on the set of words only.
 
     The fixed parts of the prompt are one token each. Unknown words become ``<unk>``.
-    Raises ValueError where the words exceed ``capacity`` (text ids of the architecture).
+    Raises ValueError for more words than ``capacity``, the number of text ids of the architecture.
     """
     template = [part.strip().lower() for part in _PROMPT.split("{}")]
     words = sorted({word for text in texts for word in re.findall(_WORD, text.lower())})
@@ -46,7 +46,7 @@ def build_tiny_tokenizer(texts: Iterable[str], capacity: int) -> Tokenizer:
 
 
 class PromptTokenizer:
-    """Prompts of one architecture: ``<s>``, the text, and the token that ends every prompt."""
+    """Encodes prompts for one architecture: ``<s>``, the text, and the token that ends every prompt."""
 
     def __init__(self, tokenizer: Tokenizer, architecture: Architecture) -> None:
         self._tokenizer = tokenizer
@@ -54,7 +54,7 @@ class PromptTokenizer:
 
     @classmethod
     def from_json(cls, text: str, architecture: Architecture) -> PromptTokenizer:
-        """From the text of a ``tokenizer.json``. Raises ValueError where it is none."""
+        """From the text of a ``tokenizer.json``. Raises ValueError if it is not one."""
         try:
             content = json.loads(text)
         except json.JSONDecodeError as error:
@@ -67,9 +67,9 @@ class PromptTokenizer:
         return self._tokenizer.to_str(pretty=True)
 
     def encode(self, instruction: str) -> list[int]:
-        """Ids of the whole prompt. Words outside of the vocabulary become ``<unk>``, with a warning.
+        """Ids of the whole prompt. Words outside the vocabulary become ``<unk>``, with a warning.
 
-        Raises ValueError where an id is not one of the architecture's text ids.
+        Raises ValueError if an id is not one of the architecture's text ids.
         """
         ids = self._tokenizer.encode(format_prompt(instruction)).ids
         unknown = self._tokenizer.token_to_id("<unk>")

@@ -1,4 +1,4 @@
-"""Writing entries of the table as the MJCF files that LIBERO and robosuite load."""
+"""Writes entries of the table as the MJCF files that LIBERO and robosuite load."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.libero.assets.standins.shapes import Geom, rotation
-from envs.libero.assets.standins.table import Entry, color, shapes
+from envs.libero.assets.placeholder.shapes import Geom, rotation
+from envs.libero.assets.placeholder.table import Entry, color, shapes
 
-# Many of LIBERO's initial states hold objects that overlap each other, a drawer, or the table by centimetres. Stiff
-# contacts throw such objects half a metre into the air; soft and slippery ones let them slide apart. Tables and floors
-# are softer still, and decide alone (solmix) how they are touched. The gripper's pads bring their own friction.
+# In many of LIBERO's initial states, objects overlap each other, a drawer, or the table by centimetres. Stiff contacts
+# throw such objects half a metre into the air; soft and slippery ones let them slide apart. Tables and floors are
+# softer still, and their parameters alone decide about a contact (solmix). The gripper's pads have their own friction.
 OBJECT_CONTACT = {"solref": "0.015 1", "solimp": "0.95 0.99 0.001", "friction": "0.3 0.005 0.0001"}
 SURFACE_CONTACT = {"solref": "0.03 1", "solimp": "0.98 0.99 0.001", "solmix": "1000", "friction": "0.95 0.3 0.1"}
 DRAWN_ONLY = {"group": "1", "contype": "0", "conaffinity": "0", "mass": "0"}
@@ -48,12 +48,12 @@ def model(name: str, entry: Entry, fixture: bool) -> ET.Element:
 
 
 def room(entry: Entry) -> ET.Element:
-    """An arena: floor, walls, light, cameras and what the task's objects stand on."""
+    """An arena: floor, walls, light, cameras and the surface that carries the task's objects."""
     root = ET.Element("mujoco", model="room")
     asset, world = ET.SubElement(root, "asset"), ET.SubElement(root, "worldbody")
     sky = {"builtin": "gradient", "rgb1": "0.9 0.9 1", "rgb2": "0.2 0.3 0.4", "width": "64", "height": "64"}
     ET.SubElement(asset, "texture", {"name": "sky", "type": "skybox", **sky})
-    # LIBERO replaces the files of these two textures by those of the room's style.
+    # LIBERO replaces the files of these two textures with those of the room's style.
     _add_material(asset, "floor", "texplane", "2d", "gray_ceramic_tile.png", texrepeat="1.5 1.5", texuniform="true")
     _add_material(asset, "walls", "tex-wall", "2d", "gray_plaster.png", texuniform="true", emission="0.12")
     if "texture" in entry:
@@ -92,7 +92,7 @@ def write(file: Path, root: ET.Element) -> None:
 
 
 def _add_table(world: ET.Element, name: str) -> None:
-    """A table of the names that LIBERO asks for; it sets all sizes and positions itself."""
+    """A table with the names that LIBERO asks for; LIBERO sets all sizes and positions."""
     body = ET.SubElement(world, "body", name=name, pos="0 0 0.4")
     size = {"type": "box", "size": "0.4 0.4 0.4"}
     ET.SubElement(body, "geom", {**size, "name": "table_collision", "group": "0", **SURFACE_CONTACT})
@@ -145,15 +145,11 @@ def _geoms(part: Entry) -> list[Geom]:
 
 
 def _add_geoms(
-    body: ET.Element,
-    asset: ET.Element,
-    geoms: list[Geom],
-    contact: dict[str, str] | None,
-    material: str | None = None,
+    body: ET.Element, asset: ET.Element, geoms: list[Geom], contact: dict[str, str] | None, material: str | None = None
 ) -> None:
-    """What is drawn goes to group 1 and touches nothing; what is solid goes to group 0, which is not drawn.
+    """Drawn geoms go to group 1 and touch nothing; solid geoms go to group 0, which is not drawn.
 
-    With ``contact`` None nothing is solid.
+    If ``contact`` is None, nothing is solid.
     """
     for geom in geoms:
         place = {"type": geom.kind, "pos": _text(geom.pos), "quat": _text(_quaternion(geom.rot))}
@@ -171,7 +167,7 @@ def _add_geoms(
 
 
 def _volume(geom: Geom) -> float:
-    """Cubic metres of a solid primitive; 0 for what is only drawn."""
+    """Volume of a solid primitive, in cubic metres; 0 if it is only drawn."""
     if not geom.solid:
         return 0.0
     if geom.kind == "box":

@@ -1,8 +1,8 @@
-"""Parametric shapes from which the stand-in objects are built.
+"""Parametric shapes that the placeholder objects are built from.
 
-A shape turns a few lengths (metres) into primitives: what is drawn (boxes, capsules, low-poly meshes) and what collides
-(boxes and capsules only, since MuJoCo gives boxes several contact points at once, so that things stand still).
-Everything is written upright: z points up, and an object stands on z = 0.
+A shape turns a few lengths (metres) into primitives. Some are drawn: boxes, capsules, low-poly meshes. Others collide:
+boxes and capsules only, because MuJoCo gives boxes several contact points at once, so that objects come to rest.
+Shapes are upright: z points up, and the bottom of an object is at z = 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Point = tuple[float, float, float]
 Profile = tuple[tuple[float, float], ...]  # (radius, height) of a turned surface, from the bottom up
 
 SEGMENTS = 20  # facets around a turned surface
-LIFT = 0.001  # metres by which walls end above the ground, so that few contacts carry an object
+LIFT = 0.001  # metres between walls and the ground, so that few contacts carry an object
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Reading ``table.yaml``: entries with their ``like`` resolved, lines of shapes turned into shapes."""
+"""Reads ``table.yaml``: resolves ``like``, and turns lines into shapes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from envs.libero.assets.standins import products
-from envs.libero.assets.standins import shapes as elements
-from envs.libero.assets.standins.shapes import Color, Shape
+from envs.libero.assets.placeholder import products
+from envs.libero.assets.placeholder import shapes as elements
+from envs.libero.assets.placeholder.shapes import Color, Shape
 
 TABLE = Path(__file__).with_name("table.yaml")
 
@@ -27,7 +27,7 @@ FAMILIES: dict[str, type] = {
 
 @functools.cache
 def read_table() -> Entry:
-    """The whole table. Raises KeyError where an entry is ``like`` one that does not stand above it."""
+    """The whole table. Raises KeyError if an entry is ``like`` one that is not above it."""
     table: Entry = yaml.safe_load(TABLE.read_text())
     for kind in ("objects", "fixtures"):
         for name, entry in table[kind].items():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from envs.libero.assets.standins.shapes import Color
+from envs.libero.assets.placeholder.shapes import Color
 
 SIZE = 128  # pixels
 

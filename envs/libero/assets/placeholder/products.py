@@ -1,4 +1,4 @@
-"""Families of stand-in products: a few lengths and colours make a carton, a can, a bottle, a bowl, a mug or a book."""
+"""Families of placeholder products: a few lengths and colours make a carton, a can, a bottle, a bowl, a mug, a book."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.libero.assets.standins.shapes import (
+from envs.libero.assets.placeholder.shapes import (
     LIFT,
     Bar,
     Block,
@@ -22,7 +22,7 @@ from envs.libero.assets.standins.shapes import (
     Wedge,
 )
 
-PRINT = 0.0006  # metres by which a printed band stands out from what it is printed on, so that it is seen
+PRINT = 0.0006  # metres by which a printed band is raised above its surface, so that it is drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Bottle:
 class Vessel:
     """A bowl, plate, pan or cup: a turned wall, open at the top.
 
-    Drawn after ``outer``; solid as a square foot under the floor and a ring of panels from ``grip`` to the rim.
+    ``outer`` is drawn; solid are a square foot under the floor and a ring of panels from ``grip`` to the rim.
     """
 
     outer: Profile  # outer face, from the edge of the foot to the rim
@@ -132,7 +132,7 @@ class Vessel:
         radii, heights = zip(*self.outer, strict=True)
         floor_r = float(np.interp(self.floor, heights, radii)) - self.wall
         low_r, low_z = self.grip or self.outer[0]
-        side = 1.6 * foot_r  # a square whose corners lie a little outside the round foot: about as hard to tip over
+        side = 1.6 * foot_r  # its corners are a little outside the round foot: about as hard to tip over
         return _geoms(
             Turned((*self.outer, *inner, (floor_r, self.floor)), self.color),
             Turned(((floor_r * 0.96, self.floor), (floor_r * 0.96, self.floor + PRINT)), self.inside),
@@ -176,7 +176,7 @@ class Mug:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """A book that stands on its edge, its boards facing x, its spine towards -y."""
+    """An upright book, its boards facing x, its spine towards -y."""
 
     size: Point
     at: tuple[float, float]  # centre

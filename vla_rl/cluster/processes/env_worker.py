@@ -1,0 +1,64 @@
+"""The process of an env worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, device_lease
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.ipc.mailbox import PoolAddress
+from vla_rl.core.records import EpisodeResult, EpisodeSpec, Trajectory
+from vla_rl.placement.plan import Plan, Process
+
+
+class StoreClient:
+    """The replay store as an env worker sees it (``AssignmentSource``)."""
+
+    def __init__(self, store: ActorHandle) -> None:
+        self._store = store
+
+    def take(self, worker: int, count: int, timeout: float) -> list[EpisodeSpec]:
+        return ray.get(self._store.take.remote(worker, count, timeout), timeout=timeout + CALL_TIMEOUT_S)
+
+    def add(self, worker: int, finished: Trajectory | EpisodeResult) -> None:
+        self._store.add.remote(worker, finished)
+
+
+class EnvWorkerProcess:
+    def __init__(self, config: RunConfig, process: Process, lock_server: Path) -> None:
+        self._config, self._process, self._lock_server = config, process, lock_server
+        self._worker: Any = None
+
+    def run(self, address: PoolAddress, position: int, plan: Plan, store: ActorHandle) -> None:
+        """Build everything in the thread that will use it (an OpenGL context belongs to one thread), then play.
+
+        ``position``: of this worker among those of its inference server.
+        """
+        from envs import make_env
+        from envs.base.shaping import shaped
+        from vla_rl.core.ipc.mailbox import WorkerMailbox
+        from vla_rl.rollout.env_worker import EnvWorker
+
+        config = self._config
+        self._worker = EnvWorker(
+            worker=self._process.index,
+            env=shaped(make_env(config.env, plan.envs_per_worker), config.env.shaping),
+            mailbox=WorkerMailbox(address, position),
+            assignments=StoreClient(store),
+            chunk_size=config.policy.chunk_size,
+            splits=plan.splits,
+            bootstrap_rule=config.algo.bootstrap_rule,
+            lease=device_lease(self._process, self._lock_server),
+        )
+        self._worker.run()
+
+    def stats(self) -> dict[str, float]:
+        return self._worker.meter.snapshot() if self._worker else {}
+
+    def stop(self) -> None:
+        if self._worker:
+            self._worker.stop()

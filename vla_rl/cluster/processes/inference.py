@@ -1,0 +1,83 @@
+"""The process of an inference server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vla_rl.cluster.processes.common import LEASE_TIMEOUT_S, device_lease
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.ipc.mailbox import PoolAddress
+from vla_rl.core.records import EnvSpec
+from vla_rl.inference.inference_server import BatchPolicy
+from vla_rl.placement.plan import Process
+from vla_rl.placement.profile import Memory
+
+
+class InferenceProcess:
+    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process, lock_server: Path) -> None:
+        self._config, self._spec, self._process, self._lock_server = config, spec, process, lock_server
+        self._policy: Any = None
+        self._server: Any = None
+
+    def build(self) -> None:
+        """Import libraries and build the policy: what takes long and needs no other process."""
+        import torch
+
+        from vla_rl.policies.build import build_policy, torch_dtype
+
+        torch.set_num_threads(self._process.threads)
+        self._policy = build_policy(self._config.policy, self._spec, self._config.seed)
+        self._policy.to(torch_dtype(self._config.learner.precision))
+
+    def connect(self, address: PoolAddress, weights: Path | None, max_batch: int, frozen: bytes | None = None) -> None:
+        """Call after ``build``, and after the learner has published its first weights.
+
+        ``frozen``: message with which to attach the learner's frozen weights, instead of holding a copy.
+        """
+        from vla_rl.core.ipc.frozen_weights import attach_frozen_weights
+        from vla_rl.core.ipc.mailbox import ServerMailbox
+        from vla_rl.inference.inference_server import BatchRule, InferenceServer
+
+        if frozen is not None:
+            attach_frozen_weights(self._policy, frozen)
+        rule = BatchRule(max_batch, self._config.placement.max_wait_ms * 1e-3)
+        self._server = InferenceServer(self._make_policy_runner(weights), ServerMailbox(address), rule)
+
+    def _make_policy_runner(self, weights: Path | None) -> BatchPolicy:
+        from vla_rl.core.ipc.weights import WeightReader
+        from vla_rl.inference.policy_runner import PolicyRunner
+
+        settings = self._config.policy
+        return PolicyRunner(
+            policy=self._policy,
+            temperature=settings.temperature,
+            weights=WeightReader(weights) if weights else None,
+            device=self._process.torch_device,
+            latency_s=settings.latency_ms * 1e-3,
+            lease=device_lease(self._process, self._lock_server),
+        )
+
+    def run(self) -> None:
+        self._server.run()
+
+    def offload(self) -> None:
+        """Free the device; requests wait until ``onload``."""
+        self._server.offload(LEASE_TIMEOUT_S)
+
+    def onload(self) -> None:
+        self._server.onload()
+
+    def memory(self) -> Memory:
+        """What the policy takes, after ``build``; here no ZeRO stage has divided it."""
+        from vla_rl.placement.profile import policy_memory
+
+        return policy_memory(self._config, self._policy)
+
+    def stats(self) -> dict[str, float]:
+        """Meters of the server, including its waits for leases, and of the policy, without them."""
+        return self._server.meter.snapshot() | self._server.policy.meter.snapshot() if self._server else {}
+
+    def stop(self) -> None:
+        if self._server:
+            self._server.stop()

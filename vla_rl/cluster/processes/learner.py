@@ -1,0 +1,95 @@
+"""The process of a learner rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from vla_rl.cluster.processes.common import device_lease
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.machine import free_port
+from vla_rl.core.records import EnvSpec, SuperBatch
+from vla_rl.placement.plan import Process
+
+
+class LearnerProcess:
+    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process, world_size: int, lock_server: Path) -> None:
+        self._config, self._spec, self._process = config, spec, process
+        self._world_size, self._lock_server = world_size, lock_server
+        self._learner: Any = None
+        self._publisher: Any = None
+        self._reader: Any = None
+
+    def address(self) -> tuple[str, int]:
+        """A free port on this process's node, for the process group."""
+        return ray.util.get_node_ip_address(), free_port()
+
+    def setup(self, address: tuple[str, int], weights: Path, state: Path | None, policy_version: int) -> None:
+        """Build the model, join the other ranks, continue from ``state`` if given, and publish ``policy_version``."""
+        import torch
+
+        from algos import make_algorithm
+        from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers, weights_nbytes
+        from vla_rl.learner.learner import Learner, join_ranks
+        from vla_rl.policies.build import build_policy
+
+        torch.set_num_threads(self._process.threads)
+        rank, device = self._process.index, self._process.torch_device
+        join_ranks(rank, self._world_size, *address, device)
+        self._learner = Learner(
+            self._config,
+            build_policy(self._config.policy, self._spec, self._config.seed),
+            make_algorithm(self._config.algo),
+            rank=rank,
+            world_size=self._world_size,
+            device=device,
+            lease=device_lease(self._process, self._lock_server),
+        )
+        if state is not None:
+            self._learner.load(state)
+        nbytes = weights_nbytes(self._learner.parameters())  # on every rank: collective under ZeRO-3
+        if rank == 0:
+            create_weight_buffers(weights, nbytes)
+            self._publisher, self._reader = WeightPublisher(weights), WeightReader(weights)
+        self.publish(policy_version)
+
+    def update(self, batch: SuperBatch) -> dict[str, float]:
+        return self._learner.update(batch)
+
+    def publish(self, policy_version: int) -> None:
+        self._learner.publish(policy_version, self._publisher)
+
+    def offload(self) -> None:
+        self._learner.offload()
+
+    def onload(self) -> None:
+        self._learner.onload()
+
+    def share_frozen_weights(self) -> bytes | None:
+        """A message with which an inference server on this device, or on these cores, attaches the frozen weights."""
+        from vla_rl.core.ipc.frozen_weights import share_frozen_weights
+
+        return share_frozen_weights(self._learner.policy)
+
+    def weights_nbytes(self) -> int:
+        """Bytes of one published version; rank 0."""
+        return self._reader.nbytes
+
+    def bucket(self, policy_version: int, number: int) -> np.ndarray | None:
+        """A part of a published version, for another node; rank 0. See ``WeightReader.bucket``."""
+        return self._reader.bucket(policy_version, number)
+
+    def save(self, folder: Path, metadata: dict[str, Any]) -> None:
+        """Save the learner's state on all ranks; rank 0 also saves the policy as a checkpoint of its own."""
+        from vla_rl.policies.openvla_oft.checkpoint import save_policy
+
+        self._learner.save(folder / "learner")
+        with self._learner.whole_policy() as policy:
+            if self._process.index == 0:
+                save_policy(policy, folder / "policy", metadata)
+
+    def stats(self) -> dict[str, float]:
+        return self._learner.meter.snapshot()

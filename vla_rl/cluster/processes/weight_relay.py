@@ -1,0 +1,45 @@
+"""The process that brings weights to a node where the learner's first rank does not run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray.actor import ActorHandle
+
+from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
+
+_BUCKETS_AHEAD = 2
+
+
+class WeightRelayProcess:
+    def __init__(self, weights: Path) -> None:
+        self._path = weights
+        self._learner: Any = None
+        self._relay: Any = None
+
+    def connect(self, learner: ActorHandle) -> None:
+        """Call after the learner has published its first weights."""
+        from vla_rl.core.ipc.weights import WeightRelay, create_weight_buffers
+
+        nbytes: Any = ray.get(learner.weights_nbytes.remote(), timeout=CALL_TIMEOUT_S)
+        create_weight_buffers(self._path, nbytes)
+        self._learner, self._relay = learner, WeightRelay(self._path)
+
+    def pull(self, policy_version: int) -> None:
+        """Publish ``policy_version`` on this node, unless a newer one has replaced it at the source."""
+        self._relay.relay(policy_version, self._buckets(policy_version))
+
+    def _buckets(self, policy_version: int) -> Iterator[np.ndarray | None]:
+        """All buckets in order, with some requested ahead."""
+        requested: deque[ray.ObjectRef] = deque()
+        for number in range(self._relay.num_buckets):
+            requested.append(self._learner.bucket.remote(policy_version, number))
+            if len(requested) > _BUCKETS_AHEAD:
+                yield ray.get(requested.popleft(), timeout=CALL_TIMEOUT_S)
+        for ref in requested:
+            yield ray.get(ref, timeout=CALL_TIMEOUT_S)

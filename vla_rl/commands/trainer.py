@@ -1,0 +1,223 @@
+"""What the main loop of a training run does: one method for each step, over a started cluster."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vla_rl.cluster.cluster import Cluster
+from vla_rl.commands.evaluate import STALL_S, run_evaluation
+from vla_rl.commands.run_folder import RunFolder, metadata
+from vla_rl.commands.signals import StopRequest
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.files import write_json
+from vla_rl.core.records import EnvSpec
+from vla_rl.observability.console import TrainingView
+from vla_rl.observability.usage import Throughput, resident_gib
+from vla_rl.placement.plan import Plan, PlanError
+from vla_rl.placement.planner import layout_record
+from vla_rl.placement.replan import Migration, Replanner
+from vla_rl.replay.super_batch import describe
+from vla_rl.replay.trajectory_file import load_trajectories
+
+_UPDATE_TIMEOUT_S = 3600.0
+_CHECKPOINT_TIMEOUT_S = 600.0
+_DRAIN_POLL_S = 0.2
+
+
+class Trainer:
+    """One training run on one cluster.
+
+    Attributes:
+        policy_version: updates done; the version of the learner's weights.
+        published_version: the version that inference acts with.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        spec: EnvSpec,
+        folder: RunFolder,
+        cluster: Cluster,
+        view: TrainingView,
+        stop: StopRequest,
+    ) -> None:
+        self.config, self.spec, self.folder = config, spec, folder
+        self.cluster, self.view, self.stop = cluster, view, stop
+        self.policy_version = self.published_version = 0
+        self._started = time.monotonic()
+        self._earlier_s = 0.0  # training time of earlier sessions of this run
+        self._throughput = Throughput()
+        self._outcomes = (0, 0)  # training episodes played and succeeded, at the previous iteration
+        self._replanner: Replanner
+
+    def start(self, checkpoint: Path | None, state: dict[str, Any]) -> None:
+        """Start all processes, continue from a checkpoint if there is one, and let episodes begin."""
+        self.view.status("starting processes")
+        self.policy_version = self.published_version = state["policy_version"]
+        self._earlier_s = state["seconds"]
+        self.cluster.start(checkpoint / "learner" if checkpoint else None, self.policy_version)
+        self.stop.listen()
+        name, memory = self.folder.path.name, self.cluster.policy_memory()
+        self._replanner = Replanner(self.config, self.spec, name, memory, state.get("replanner"))
+        if checkpoint:
+            self.cluster.call_store("restore", state["store"], load_trajectories(checkpoint / "trajectories.npz"))
+        self.cluster.call_store("open")
+
+    def due(self, every: int) -> bool:
+        """Whether something that happens every so many updates happens now; never with 0."""
+        return every > 0 and self.policy_version % every == 0
+
+    def is_last(self) -> bool:
+        """Whether the run is over: all iterations are done, or its time is up, but not before the first update."""
+        train = self.config.train
+        in_time = train.max_minutes is None or self._elapsed() <= 60 * train.max_minutes
+        return self.policy_version >= train.iterations or (self.policy_version > 0 and not in_time)
+
+    def next_batch(self) -> Any:
+        """A reference to the next super-batch; None if the run is asked to stop meanwhile."""
+        deadline, progress = time.monotonic() + STALL_S, -1
+        while not self.stop.requested:
+            ref: Any = self.cluster.store.next_batch.remote(2.0)
+            if self.cluster.get(ref, "the next super-batch", 120.0) is not None:
+                return ref
+            counters = self.cluster.call_store("counters")
+            self.view.status(
+                f"filling the next super-batch: {counters['buffered']} of {self.config.train.batch_episodes} episodes, "
+                f"{counters['running']} running"
+            )
+            if counters["started"] + counters["buffered"] != progress:
+                progress, deadline = counters["started"] + counters["buffered"], time.monotonic() + STALL_S
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no episode finished for {STALL_S:.0f} s; the store's counters: {counters}")
+        return None
+
+    def update(self, batch_ref: Any) -> dict[str, float]:
+        """Train on a super-batch; afterwards the policy version is one higher. Returns metrics."""
+        self.view.status("training")
+        updates = [learner.update.remote(batch_ref) for learner in self.cluster.learners]
+        metrics = self.cluster.get(updates, "the learner's update", _UPDATE_TIMEOUT_S)[0]
+        self.policy_version += 1
+        return metrics | describe(self.cluster.get(batch_ref, "the super-batch", _UPDATE_TIMEOUT_S))
+
+    def publish(self) -> None:
+        """Weight sync: inference acts with the newest version from now on."""
+        self.cluster.publish(self.policy_version)
+        self.published_version = self.policy_version
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate the newest version. No update happens meanwhile, so that one version plays all episodes."""
+        metrics: dict[str, float] = {}
+        for greedy in (True, False) if self.config.train.eval_sampled else (True,):
+            kind = "greedy" if greedy else "sampled"
+            evaluation = run_evaluation(
+                self.cluster,
+                self.spec,
+                self.config.train.eval_episodes,
+                self.config.seed,
+                greedy=greedy,
+                record=3 if greedy and self.config.log.video else 0,
+                status=self.view.status,
+            )
+            self.view.say(f"iteration {self.policy_version}: {evaluation.text()}")
+            self.folder.save_evaluation(f"{self.policy_version:06d}-{kind}", evaluation.record(), evaluation.frames)
+            names = (f"eval/{kind}_success", f"eval/{kind}_low95", f"eval/{kind}_high95")
+            metrics |= dict(zip(names, (evaluation.success, *evaluation.interval), strict=True))
+        self.measure()  # leaves the evaluation out of the next iteration's rates
+        return metrics
+
+    def measure(self) -> dict[str, float]:
+        """Rates and busy shares since the last measurement."""
+        rates = self._throughput.measure(self.cluster.stats())
+        self._replanner.observe(self._throughput.growth)
+        return rates
+
+    def log(self, metrics: dict[str, float]) -> None:
+        """Write the metrics of an iteration, and show them."""
+        counters = self.cluster.call_store("counters")
+        played, succeeded = counters["played"] - self._outcomes[0], counters["succeeded"] - self._outcomes[1]
+        self._outcomes = counters["played"], counters["succeeded"]
+        if played:  # includes the episodes that GRPO filters out: what the policy can do
+            metrics = metrics | {"rollout/success_played": succeeded / played}
+        metrics = metrics | {f"episodes/{name}": float(value) for name, value in counters.items()}
+        elapsed = self._elapsed()
+        metrics |= {"time/seconds": elapsed, "restarts": float(self.cluster.restarts), "memory/gib": resident_gib()}
+        if self.config.placement.replan_every:
+            metrics["placement/migrations"] = float(self._replanner.migrations)
+        metrics["machine/cpu"] = psutil.cpu_percent() / 100  # share of all cores since the previous iteration
+        if self.policy_version:
+            metrics["time/left_s"] = self._time_left(elapsed)
+        self.folder.log(self.policy_version, metrics)
+        self.view.update(self.policy_version, metrics)
+
+    def _elapsed(self) -> float:
+        return self._earlier_s + time.monotonic() - self._started
+
+    def _time_left(self, elapsed: float) -> float:
+        train = self.config.train
+        left = elapsed / self.policy_version * (train.iterations - self.policy_version)
+        return left if train.max_minutes is None else min(left, max(0.0, 60 * train.max_minutes - elapsed))
+
+    def propose_migration(self) -> Migration | None:
+        """A better plan by the measured costs, if it is time to look for one (``placement.replan_every``)."""
+        if self.stop.requested:
+            return None
+        try:
+            migration = self._replanner.propose(self.policy_version, self.cluster.plan)
+        except PlanError as error:
+            self.view.say(f"iteration {self.policy_version}: the plan stays; by the measured costs, {error}")
+            return None
+        if migration is not None:
+            self.view.say(f"iteration {self.policy_version}: {migration.text()}")
+            self.folder.log_migration(self.policy_version, migration.record())
+        return migration
+
+    def drain(self) -> None:
+        """Let all running episodes end, so that the checkpoint that follows loses none."""
+        self.cluster.call_store("close")
+        deadline = time.monotonic() + STALL_S
+        while (running := self.cluster.call_store("counters")["running"]) and time.monotonic() < deadline:
+            if self.stop.requested:
+                return
+            self.view.status(f"migrating: waiting for {running} episodes to end")
+            time.sleep(_DRAIN_POLL_S)
+
+    def checkpoint(self, plan: Plan) -> None:
+        """Write a checkpoint. ``plan``: the one with which to continue."""
+        self.view.status("writing a checkpoint")
+        with self.folder.checkpoints.write(self.policy_version) as folder:
+            about = {"run": self.folder.path.name, "iteration": self.policy_version} | metadata(self.spec, sys.argv)
+            with self.cluster.learner_on_device():
+                saves = [learner.save.remote(folder, about) for learner in self.cluster.learners]
+                stored: Any = self.cluster.store.save.remote(folder)
+                record = self.cluster.get(stored, "the store's state", _CHECKPOINT_TIMEOUT_S)
+                self.cluster.get(saves, "the learner's checkpoint", _CHECKPOINT_TIMEOUT_S)
+            state = {
+                "policy_version": self.policy_version,
+                "seconds": self._elapsed(),
+                "store": record,
+                "replanner": self._replanner.state(),
+                "layout": layout_record(plan),
+            }
+            write_json(folder / "state.json", state)
+        if (profile := self._replanner.profile()) is not None:
+            self.folder.save_profile(profile)
+
+    def finish(self) -> None:
+        """The last checkpoint, if it is missing, the curves, and a word about what comes next."""
+        from vla_rl.observability.plots import draw_curves
+
+        complete = self.folder.checkpoints.complete()
+        if not complete or complete[-1].name != f"{self.policy_version:06d}":
+            self.checkpoint(self.cluster.plan)
+        draw_curves(self.folder.metrics(), self.folder.path / "curves.png", self.folder.path.name)
+        if self.policy_version < self.config.train.iterations:
+            self.view.say(
+                f"stopped after {self.policy_version} of {self.config.train.iterations} iterations; "
+                f"continue with: vla-rl train --resume {self.folder.path}"
+            )
+        self.view.say(f"results: {self.folder.path} (curves.png, evaluations/, checkpoints/)")

@@ -1,0 +1,43 @@
+"""Files and folders that are complete or absent, whatever interrupts their writing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield another name in the same folder; what the block writes there becomes ``path`` when the block ends.
+
+    ``path`` may be a file or a folder. Until then, and if the block raises, an older ``path`` stays as it is. A reader
+    sees the old content or the new, never a part of it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unique = uuid.uuid4().hex
+    partial = path.with_name(f".{path.name}.{unique}.partial")
+    try:
+        yield partial
+        if path.is_dir():  # only an empty folder can be replaced in one step
+            retired = path.with_name(f".{path.name}.{unique}.old")
+            path.rename(retired)
+            partial.rename(path)
+            shutil.rmtree(retired)
+        else:
+            partial.replace(path)
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        else:
+            partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON, in one step."""
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,71 @@
+"""What an env worker records of the episode that runs in one of its environments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vla_rl.core.records import EpisodeResult, EpisodeSpec, Trajectory
+
+
+@dataclass(slots=True)
+class Recording:
+    """One running episode.
+
+    Attributes:
+        episode: what is played.
+        rng: random numbers of the action sampling; they depend on the episode alone, not on batching.
+        decisions: (tokens, logprobs, value, policy version) of each chunk.
+        ended: (terminated, success), once only the value of the final observation is missing.
+    """
+
+    episode: EpisodeSpec
+    rng: np.random.Generator = field(init=False)
+    started: float = field(default_factory=time.perf_counter)
+    images: list[np.ndarray] = field(default_factory=list)
+    proprio: list[np.ndarray] = field(default_factory=list)
+    decisions: list[tuple] = field(default_factory=list)
+    rewards: list[np.ndarray] = field(default_factory=list)
+    num_steps: list[int] = field(default_factory=list)
+    ended: tuple[bool, bool] | None = None
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng((self.episode.seed, self.episode.member))
+
+    def trajectory(self, worker: int, bootstrap_value: float, terminated: bool, success: bool) -> Trajectory:
+        """The finished training episode."""
+        tokens, logprobs, values, versions = zip(*self.decisions, strict=True)
+        return Trajectory(
+            episode=self.episode,
+            images=np.stack(self.images),
+            proprio=np.stack(self.proprio),
+            tokens=np.stack(tokens),
+            logprobs=np.stack(logprobs),
+            values=np.asarray(values, np.float32),
+            policy_versions=np.asarray(versions, np.int32),
+            rewards=np.stack(self.rewards),
+            num_steps=np.asarray(self.num_steps, np.int32),
+            bootstrap_value=bootstrap_value,
+            terminated=terminated,
+            truncated=not terminated,
+            success=success,
+            worker=worker,
+            seconds=time.perf_counter() - self.started,
+        )
+
+    def result(self, success: bool, frames: Sequence[np.ndarray]) -> EpisodeResult:
+        """The finished evaluation episode."""
+        versions = [version for *_, version in self.decisions]
+        return EpisodeResult(
+            episode=self.episode,
+            success=success,
+            steps=sum(self.num_steps),
+            total_reward=float(np.sum(self.rewards)),
+            oldest_policy_version=min(versions),
+            newest_policy_version=max(versions),
+            seconds=time.perf_counter() - self.started,
+            frames=tuple(frames),
+        )

@@ -1,27 +1,29 @@
-"""Reinforcement-learning algorithms, one a file: settings and advantages in numpy, tensors in ``algos.algorithm``.
+"""Reinforcement-learning algorithms, one per file.
 
-Adding one takes its file and its name in ``AlgoConfig``.
+A file holds an algorithm's configuration keys and its class. A new algorithm takes its file and its name in
+``ALGORITHMS``. The files do not load torch when they are imported, because every process reads the configuration.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Field
 
+from algos.algorithm import Algorithm
+from algos.config import AlgorithmConfig
 from algos.grpo import GRPO
 from algos.ppo import PPO
 from algos.rloo import RLOO
 
+ALGORITHMS: tuple[type[Algorithm], ...] = (PPO, GRPO, RLOO)
+
 if TYPE_CHECKING:
-    from algos.algorithm import Algorithm
-    from algos.config import AlgorithmConfig as AlgorithmSettings
+    AlgoConfig = AlgorithmConfig
+else:  # the schema's union: the key ``name`` says which
+    AlgoConfig = Annotated[Union[tuple(a.Config for a in ALGORITHMS)], Field(discriminator="name")]  # noqa: UP007
 
-AlgoConfig = Annotated[PPO | GRPO | RLOO, Field(discriminator="name")]
 
-
-def make_algorithm(config: AlgorithmSettings) -> Algorithm:
-    """The tensors' side of an algorithm's settings."""
-    from algos.algorithm import SurrogateAlgorithm  # loads torch
-
-    return SurrogateAlgorithm(config)
+def make_algorithm(config: AlgorithmConfig) -> Any:
+    """The algorithm of a configuration."""
+    return next(algorithm for algorithm in ALGORITHMS if algorithm.Config is type(config))(config)

@@ -1,9 +1,18 @@
 """Returns and advantages of ragged episodes, in numpy, float64 throughout.
 
-The M chunks of B episodes lie flat, one episode after the other: rows of episode b are ``offsets[b]:offsets[b + 1]``.
-One action chunk is one decision of the chunk-level MDP: its reward is the sum over its executed steps, the discount
-applies once a chunk. After an episode's last chunk the value is 0 where the task itself ended, and the value of the
-final observation where a time limit cut it (Pardo et al., arXiv:1712.00378).
+The M chunks of B episodes are flat, one episode after the other: the rows of episode b are
+``offsets[b]:offsets[b + 1]``. One action chunk is one decision: its reward is the sum over its executed steps, and the
+discount applies once per chunk. After its last chunk an episode is worth 0, or, where ``bootstrap_mask`` is true,
+``bootstrap_value``: the value of its final observation (time limits: Pardo et al., arXiv:1712.00378).
+
+Arguments that all functions share:
+    rewards: [M], reward of each chunk.
+    values: [M], predicted value of the observation in which each chunk was chosen.
+    offsets: int [B + 1].
+    bootstrap_value: [B], read where ``bootstrap_mask`` is true.
+    bootstrap_mask: bool [B].
+    gamma, lam: discount and lambda per chunk.
+All raise ValueError if shapes and offsets disagree, or if a number is not finite.
 """
 
 from __future__ import annotations
@@ -14,9 +23,9 @@ import numpy as np
 
 Array = np.ndarray
 
-# Far below the spread of any returns worth learning from, far above float32 noise around a constant.
+# Far below the spread of useful returns, far above float32 noise around a constant.
 NORMALIZE_EPSILON = 1e-5
-GROUP_EPSILON = 1e-6  # of a group's deviation, where a single success among 8 gives 0.35
+GROUP_EPSILON = 1e-6  # added to a group's deviation; one success among 8 gives 0.35
 
 
 def chunk_rewards(rewards: Array, num_steps: Array) -> Array:
@@ -25,27 +34,33 @@ def chunk_rewards(rewards: Array, num_steps: Array) -> Array:
 
 
 def chunk_log_ratios(numerator: Array, denominator: Array, num_steps: Array) -> Array:
-    """float64 [M]: log of the ratio of each chunk's probabilities, from [M, K, A] log-probabilities of two policies."""
+    """float64 [M]: log-ratio of each chunk's probabilities, from [M, K, A] log-probabilities of two policies."""
     executed = _executed(num_steps, numerator.shape[1])[:, :, None]
     difference = np.where(executed, numerator.astype(np.float64) - denominator, 0.0)
     return difference.sum(axis=(1, 2))
 
 
+def episode_log_ratios(numerator: Array, denominator: Array, num_steps: Array, offsets: Array) -> Array:
+    """float64 [M]: log-ratio of the probabilities of the whole episode that a chunk belongs to."""
+    per_chunk = chunk_log_ratios(numerator, denominator, num_steps)
+    return np.repeat(np.add.reduceat(per_chunk, offsets[:-1]), np.diff(offsets))
+
+
 def gae(
-    rewards: Array,  # [M]
-    values: Array,  # [M], of the observation in which each chunk was chosen
-    offsets: Array,  # [B + 1]
-    bootstrap_value: Array,  # [B], read where continued
-    bootstrap_mask: Array,  # bool [B]: cut by a time limit; behind the other episodes there is nothing
+    rewards: Array,
+    values: Array,
+    offsets: Array,
+    bootstrap_value: Array,
+    bootstrap_mask: Array,
     gamma: float,
     lam: float,
 ) -> tuple[Array, Array]:
-    """Generalized advantage estimation (arXiv:1506.02438, equation 16): float64 ``(advantages [M], returns [M])``.
+    """Generalized advantage estimation (arXiv:1506.02438, equation 16): float64 advantages [M] and returns [M].
 
-    ``A_t = delta_t + gamma * lam * A_(t+1)`` with ``delta_t = r_t + gamma * V_(t+1) - V_t``; returns are ``A + V``,
-    the lambda-return that the value function learns.
+        delta_t = r_t + gamma V_(t+1) - V_t
+        A_t = delta_t + gamma lam A_(t+1)
 
-    Raises ValueError where shapes and offsets do not agree, or a reward or value is not finite.
+    The returns ``A + V`` are the lambda-returns that the value function learns.
     """
     rewards, values = _finite("rewards", rewards), _finite("values", values)
     last = _last_rows(offsets, rewards, values)
@@ -55,23 +70,24 @@ def gae(
 
 
 def vtrace(
-    rewards: Array,  # [M]
-    values: Array,  # [M]
-    log_weights: Array,  # [M], log of pi / pi_behaviour of each chunk
-    offsets: Array,  # [B + 1]
-    bootstrap_value: Array,  # [B], read where continued
-    bootstrap_mask: Array,  # bool [B]
+    rewards: Array,
+    values: Array,
+    log_weights: Array,
+    offsets: Array,
+    bootstrap_value: Array,
+    bootstrap_mask: Array,
     gamma: float,
     lam: float,
     cap: float,
 ) -> tuple[Array, Array]:
-    """V-trace (arXiv:1802.01561, equation 1 and section 4.2): float64 ``(advantages [M], returns [M])``.
+    """V-trace (arXiv:1802.01561, equation 1 and section 4.2): float64 advantages [M] and returns [M].
 
-    With w = min(cap, pi / pi_behaviour): ``v_t = V_t + w_t delta_t + gamma lam w_t (v_(t+1) - V_(t+1))`` with delta as
-    in ``gae``, and advantages ``r_t + gamma v_(t+1) - V_t``, which the policy gradient weighs by w_t itself. Both of
-    the paper's caps (rho, c) are ``cap``. Where all weights are 1 the returns are those of ``gae``.
+        w_t = min(cap, pi / pi_behaviour)
+        v_t = V_t + w_t delta_t + gamma lam w_t (v_(t+1) - V_(t+1)), delta as in ``gae``
+        A_t = r_t + gamma v_(t+1) - V_t
 
-    Raises ValueError as ``gae`` does.
+    Returns are v. The policy gradient must weigh A_t by w_t itself. ``cap`` is both of the paper's caps (rho, c).
+    ``log_weights`` [M] is log(pi / pi_behaviour) of each chunk; if all are 0, the returns are those of ``gae``.
     """
     rewards, values = _finite("rewards", rewards), _finite("values", values)
     weights = np.minimum(np.exp(_finite("log_weights", log_weights)), cap)
@@ -85,34 +101,36 @@ def vtrace(
 def monte_carlo_returns(
     rewards: Array, offsets: Array, bootstrap_value: Array, bootstrap_mask: Array, gamma: float
 ) -> Array:
-    """float64 [M]: ``G_t = r_t + gamma * G_(t+1)``, the discounted sum of what followed; shapes as in ``gae``."""
+    """float64 [M]: discounted sum of the following rewards, ``G_t = r_t + gamma G_(t+1)``."""
     rewards = _finite("rewards", rewards)
     last = _last_rows(offsets, rewards)
     return _discounted_sum(rewards, offsets, _bootstrap(bootstrap_value, bootstrap_mask, len(last)), gamma)
 
 
 def episode_returns(rewards: Array, num_steps: Array, offsets: Array) -> Array:
-    """float64 [B]: the undiscounted sum of each episode's rewards; shapes as in ``chunk_rewards``."""
+    """float64 [B]: undiscounted sum of each episode's rewards; shapes as in ``chunk_rewards``."""
     per_chunk = _finite("rewards", chunk_rewards(rewards, num_steps))
     _last_rows(offsets, per_chunk)
     return np.add.reduceat(per_chunk, np.asarray(offsets[:-1], np.int64))
 
 
 def group_advantages(
-    returns: Array,  # [B]
-    group: Array,  # int [B], equal where episodes belong together
+    returns: Array,
+    group: Array,
     *,
     baseline: Literal["mean", "leave_one_out"],
     scale: Literal["group", "batch", "none"],
 ) -> Array:
-    """float64 [B]: how much better each episode did than its group.
+    """float64 [B]: how much better each episode did than its group, ``(R - baseline) / scale``.
 
-    ``baseline`` "mean": the group's (GRPO, arXiv:2402.03300); "leave_one_out": that of the others (RLOO,
-    arXiv:2402.14740), n / (n - 1) times the same difference. ``scale`` "group" divides by the group's unbiased
-    standard deviation, "batch" by that of all differences about 0 (REINFORCE++ with a group baseline,
-    arXiv:2501.03262), "none" by 1 (Dr. GRPO, arXiv:2503.20783). Where all of a group are alike they become 0.
-
-    Raises ValueError where an episode is alone in its group.
+    Args:
+        returns: [B].
+        group: int [B]; episodes with the same number form a group. Raises ValueError if an episode is alone.
+        baseline: "mean" of the group (GRPO, arXiv:2402.03300), or "leave_one_out", the mean of the others (RLOO,
+            arXiv:2402.14740), which gives n / (n - 1) times the same difference.
+        scale: "group" divides by the group's unbiased standard deviation, "batch" by the root mean square of all
+            differences (REINFORCE++ with a group baseline, arXiv:2501.03262), "none" by 1 (Dr. GRPO,
+            arXiv:2503.20783). A group of equal returns gives 0.
     """
     returns = _finite("returns", returns)
     ids, index, sizes = np.unique(group, return_inverse=True, return_counts=True)
@@ -133,20 +151,18 @@ def group_advantages(
 
 
 def normalize(advantages: Array, weights: Array | None = None) -> Array:
-    """float64 [M]: shifted and scaled to mean 0 and standard deviation 1 over everything given.
+    """float64 [M]: shifted and scaled to mean 0 and standard deviation 1; equal entries become 0.
 
-    ``weights`` [M] says how often each entry counts (default: once); an entry of weight 0 has no say in mean and
-    deviation. Call it on the whole super-batch, so that the result does not depend on micro-batches or ranks.
-    Entries that are all alike become 0.
-
-    Raises ValueError where the weights are negative, sum to zero or have another shape.
+    Call it on the whole super-batch, so that the result does not depend on micro-batches or ranks. ``weights`` [M] says
+    how often each entry counts in mean and deviation (default: once). Raises ValueError if the weights are negative,
+    sum to zero or have another shape.
     """
     advantages = np.asarray(advantages, np.float64)
     weights = np.ones_like(advantages) if weights is None else np.asarray(weights, np.float64)
     if weights.shape != advantages.shape or np.any(weights < 0) or not weights.sum() > 0:
         raise ValueError(
             f"weights of shape {weights.shape}, sum {weights.sum()}, for advantages of shape {advantages.shape}: "
-            "give one non-negative weight an entry, not all zero"
+            "give one non-negative weight per entry, not all zero"
         )
     mean = np.average(advantages, weights=weights)
     deviation = np.sqrt(np.average((advantages - mean) ** 2, weights=weights))
@@ -154,7 +170,7 @@ def normalize(advantages: Array, weights: Array | None = None) -> Array:
 
 
 def explained_variance(returns: Array, values: Array) -> float | None:
-    """``1 - Var(returns - values) / Var(returns)``: 1 is perfect, 0 a constant's. None where all returns are alike."""
+    """``1 - Var(returns - values) / Var(returns)``: 1 is perfect, 0 a constant. None if all returns are equal."""
     returns, values = np.asarray(returns, np.float64), np.asarray(values, np.float64)
     if np.ptp(returns) == 0:
         return None
@@ -162,10 +178,10 @@ def explained_variance(returns: Array, values: Array) -> float | None:
 
 
 def _discounted_sum(x: Array, offsets: Array, after: Array, decay: float | Array) -> Array:
-    """``y_t = x_t + decay_t * y_(t+1)`` within each episode, where ``after`` [B] stands for y beyond its last row.
+    """``y_t = x_t + decay_t * y_(t+1)`` within each episode; ``after`` [B] is y beyond its last row.
 
-    Loops over the time steps of the longest episode, backwards from every episode's own end, so that an episode takes
-    part from the first turn on and drops out when its first row is reached.
+    Loops over the time steps of the longest episode, backwards from every episode's own end. All episodes take part
+    from the first pass on, and drop out when their first row is reached.
     """
     lengths = np.diff(offsets)
     longest_first = np.argsort(-lengths, kind="stable")
@@ -186,28 +202,28 @@ def _executed(num_steps: Array, size: int) -> Array:
 
 
 def _following(x: Array, last: Array, after: Array) -> Array:
-    """[M]: each row's next, and ``after`` [B] where an episode ends."""
+    """[M]: x of the next row, and ``after`` [B] in the last row of an episode."""
     shifted = np.append(x[1:], 0.0)
     shifted[last] = after
     return shifted
 
 
 def _bootstrap(bootstrap_value: Array, bootstrap_mask: Array, episodes: int) -> Array:
-    """float64 [B]: the value of what follows each episode's last chunk."""
-    for name, array in (("bootstrap_value", bootstrap_value), ("continued", bootstrap_mask)):
+    """float64 [B]: the value that follows each episode's last chunk."""
+    for name, array in (("bootstrap_value", bootstrap_value), ("bootstrap_mask", bootstrap_mask)):
         if np.shape(array) != (episodes,):
-            raise ValueError(f"{name} has shape {np.shape(array)} for {episodes} episodes: give one entry an episode")
+            raise ValueError(f"{name} has shape {np.shape(array)} for {episodes} episodes: give one entry per episode")
     return _finite("bootstrap_value", np.where(bootstrap_mask, bootstrap_value, 0.0))
 
 
 def _last_rows(offsets: Array, *per_chunk: Array) -> Array:
-    """int64 [B]: row of each episode's last chunk, after a check that ``offsets`` divides the [M] arrays given."""
+    """int64 [B]: row of each episode's last chunk. Checks that ``offsets`` divides the given [M] arrays."""
     chunks = {array.shape for array in per_chunk}
     offsets = np.asarray(offsets, np.int64)
     if len(offsets) < 2 or offsets[0] != 0 or np.any(np.diff(offsets) < 1) or chunks != {(offsets[-1],)}:
         raise ValueError(
             f"offsets {offsets} do not divide arrays of shapes {sorted(chunks)}: "
-            "they must start at 0, rise by at least 1 an episode and end at the number of chunks"
+            "they must start at 0, rise by at least 1 per episode and end at the number of chunks"
         )
     return offsets[1:] - 1
 

@@ -1,17 +1,23 @@
-"""What a super-batch and a micro-batch must fulfil before they are trained on: errors that name the row."""
+"""Checks of super-batches and micro-batches before training; errors name the row."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from torch import Tensor
 
 from algos.targets import RowTargets
 from vla_rl.core.records import Array, SuperBatch
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def check_given(needed: bool, key: str, **arrays: Array | None) -> None:
-    """Raises ValueError where what a forward pass yields is given and not needed, or the other way round; ``key``
-    names the setting that decides."""
+    """Raises ValueError if the results of a forward pass are given but not needed, or needed but not given.
+
+    ``key`` is the setting that decides.
+    """
     for name, array in arrays.items():
         if (array is not None) != needed:
             raise ValueError(
@@ -21,7 +27,7 @@ def check_given(needed: bool, key: str, **arrays: Array | None) -> None:
 
 
 def check_batch(batch: SuperBatch, **logprobs: Array | None) -> None:
-    """Raises ValueError where a super-batch contradicts itself, or any ``logprobs`` [M, K, A] do not fit it."""
+    """Raises ValueError if a super-batch contradicts itself, or if any ``logprobs`` [M, K, A] do not fit it."""
     chunks, size = batch.rewards.shape
     if np.any((batch.num_steps < 1) | (batch.num_steps > size)):
         raise ValueError(f"num_steps lie in {batch.num_steps.min()}..{batch.num_steps.max()}: must be 1..{size}")
@@ -45,7 +51,7 @@ def check_batch(batch: SuperBatch, **logprobs: Array | None) -> None:
 
 
 def check_rows(logprobs: Tensor, entropy: Tensor, values: Tensor, rows: RowTargets) -> None:
-    """Raises ValueError where a micro-batch's outputs and targets differ in shape: they would broadcast silently."""
+    """Raises ValueError if outputs and targets of a micro-batch differ in shape: they would broadcast silently."""
     found = {"logprobs": logprobs, "entropy": entropy, "proximal_logprobs": rows.proximal_logprobs}
     per_chunk = {"values": values, "advantages": rows.advantages, "num_steps": rows.num_steps}
     shapes = {name: tuple(x.shape) for name, x in (found | per_chunk).items()}

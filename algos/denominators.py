@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from algos.config import RatioLevel
 from vla_rl.core.records import Array
-
-RatioLevel = Literal["token", "action", "chunk"]  # what one probability ratio covers
 
 
 @dataclass(frozen=True, slots=True)
 class LossDenominators:
-    """Of one optimizer step. Counts of disjoint rows add up."""
+    """Counts of one optimizer step, over all micro-batches and ranks. Counts of disjoint rows add up.
+
+    Attributes:
+        chunks: chunks with at least one executed step.
+        steps: executed steps.
+    """
 
     chunks: int
-    steps: int  # executed
+    steps: int
 
     @classmethod
     def of(cls, num_steps: Array) -> LossDenominators:
-        """Of chunks with these numbers of executed steps ([m]); those with 0 are padding."""
+        """Counts of chunks with these numbers of executed steps (int [m]); 0 marks padding."""
         return cls(chunks=int(np.count_nonzero(num_steps)), steps=int(np.sum(num_steps)))
 
     def __add__(self, other: LossDenominators) -> LossDenominators:
         return LossDenominators(self.chunks + other.chunks, self.steps + other.steps)
 
     def elements(self, level: RatioLevel, action_dim: int) -> int:
-        """Number of probability ratios."""
+        """Number of probability ratios at ``level``."""
         return {"token": self.steps * action_dim, "action": self.steps, "chunk": self.chunks}[level]

@@ -1,6 +1,6 @@
-"""ConfigGroup-relative policy optimization (arXiv:2402.03300) on action chunks, with the settings that turn it into its kin.
+"""Group-relative policy optimization (arXiv:2402.03300) on action chunks, and its relatives.
 
-A return is compared with those of the other episodes from the same start; there is no value function.
+A return is compared with the returns of other episodes from the same start; there is no value function.
 """
 
 from __future__ import annotations
@@ -11,32 +11,35 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from algos.advantages import episode_returns, group_advantages
+from algos.algorithm import Algorithm
 from algos.config import AlgorithmConfig
 from algos.denominators import LossDenominators
 from vla_rl.core.records import Array, GroupRules, SuperBatch
 from vla_rl.core.schema import Fraction, NonNegative, PositiveFloat
 
 
-class GroupRelative(AlgorithmConfig):
-    """Every chunk of an episode has the episode's advantage."""
+class GroupRelativeConfig(AlgorithmConfig):
+    """Algorithms that compare the episodes of a group."""
 
-    clip_high: PositiveFloat = Field(0.28, description="Above clip_low: rare actions may become likely (clip-higher).")
-    group_size: int = Field(8, ge=2, description="Episodes of one task and placement that are compared.")
+    clip_high: PositiveFloat = Field(
+        0.28, description="See clip_low. Above clip_low, rare actions may become likely (clip-higher)."
+    )
+    group_size: int = Field(8, ge=2, description="Episodes of one task and start that are compared.")
     baseline: Literal["mean", "leave_one_out"] = Field(
-        "mean", description="What a return is compared with: its group's mean, with or without itself."
+        "mean", description="What a return is compared with: the mean of its group, with or without itself."
     )
     scale: Literal["group", "batch", "none"] = Field(
-        "group", description="What advantages are divided by: their unbiased deviation in the group, in the batch, 1."
+        "group", description="What advantages are divided by: their deviation in the group, in the batch, or 1."
     )
     average: Literal["elements", "episodes", "constant"] = Field(
         "elements",
-        description="The loss is the mean over all ratios; over episodes, of each one's mean; or, as in Dr. GRPO, the "
-        "sum over ratios by what the longest episode of the batch has.",
+        description="How the loss is averaged. elements: over all ratios. episodes: within each episode, then over "
+        "episodes. constant: sum over ratios divided by the number in the longest episode of the batch (Dr. GRPO).",
     )
     success_low: Fraction = Field(0.1, description="Groups with a lower success rate are replaced (dynamic sampling).")
     success_high: Fraction = Field(0.9, description="Groups with a higher success rate are replaced.")
     max_filtered: NonNegative = Field(
-        64, description="Groups replaced in a row, after which any group is trained on, until a better one comes."
+        64, description="Groups replaced in a row, after which the next group is trained on whatever its success rate."
     )
 
     @model_validator(mode="after")
@@ -47,23 +50,34 @@ class GroupRelative(AlgorithmConfig):
             )
         return self
 
+    @property
+    def groups(self) -> GroupRules:
+        return GroupRules(self.group_size, self.success_low, self.success_high, self.max_filtered)
+
+
+class GroupRelative(Algorithm):
+    """Every chunk of an episode gets the episode's advantage over its group."""
+
+    config: GroupRelativeConfig
+
     def compute_advantages(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
         returns = episode_returns(batch.rewards, batch.num_steps, batch.offsets)
-        advantages = group_advantages(returns, batch.group, baseline=self.baseline, scale=self.scale)
-        # The surrogate scales with the advantage, so an episode's weight in the average can be a part of it.
+        c = self.config
+        advantages = group_advantages(returns, batch.group, baseline=c.baseline, scale=c.scale)
+        # The surrogate is linear in the advantage, which therefore can carry an episode's weight in the average.
         per_chunk = np.repeat(advantages * self._weights(batch), np.diff(batch.offsets))
         return per_chunk, np.zeros(batch.num_chunks)
 
     def _weights(self, batch: SuperBatch) -> Array:
-        """float64 [B]: how much each of an episode's elements counts, where 1 is the mean over all elements."""
+        """float64 [B]: weight of each of an episode's elements; 1 gives the mean over all elements."""
         dim = batch.tokens.shape[2]
         elements = np.array(
             [
-                LossDenominators.of(batch.num_steps[first:last]).elements(self.ratio_level, dim)
-                for first, last in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)
+                LossDenominators.of(steps).elements(self.config.ratio_level, dim)
+                for steps in np.split(batch.num_steps, batch.offsets[1:-1])
             ]
         )
-        match self.average:
+        match self.config.average:
             case "elements":
                 return np.ones(len(elements))
             case "episodes":
@@ -71,17 +85,19 @@ class GroupRelative(AlgorithmConfig):
             case "constant":
                 return np.full(len(elements), elements.mean() / elements.max())
 
-    @property
-    def groups(self) -> GroupRules:
-        return GroupRules(self.group_size, self.success_low, self.success_high, self.max_filtered)
 
+class GRPOConfig(GroupRelativeConfig):
+    """Group-relative policy optimization, by default with the settings of DAPO (arXiv:2503.14476).
 
-class GRPO(GroupRelative):
-    """The defaults are DAPO's (arXiv:2503.14476): a higher upper clip, groups without a difference replaced, the mean
-    over all ratios.
-
-    GRPO as published is average=episodes, and so is SimpleVLA-RL (arXiv:2509.09674); Dr. GRPO (arXiv:2503.20783)
-    scale=none, average=constant; REINFORCE++ with a group baseline (arXiv:2501.03262) scale=batch.
+    DAPO: clip-higher, dynamic sampling, and the mean over all ratios. GRPO as published is average=episodes, and so is
+    SimpleVLA-RL (arXiv:2509.09674). Dr. GRPO (arXiv:2503.20783) is scale=none average=constant. REINFORCE++ with a
+    group baseline (arXiv:2501.03262) is scale=batch.
     """
 
     name: Literal["grpo"] = "grpo"
+
+
+class GRPO(GroupRelative):
+    """See ``GRPOConfig``."""
+
+    Config = GRPOConfig

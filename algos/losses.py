@@ -1,10 +1,10 @@
 """Policy-gradient losses as pure functions of flat tensors, in float32 or better.
 
-Shapes: n chunks of K steps of A tokens, of which the first ``num_steps[i]`` steps of chunk i were executed. What lies
-behind them counts nowhere, whatever it holds; a row with ``num_steps`` 0 is padding as a whole.
+Shapes: n chunks of K steps of A tokens. The first ``num_steps[i]`` steps of chunk i were executed; the others never
+count, whatever they hold. A row with ``num_steps`` 0 is padding.
 
 Every loss is returned as a *sum*. The learner divides by counts of the whole optimizer step, which it knows before the
-first backward pass (``algos.denominators.Counts``), so that neither the micro-batch size nor the number of ranks changes a
+first backward pass (``algos.denominators``), so that neither the micro-batch size nor the number of ranks changes a
 gradient.
 
 An *element* is what one probability ratio covers: a token, an action (the A tokens of one step) or a chunk (the tokens
@@ -20,20 +20,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from algos.denominators import RatioLevel
+from algos.config import RatioLevel
 
-# exp(20) is 5e8: far beyond any ratio of use, and finite in float32 even when squared.
+# exp(20) is 5e8: far beyond any useful ratio, and finite in float32 even when squared.
 LOG_RATIO_LIMIT = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """Sums over some rows, with gradients. Terms of several micro-batches add up."""
+    """Sums over some rows, as scalars with gradients. Terms of several micro-batches add up.
 
-    policy: Tensor  # scalar, negated clipped surrogate summed over elements
-    value: Tensor  # scalar, value loss summed over chunks
-    entropy: Tensor  # scalar, nats, summed over tokens
-    kl: Tensor  # scalar, estimate of the divergence from a reference policy, nats, summed over tokens
+    Attributes:
+        policy: negated surrogate, over elements.
+        value: value loss, over chunks.
+        entropy: nats, over tokens.
+        kl: estimated divergence from a reference policy, nats, over tokens.
+    """
+
+    policy: Tensor
+    value: Tensor
+    entropy: Tensor
+    kl: Tensor
 
 
 def total_loss(
@@ -46,12 +53,12 @@ def total_loss(
     entropy_coef: float,
     kl_coef: float,
 ) -> Tensor:
-    """The rows' share of an optimizer step's loss, given the counts of that *whole* step.
+    """The share of some rows in an optimizer step's loss, given the counts of that *whole* step.
 
-    ``policy_coef * mean(policy) + value_coef * mean(value) - entropy_coef * mean(entropy) + kl_coef * mean(kl)``, with
-    policy, entropy and divergence averaged over elements (an element's entropy and divergence are the sums of its
-    tokens') and the value loss over chunks.
-    Linear in ``terms``: the shares of all micro-batches of all ranks sum to the loss of the step.
+        policy_coef mean(policy) + value_coef mean(value) - entropy_coef mean(entropy) + kl_coef mean(kl)
+
+    Policy, entropy and divergence are averaged over elements (of whose tokens entropy and divergence are the sums), the
+    value loss over chunks. Linear in ``terms``: the shares of all micro-batches and ranks sum to the loss of the step.
     """
     policy = policy_coef * terms.policy - entropy_coef * terms.entropy + kl_coef * terms.kl
     return policy / max(elements, 1) + value_coef * terms.value / max(chunks, 1)
@@ -78,7 +85,7 @@ def element_mask(tokens: Tensor, level: RatioLevel) -> Tensor:
 
 
 def pool(per_token: Tensor, tokens: Tensor, level: RatioLevel) -> Tensor:
-    """Sum of [n, K, A] numbers over the executed tokens of each element; 0 in elements without any."""
+    """Sum of [n, K, A] numbers over the executed tokens of each element; 0 for elements without any."""
     executed = _masked(_at_least_float32(per_token), tokens)
     match level:
         case "token":
@@ -90,10 +97,10 @@ def pool(per_token: Tensor, tokens: Tensor, level: RatioLevel) -> Tensor:
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor, tokens: Tensor, level: RatioLevel) -> Tensor:
-    """Logarithm of the probability ratio of two policies at ``level``, from their [n, K, A] log-probabilities.
+    """Log probability ratio of two policies at ``level``, from their [n, K, A] log-probabilities.
 
-    Tokens of a chunk are decoded in parallel, hence independent given the observation: log-ratios add. Limited to
-    +-``LOG_RATIO_LIMIT``, without gradient beyond, so that its exponential and that one's square stay finite.
+    Tokens of a chunk are decoded in parallel and independent given the observation, so their log-ratios add. The result
+    is limited to +-``LOG_RATIO_LIMIT``, without gradient beyond, so that its exponential squared stays finite.
     """
     difference = _at_least_float32(numerator) - _at_least_float32(denominator)
     return pool(difference, tokens, level).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -103,22 +110,27 @@ def log_ratio(numerator: Tensor, denominator: Tensor, tokens: Tensor, level: Rat
 
 
 def clipped_surrogate(
-    log_ratios: Tensor,  # of pi / pi_prox, at a level
-    advantages: Tensor,  # [n]
-    mask: Tensor,  # bool, at the same level
+    log_ratios: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
     clip_low: float,
     clip_high: float,
-    weights: Tensor | None = None,  # pi_prox / pi_behaviour at the same level, a constant to the gradient
+    weights: Tensor | None = None,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """Sum over elements of ``-w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)``.
+    """Sum over elements of ``-w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``.
 
-    With ``dual_clip`` c, elements of negative A contribute at least ``c * A`` each (arXiv:1912.09729): stale actions
-    that have become likely do not push without limit.
+    Without weights this is PPO's objective (arXiv:1707.06347, equation 7), with unequal limits as in arXiv:2503.14476.
+    With weights it is the decoupled objective (arXiv:2505.24298, after arXiv:2110.00641): the clip holds pi near
+    pi_prox, while the data may come from an older pi_behaviour.
 
-    Without weights PPO's objective (arXiv:1707.06347, equation 7), with unequal limits as in arXiv:2503.14476; with
-    weights the decoupled objective (arXiv:2505.24298, after arXiv:2110.00641), in which the clip holds pi
-    near pi_prox while the data may stem from an older pi_behaviour. Equal when pi_prox is pi_behaviour.
+    Args:
+        log_ratios: log(pi / pi_prox), at a level.
+        advantages: [n].
+        mask: bool, at the same level.
+        weights: pi_prox / pi_behaviour at the same level, without gradient; None: 1.
+        dual_clip: c; elements of negative A contribute at least ``c A`` (arXiv:1912.09729), so that stale actions that
+            have become likely do not push without limit.
     """
     ratios = log_ratios.exp()
     advantages = _per_chunk(advantages, log_ratios)
@@ -129,17 +141,16 @@ def clipped_surrogate(
 
 
 def soft_surrogate(
-    log_ratios: Tensor,  # of pi / pi_prox, at a level
-    advantages: Tensor,  # [n]
-    mask: Tensor,  # bool, at the same level
+    log_ratios: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
     tau_positive: float,
     tau_negative: float,
-    weights: Tensor | None = None,  # as in ``clipped_surrogate``
+    weights: Tensor | None = None,
 ) -> Tensor:
-    """Sum over elements of ``-w * (4 / tau) * sigmoid(tau * (r - 1)) * A``, tau by the sign of A.
+    """SAPO (arXiv:2511.20347): sum over elements of ``-w (4 / tau) sigmoid(tau (r - 1)) A``, tau by the sign of A.
 
-    SAPO (arXiv:2511.20347): instead of cutting gradients off, the gate lets them fade with the distance of r from 1,
-    where its slope is 1 for any tau.
+    Gradients fade with the distance of r from 1, where the slope is 1 for any tau. Arguments as ``clipped_surrogate``.
     """
     advantages = _per_chunk(advantages, log_ratios)
     positive = (advantages > 0).to(advantages.dtype)
@@ -149,25 +160,21 @@ def soft_surrogate(
 
 
 def gaussian_surrogate(
-    log_ratios: Tensor,  # of pi / pi_prox, at a level
-    advantages: Tensor,  # [n]
-    mask: Tensor,  # bool, at the same level
-    sigma: float,
-    weights: Tensor | None = None,  # as in ``clipped_surrogate``
+    log_ratios: Tensor, advantages: Tensor, mask: Tensor, sigma: float, weights: Tensor | None = None
 ) -> Tensor:
-    """Sum over elements of ``-w * g * r * A`` with the trust ``g = exp(-(log r / sigma)^2 / 2)``, a constant to the
-    gradient.
+    """GIPO (arXiv:2603.03955): sum over elements of ``-w g r A`` with ``g = exp(-(log r / sigma)^2 / 2)``.
 
-    GIPO (arXiv:2603.03955): gradients fade with the distance of log r from 0, alike on both sides, and never end.
+    The trust g has no gradient. Gradients fade with the distance of log r from 0, alike on both sides, and never end.
+    Arguments as ``clipped_surrogate``.
     """
     trust = torch.exp(-0.5 * (log_ratios.detach() / sigma) ** 2)
     return _weighted_loss(trust * log_ratios.exp() * _per_chunk(advantages, log_ratios), mask, weights)
 
 
 def k3_divergence(logprobs: Tensor, reference: Tensor, tokens: Tensor) -> Tensor:
-    """Sum over executed tokens of an estimate of KL(pi, pi_ref), nats, never negative; all [n, K, A].
+    """Sum over executed tokens of the k3 estimate of KL(pi, pi_ref), nats, never negative; all [n, K, A].
 
-    ``exp(d) - d - 1`` with ``d = log pi_ref - log pi`` of a token that pi drew (joschu.net/blog/kl-approx.html; GRPO,
+    ``exp(d) - d - 1`` with ``d = log pi_ref - log pi`` of a token drawn from pi (joschu.net/blog/kl-approx.html; GRPO,
     arXiv:2402.03300, equation 4).
     """
     d = log_ratio(reference, logprobs, tokens, "token")
@@ -175,10 +182,7 @@ def k3_divergence(logprobs: Tensor, reference: Tensor, tokens: Tensor) -> Tensor
 
 
 def behaviour_weights(log_weights: Tensor, cap: float | None, band: float | None) -> Tensor:
-    """``truncated_weights``, and 0 where the weight lies outside ``[1 / band, band]`` (None: nowhere).
-
-    Leaving out what the two policies disagree on most is masked importance sampling (as in arXiv:2510.18855).
-    """
+    """``truncated_weights``, and 0 outside ``[1 / band, band]``: masked importance sampling (arXiv:2510.18855)."""
     weights = truncated_weights(log_weights, cap)
     if band is None:
         return weights
@@ -188,25 +192,20 @@ def behaviour_weights(log_weights: Tensor, cap: float | None, band: float | None
 def truncated_weights(log_weights: Tensor, cap: float | None) -> Tensor:
     """``min(exp(log_weights), cap)``: importance weights truncated as in V-trace (arXiv:1802.01561).
 
-    ``cap`` None leaves them whole: unbiased, of higher variance.
+    Without ``cap`` they are unbiased, with a higher variance.
     """
     weights = log_weights.exp()
     return weights if cap is None else weights.clamp(max=cap)
 
 
 def clipped_value_loss(
-    values: Tensor,  # [n]
-    returns: Tensor,  # [n]
-    old_values: Tensor,  # [n], the predictions from which the update started
-    mask: Tensor,  # bool [n]
-    clip: float | None,
-    huber_delta: float,
+    values: Tensor, returns: Tensor, old_values: Tensor, mask: Tensor, clip: float | None, huber_delta: float
 ) -> Tensor:
-    """Sum over chunks of the Huber loss of ``values - returns``; 0.5 * error ** 2 up to ``huber_delta``, then linear.
+    """Sum over chunks of the Huber loss of ``values - returns``: 0.5 error^2 up to ``huber_delta``, then linear.
 
-    With ``clip`` the larger of that loss and the loss of ``old_values + clamp(values - old_values, -clip, clip)``: a
+    With ``clip``, the larger of that loss and the loss of ``old_values + clamp(values - old_values, -clip, clip)``: a
     prediction gains nothing from moving further than ``clip`` in one update (OpenAI baselines' PPO2; compared with
-    others in arXiv:2006.05990).
+    others in arXiv:2006.05990). All [n]; ``old_values`` are the predictions at the start of the update.
     """
     values, returns, old = (_masked(_at_least_float32(x), mask) for x in (values, returns, old_values))
     loss = functional.huber_loss(values, returns, reduction="none", delta=huber_delta)
@@ -223,7 +222,7 @@ def _weighted_loss(surrogate: Tensor, mask: Tensor, weights: Tensor | None) -> T
 
 
 def _masked(x: Tensor, mask: Tensor) -> Tensor:
-    """Zero outside the mask. A product with the mask would keep infinities and NaN alive, in values and gradients."""
+    """Zero outside the mask. A product with the mask would keep infinities and NaN, in values and gradients."""
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 

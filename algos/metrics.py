@@ -1,7 +1,7 @@
-"""Figures of an update, as sums that merge by addition over micro-batches, optimizer steps and ranks.
+"""Metrics of an update, as sums that add up over micro-batches, optimizer steps and ranks.
 
-Each loss call yields a dict of scalar float64 tensors without gradient; adding two such dicts key by key merges them.
-``finish_metrics`` turns the grand total into means, once an update.
+Each loss call returns a dict of scalar float64 tensors without gradient; two such dicts are merged by adding them key
+by key. ``finish_metrics`` turns the total of an update into means.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from algos.losses import LOG_RATIO_LIMIT, LossTerms
 
 QUANTILES = (0.01, 0.5, 0.99)
 
-# Quantiles and maxima of ratios do not add up, histograms do. Bins are even in asinh(log_ratio / FINE): even in the
-# log-ratio below FINE, even in its logarithm above. Their number is odd so that a ratio of exactly 1 is a bin's centre.
+# Quantiles and maxima of ratios do not add up, histograms do. Bins are even in asinh(log_ratio / FINE): linear below
+# FINE, logarithmic above. Their number is odd, so that a ratio of exactly 1 is the centre of a bin.
 BINS = 129
 FINE = 0.01
 _REACH = math.asinh(LOG_RATIO_LIMIT / FINE)
@@ -27,7 +27,7 @@ _BIN_NAMES = tuple(f"ratio_bin_{i}" for i in range(BINS))
 
 
 def loss_metrics(terms: LossTerms, mask: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-    """Sums of the loss terms and what divides them: elements (``mask``, bool at the ratio level), tokens, chunks."""
+    """Sums of the loss terms and their divisors: elements (``mask``, bool at the ratio level), tokens, chunks."""
     sums = {
         "policy_loss": terms.policy,
         "value_loss": terms.value,
@@ -43,10 +43,10 @@ def loss_metrics(terms: LossTerms, mask: Tensor, tokens: Tensor) -> dict[str, Te
 def ratio_metrics(
     log_ratios: Tensor, mask: Tensor, clip_low: float, clip_high: float, log_weights: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Sums about pi / pi_prox (``log_ratios``) and pi_prox / pi_behaviour (``log_weights``; None: always 1).
+    """Sums of pi / pi_prox (``log_ratios``) and pi_prox / pi_behaviour (``log_weights``; None: always 1).
 
-    KL(pi_prox, pi) is estimated by k1 = -log r and k3 = r - 1 - log r (joschu.net/blog/kl-approx.html): k1 is unbiased
-    where the data stem from pi_prox, k3 never negative.
+    KL(pi_prox, pi) is estimated by k1 = -log r, unbiased if the data come from pi_prox, and by k3 = r - 1 - log r,
+    never negative (joschu.net/blog/kl-approx.html).
     """
     log_r = log_ratios.detach().double()
     ratio = log_r.exp()
@@ -64,8 +64,7 @@ def ratio_metrics(
 
 
 def weight_metrics(log_weights: Tensor, mask: Tensor, cap: float | None, band: float | None) -> dict[str, Tensor]:
-    """Sums about the behaviour weights pi_prox / pi_behaviour as they are, and how many the cap cuts or the band leaves
-    out."""
+    """Sums of the weights pi_prox / pi_behaviour before the limits, and of those beyond the cap or the band."""
     log_weights, counted = log_weights.detach().double(), mask.double()
     weights = log_weights.exp()
     cut = (weights > (cap or math.inf)) | (log_weights.abs() > math.log(band or math.inf))
@@ -73,7 +72,7 @@ def weight_metrics(log_weights: Tensor, mask: Tensor, cap: float | None, band: f
 
 
 def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """Means from the summed metrics of a whole update; empty where nothing was summed.
+    """Means from the summed metrics of a whole update; empty if nothing was summed.
 
     policy_loss           mean over elements (see ``algos.losses``)
     value_loss            mean over chunks
@@ -119,7 +118,7 @@ def _histogram(log_r: Tensor, counted: Tensor) -> dict[str, Tensor]:
 
 
 def _ratio_quantile(histogram: list[float], q: float) -> float:
-    """The ratio at the centre of the bin in which a fraction ``q`` of all entries is reached."""
+    """The ratio at the centre of the bin that contains the quantile ``q``."""
     reached = list(itertools.accumulate(histogram))
     index = bisect.bisect_left(reached, q * reached[-1])
     return math.exp(FINE * math.sinh(((2 * index + 1) / BINS - 1.0) * _REACH))

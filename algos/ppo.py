@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from algos.advantages import chunk_log_ratios, chunk_rewards, gae, normalize, vtrace
+from algos.algorithm import Algorithm
 from algos.config import AlgorithmConfig
 from vla_rl.core.records import Array, BootstrapRule, SuperBatch
 from vla_rl.core.schema import Fraction, NonNegative, PositiveFloat
@@ -18,28 +19,31 @@ if TYPE_CHECKING:
     from algos.targets import RowTargets
 
 
-class PPO(AlgorithmConfig):
-    """Advantages over a value function, by generalized estimation or V-trace."""
+class PPOConfig(AlgorithmConfig):
+    """Proximal policy optimization: advantages relative to a value function."""
 
     name: Literal["ppo"] = "ppo"
     gamma: Fraction = Field(0.99, description="Discount per chunk.")
-    gae_lambda: Fraction = 0.95
+    gae_lambda: Fraction = Field(0.95, description="Lambda of the generalized advantage estimation, per chunk.")
     estimator: Literal["gae", "vtrace"] = Field(
         "gae",
-        description="vtrace corrects returns for the data's age (arXiv:1802.01561); needs proximal=recomputed.",
+        description="gae: generalized advantage estimation. vtrace: corrects returns for staleness (arXiv:1802.01561); "
+        "needs proximal=recomputed.",
     )
-    vtrace_cap: PositiveFloat = Field(1.0, description="Largest weight pi_prox / pi_behaviour of a chunk in vtrace.")
+    vtrace_cap: PositiveFloat = Field(
+        1.0, description="vtrace: upper limit of a chunk's weight pi_prox / pi_behaviour."
+    )
     bootstrap: BootstrapRule = Field(
         "truncated",
-        description="truncated: an episode cut by its time limit ends with the value of its final observation. "
-        "never: with 0, where the limit is part of the task, as in LIBERO's benchmark. always: any episode does, as in "
-        "RLinf's recipes.",
+        description="Which episodes end with the value of their final observation instead of 0. truncated: those "
+        "that a time limit ended. never: none, if the time limit is part of the task, as in LIBERO's benchmark. "
+        "always: all, as in RLinf's recipes.",
     )
-    value_clip: PositiveFloat | None = Field(0.2, description="Clip range of the value update; null: unclipped.")
-    huber_delta: PositiveFloat = Field(10.0, description="Where the value loss turns from squared to absolute.")
-    value_coef: float = Field(0.5, ge=0.0)
-    normalize_advantages: bool = True
-    value_warmup: NonNegative = Field(0, description="Iterations that train the value head only.")
+    value_clip: PositiveFloat | None = Field(0.2, description="Clip range of the value update; null: no clipping.")
+    huber_delta: PositiveFloat = Field(10.0, description="Error at which the value loss turns from squared to linear.")
+    value_coef: float = Field(0.5, ge=0.0, description="Coefficient of the value loss.")
+    normalize_advantages: bool = Field(True, description="Normalize advantages over the super-batch.")
+    value_warmup: NonNegative = Field(0, description="First iterations, in which only the value head is trained.")
 
     @model_validator(mode="after")
     def _vtrace_needs_recompute(self) -> Self:
@@ -50,23 +54,35 @@ class PPO(AlgorithmConfig):
             )
         return self
 
+    @property
+    def bootstrap_rule(self) -> BootstrapRule:
+        return self.bootstrap
+
+
+class PPO(Algorithm):
+    """Advantages by generalized advantage estimation or V-trace, and a clipped value loss."""
+
+    Config = PPOConfig
+    config: PPOConfig
+
     def compute_advantages(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
+        c = self.config
         rewards = chunk_rewards(batch.rewards, batch.num_steps)
-        ends = batch.offsets, batch.bootstrap_value, self._bootstrap_mask(batch), self.gamma, self.gae_lambda
-        match self.estimator:
+        ends = batch.offsets, batch.bootstrap_value, self._bootstrap_mask(batch), c.gamma, c.gae_lambda
+        match c.estimator:
             case "gae":
                 advantages, returns = gae(rewards, values, *ends)
             case "vtrace":
                 weights = chunk_log_ratios(proximal, batch.logprobs, batch.num_steps)
-                advantages, returns = vtrace(rewards, values, weights, *ends, cap=self.vtrace_cap)
-        if self.normalize_advantages:
-            # Each chunk counts as often as the surrogate counts it: the loss at ratio 1 is then exactly 0.
-            advantages = normalize(advantages, None if self.ratio_level == "chunk" else batch.num_steps)
+                advantages, returns = vtrace(rewards, values, weights, *ends, cap=c.vtrace_cap)
+        if c.normalize_advantages:
+            # Each chunk counts as often as in the surrogate, so that the loss at ratio 1 is exactly 0.
+            advantages = normalize(advantages, None if c.ratio_level == "chunk" else batch.num_steps)
         return advantages, returns
 
     def _bootstrap_mask(self, batch: SuperBatch) -> Array:
         """bool [B]: which episodes end with the value of their final observation instead of 0."""
-        match self.bootstrap:
+        match self.config.bootstrap:
             case "truncated":
                 return batch.truncated
             case "always":
@@ -77,11 +93,8 @@ class PPO(AlgorithmConfig):
     def value_loss(self, values: Tensor, rows: RowTargets, chunks: Tensor) -> Tensor:
         from algos.losses import clipped_value_loss  # loads torch
 
-        return clipped_value_loss(values, rows.returns, rows.old_values, chunks, self.value_clip, self.huber_delta)
+        clip, delta = self.config.value_clip, self.config.huber_delta
+        return clipped_value_loss(values, rows.returns, rows.old_values, chunks, clip, delta)
 
-    def coefficients(self, iteration: int) -> tuple[float, float]:
-        return (1.0 if iteration >= self.value_warmup else 0.0), self.value_coef
-
-    @property
-    def bootstrap_rule(self) -> BootstrapRule:
-        return self.bootstrap
+    def coefficients(self, policy_version: int) -> tuple[float, float]:
+        return (1.0 if policy_version >= self.config.value_warmup else 0.0), self.config.value_coef

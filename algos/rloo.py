@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-from algos.grpo import GroupRelative
+from pydantic import Field
+
+from algos.grpo import GroupRelative, GroupRelativeConfig
+
+
+class RLOOConfig(GroupRelativeConfig):
+    """A return is compared with the mean of the others of its group: an unbiased baseline, and no scaling."""
+
+    name: Literal["rloo"] = "rloo"
+    baseline: Literal["mean", "leave_one_out"] = Field("leave_one_out", description="See GRPO.")
+    scale: Literal["group", "batch", "none"] = Field("none", description="See GRPO.")
 
 
 class RLOO(GroupRelative):
-    """A return is compared with the mean of the others of its group: an unbiased baseline, and nothing is divided."""
+    """See ``RLOOConfig``."""
 
-    name: Literal["rloo"] = "rloo"
-    baseline: Literal["mean", "leave_one_out"] = "leave_one_out"
-    scale: Literal["group", "batch", "none"] = "none"
+    Config = RLOOConfig

@@ -1,23 +1,15 @@
-"""What an algorithm is to the learner: targets of a super-batch, and a loss that adds up.
-
-    collate ──▶ targets(super-batch) ──▶ Targets ──rows──▶ loss(micro-batch) ──▶ share of the step's loss
-                     ▲                                        ▲
-       what the weights at the update's start,         counts(optimizer step)
-       and the run's first ones, say of the batch
-       (only where needs_recompute, needs_reference)
-
-An algorithm knows neither processes nor devices. ``targets`` sees the whole super-batch, so every statistic in it is
-global; ``loss`` sees any subset of rows, and its results add up.
-"""
+"""What the chunks of a super-batch are trained towards."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from vla_rl.core.records import Array
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +24,38 @@ class RowTargets:
     staleness: Tensor  # float32 [n]
     episode_log_weights: Tensor | None  # float32 [n]
     reference_logprobs: Tensor | None  # float32 [n, K, A]
-    num_steps: Tensor  # int64 [n]; 0 marks a row of padding, which counts nowhere
+    num_steps: Tensor  # int64 [n]; 0 marks a row of padding, which does not count
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a super-batch's chunks are trained towards, in the order of its rows."""
+    """Targets of all M chunks of a super-batch, in the order of its rows.
 
-    advantages: Array  # float32 [M]
-    returns: Array  # float32 [M]
-    proximal_logprobs: Array  # float32 [M, K, A], of the policy that the clip stays near
-    behaviour_logprobs: Array  # float32 [M, K, A], of the policy that acted
-    old_values: Array  # float32 [M], predictions from which the update starts
-    staleness: Array  # float32 [M], updates since the policy that acted
-    episode_log_weights: Array | None  # float32 [M], log of pi_prox / pi_behaviour of the whole episode
-    reference_logprobs: Array | None  # float32 [M, K, A], of the policy that the run began with
-    num_steps: Array  # int32 [M], executed steps
+    Attributes:
+        advantages: float32 [M].
+        returns: float32 [M], what the value function learns.
+        proximal_logprobs: float32 [M, K, A], under the policy that ratios are relative to.
+        behaviour_logprobs: float32 [M, K, A], under the policy that acted.
+        old_values: float32 [M], predictions at the start of the update.
+        staleness: float32 [M], updates since the policy that acted.
+        episode_log_weights: float32 [M], log(pi_prox / pi_behaviour) of the whole episode, or None.
+        reference_logprobs: float32 [M, K, A], under the initial policy, or None.
+        num_steps: int32 [M], executed steps.
+    """
+
+    advantages: Array
+    returns: Array
+    proximal_logprobs: Array
+    behaviour_logprobs: Array
+    old_values: Array
+    staleness: Array
+    episode_log_weights: Array | None
+    reference_logprobs: Array | None
+    num_steps: Array
 
     def rows(self, index: Array | slice, device: torch.device | str = "cpu") -> RowTargets:
         """The given rows (an int array, a bool array or a slice) as tensors."""
+        import torch
 
         def tensor(array: Array) -> Tensor:
             return torch.tensor(array[index], device=device)

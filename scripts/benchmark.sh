@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Batches/s across device counts and placement modes, for LIBERO and for ManiSkill, on virtual devices (no GPU needed).
 #   bash scripts/benchmark.sh [--devices 1,2,4,8] [--mode all] [--backend simulated] [--iterations N]
-# For each of configs/scaling a table, and BENCHMARKS/NAME.{json,csv,png} (BENCHMARKS: runs/benchmarks by default). Other
-# configs, real devices: vla-rl benchmark scaling CONFIG.
+# Prints a table for each file in configs/scaling, and writes BENCHMARKS/NAME.{json,csv,png} (BENCHMARKS defaults to
+# runs/benchmarks). For other configs or real devices: vla-rl benchmark scaling CONFIG.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# LIBERO's speed on one core beside hf-libero and LeRobot, both as they come.
+# LIBERO's speed on one core, compared with unmodified hf-libero and LeRobot.
 #   bash scripts/benchmark_simulator.sh [--rounds N] [--suite NAME] [--json FILE] ...
-# LeRobot goes into a folder of its own, .peers, without the dependencies that this environment has already: its own pins
-# would replace torch and transformers.
+# LeRobot is installed into a separate folder, .peers, without the dependencies that this environment already has: its
+# own pins would replace torch and transformers.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes the environment in .venv, once; a later start only checks that it still fits. Needs Debian or Ubuntu with Python
-# 3.11 or 3.12; a system package that is missing is installed where this user may, else the one command is printed.
+# Makes the environment in .venv once; later starts only check that it is still valid. Needs Debian or Ubuntu with
+# Python 3.11 or 3.12. Installs missing system packages if this user may; otherwise prints the command that does.
 #   bash scripts/setup.sh          PYTHON=/path/to/python3 names the interpreter
-# Writes into .venv and into VLA_RL_CACHE (default ~/.cache/vla_rl). Exit status 2: something that the user can mend.
+# Writes into .venv and into VLA_RL_CACHE (default ~/.cache/vla_rl). Exit status 2: something that the user can fix.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,7 +10,7 @@ readonly venv=.venv
 readonly stamp=$venv/vla_rl-complete # the fingerprint, written last
 readonly unfinished=$venv/vla_rl-unfinished
 readonly renderer=$venv/vla_rl-renderer # the settings with which an off-screen renderer was found
-readonly vulkan=$venv/vla_rl-vulkan     # written once a Vulkan driver was found or looked for
+readonly vulkan=$venv/vla_rl-vulkan     # written after the search for a Vulkan driver, whether or not it found one
 readonly log=$venv/setup.log
 export PIP_CACHE_DIR=${PIP_CACHE_DIR:-${VLA_RL_CACHE:-$HOME/.cache/vla_rl}/pip}
 export PIP_CONSTRAINT=requirements.txt # also for what builds a package from source
@@ -23,7 +23,7 @@ fail() {
     exit 2
 }
 
-# run TITLE COMMAND...: output goes to the log; every 10 s a line says how it stands; a failure shows the log's end.
+# run TITLE COMMAND...: output goes to the log; every 10 s a line reports progress; a failure shows the end of the log.
 run() {
     local title=$1 next=$((SECONDS + 10))
     shift
@@ -42,23 +42,23 @@ run() {
     trap - EXIT
     if ! wait "$child"; then
         tail -n 25 "$log" >&2
-        fail "this step failed: $title" "all of its output is in $log; the next start repairs what is half done"
+        fail "this step failed: $title" "its full output is in $log; the next start repairs what is incomplete"
     fi
 }
 
-# system_package WHAT PACKAGE: installs a Debian package where this user may, else prints the command.
+# system_package WHAT PACKAGE: installs a Debian package if this user may; otherwise prints the command and fails.
 system_package() {
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
         fail "$1" "install it with: sudo apt-get update && sudo apt-get install -y $2"
     fi
     say "$1; installing the system package $2"
     apt_install "$2" 2>/dev/null || { apt-get -qq update && apt_install "$2"; } ||
-        fail "apt-get cannot install $2: mend what it says above, and start again"
+        fail "apt-get cannot install $2: fix the problem that it reports above, and start again"
 }
 
 apt_install() { DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@" </dev/null >/dev/null; }
 
-# Prints the first Python 3.11 or 3.12, one that can make environments before one that cannot.
+# Prints the first Python 3.11 or 3.12, preferring one that can make environments.
 find_python() {
     local candidate version bare=""
     for candidate in ${PYTHON:-python3.11 python3.12 python3 python}; do
@@ -80,7 +80,8 @@ find_python() {
         "or name one: PYTHON=/path/to/python3.12 bash scripts/setup.sh"
 }
 
-# What the environment is made from, interpreter, place and requirements, and how. Empty without a working interpreter.
+# Hash of what the environment is made from: interpreter, path, requirements, and the functions that make it. Empty
+# without a working interpreter.
 fingerprint() {
     local version
     version=$("$venv/bin/python" -I -S -c 'import sys; print(sys.version)' 2>/dev/null) || return 0
@@ -93,7 +94,7 @@ fingerprint() {
 
 complete() { [ -f "$stamp" ] && [ "$(<"$stamp")" = "$(fingerprint)" ]; }
 
-# Half-made, of another Python, or moved here from elsewhere (its scripts name their interpreter by its full path).
+# Incomplete, of another Python version, or moved here from elsewhere (scripts name their interpreter by its full path).
 beyond_repair() {
     [ -e "$unfinished" ] || [ -z "$(fingerprint)" ] || ! grep -qsF "$(pwd -P)/$venv/bin/python" "$venv/bin/pip" ||
         ! "$venv/bin/python" -I -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'
@@ -104,15 +105,16 @@ make_environment() {
     if beyond_repair; then
         python=$(find_python)
         say "making $venv with $("$python" --version); this happens once and takes some minutes"
-        rm -rf "$venv/bin" "$venv" # without its interpreter, a half-removed environment is seen as such
+        rm -rf "$venv/bin" "$venv" # the interpreter first: without it, a half-removed environment is recognized
         mkdir "$venv"
         touch "$unfinished"
         run "creating the environment" "$python" -m venv "$venv"
     fi
     touch "$unfinished"
     rm -f "$stamp"
-    local pip=("$venv/bin/python" -m pip install --no-compile) # on one core; compile_installed takes all
-    # All packages are pinned; some name dependencies that nothing here imports and that break others (see the file).
+    local pip=("$venv/bin/python" -m pip install --no-compile) # compiles on one core; compile_installed uses all
+    # All packages are pinned. --no-deps: some declare dependencies that nothing here imports and that break others (see
+    # the file).
     run "installing $(grep -c '^[^#]' requirements.txt) packages" "${pip[@]}" --no-deps -r requirements.txt
     run "adding what this build of torch needs" "${pip[@]}" torch
     run "installing vla_rl itself" "${pip[@]}" --no-deps --no-build-isolation -e .
@@ -123,13 +125,13 @@ make_environment() {
     say "the environment is complete"
 }
 
-# A run starts many Python processes, and under PYTHONDONTWRITEBYTECODE (set in many container images) each of them would
-# compile all that it imports. Some packages bring files for other versions of Python: what fails costs nothing but time.
+# A run starts many Python processes. Under PYTHONDONTWRITEBYTECODE (set in many container images), each of them would
+# compile everything that it imports. Some packages contain files for other Python versions; their failures do no harm.
 compile_installed() {
     "$venv/bin/python" -m compileall -j 0 "$venv"/lib/python*/site-packages vla_rl envs algos || true
 }
 
-# Prints what keeps MuJoCo from rendering off-screen; nothing where it can.
+# Prints what prevents MuJoCo from rendering off-screen; nothing if it can.
 renderer_problem() {
     "$venv/bin/python" - <<'PY'
 from envs.base import EnvError
@@ -154,7 +156,7 @@ find_renderer() {
 
 vulkan_problem() { "$venv/bin/python" -c 'from envs.maniskill.vulkan import vulkan_problem; print(vulkan_problem())'; }
 
-# ManiSkill alone draws with Vulkan: without a driver the set-up goes on, and says what is missing.
+# Only ManiSkill draws with Vulkan: without a driver, the set-up continues and prints what is missing.
 find_vulkan() {
     local problem
     problem=$(vulkan_problem)
@@ -166,12 +168,12 @@ find_vulkan() {
     [ -z "$problem" ] || say "note: all but ManiSkill is ready. ManiSkill: $problem"
 }
 
-# Debian 12's own package is too old for ManiSkill; a newer one is in its backports, on the mirror that is in use.
+# Debian 12's own package is too old for ManiSkill; its backports, on the mirror in use, have a newer one.
 install_vulkan() {
     local package=mesa-vulkan-drivers source=/etc/apt/sources.list.d/vla_rl-backports.list
     apt-get -qq update || return 1
     if (. /etc/os-release && [ "${VERSION_CODENAME:-}" = bookworm ]); then
-        package=$package/bookworm-backports # with -t, OpenGL would be renewed too, and LIBERO's pixels with it
+        package=$package/bookworm-backports # -t would also update OpenGL, and so change LIBERO's pixels
         if ! apt-cache policy | grep -q 'n=bookworm-backports'; then
             apt-get indextargets --format 'deb $(REPO_URI) bookworm-backports main' \
                 'Identifier: Packages' 'Codename: bookworm' 'Component: main' | head -n 1 >"$source"
@@ -181,7 +183,7 @@ install_vulkan() {
     apt_install "$package"
 }
 
-# One episode's start: what robosuite compiles and LIBERO's assets are then in the cache, for all later processes.
+# Starts one episode. LIBERO's assets and what robosuite compiles are then in the cache for all later processes.
 play_first_steps() {
     "$venv/bin/python" - <<'PY'
 from envs import make_env
@@ -195,7 +197,7 @@ PY
 }
 
 if ! complete; then
-    exec 9<scripts/setup.sh # one set-up at a time; the lock falls with the last process of this one
+    exec 9<scripts/setup.sh # one set-up at a time; the lock ends with the last process of this one
     flock -n 9 || { say "another set-up is under way here; waiting for it" && flock 9; }
     complete || make_environment
 fi

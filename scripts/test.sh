@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets itself up, then runs ruff, mypy and pytest, all of them whatever the others say.
+# Sets itself up, then runs ruff, mypy and pytest; a failure of one does not stop the others.
 #   bash scripts/test.sh                     # everything
-#   bash scripts/test.sh PYTEST-ARGUMENTS    # what they select, for example -m "not slow"
+#   bash scripts/test.sh PYTEST-ARGUMENTS    # only what these select, for example -m "not slow"
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh
@@ -17,7 +17,7 @@ check ruff format --check .
 check mypy
 if [ $# -gt 0 ]; then
     check pytest "$@"
-else  # a file at a time on each core, then one by one what needs the machine for itself
+else  # one file per core at a time, then one by one the tests that need the whole machine
     check pytest -n logical --dist loadfile -m "not alone"
     check pytest -m alone
 fi

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from algos import make_algorithm
 from algos.advantages import chunk_rewards, episode_returns, gae, group_advantages
 from algos.config import AlgorithmConfig
-from algos.grpo import GRPO
+from algos.grpo import GRPOConfig
 from algos.losses import RatioLevel, token_mask
 from tests.algos.ppo_case import Case
 from tests.algos.reference_algos import random_super_batch
@@ -66,7 +67,7 @@ def exact_case(config: AlgorithmConfig, seed: int) -> Case:
     """With targets that are not rounded to float32."""
     case = Case(config, seed)
     t = case.targets
-    advantages, returns = config.compute_advantages(case.batch, t.proximal_logprobs, t.old_values)
+    advantages, returns = make_algorithm(config).compute_advantages(case.batch, t.proximal_logprobs, t.old_values)
     case.targets = replace(t, advantages=advantages, returns=returns)
     return case
 
@@ -99,7 +100,7 @@ class Sequences:
     @classmethod
     def of(cls, case: Case) -> Sequences:
         c: Any = case.algorithm.config
-        assert isinstance(c, GRPO)
+        assert isinstance(c, GRPOConfig)
         new, proximal, behaviour, mask = (
             padded(x, case.batch)
             for x in (case.logprobs, case.targets.proximal_logprobs, case.batch.logprobs, tokens_of(case))

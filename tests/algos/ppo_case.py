@@ -14,28 +14,28 @@ from torch import Tensor
 from algos import make_algorithm
 from algos.config import AlgorithmConfig
 from algos.denominators import LossDenominators, RatioLevel
-from algos.grpo import GRPO
-from algos.ppo import PPO
-from algos.rloo import RLOO
+from algos.grpo import GRPOConfig
+from algos.ppo import PPOConfig
+from algos.rloo import RLOOConfig
 from algos.targets import RowTargets, Targets
 from tests.algos.reference_algos import random_super_batch
 
 LEVELS: tuple[RatioLevel, ...] = get_args(RatioLevel)
 SEED = st.integers(0, 2**32 - 1)
-PLAIN = PPO(entropy_coef=0.01, huber_delta=0.8)
-DECOUPLED = PPO(entropy_coef=0.01, proximal="recomputed", importance_cap=1.5)
-DUAL = PPO(proximal="recomputed", dual_clip=1.05)
-GROUPED = GRPO(group_size=2, entropy_coef=0.01)
-GROUPED_DECOUPLED = GRPO(group_size=2, average="episodes", proximal="recomputed", importance_cap=1.5)
-LEFT_OUT = RLOO(group_size=2)
-MASKED = PPO(proximal="recomputed", importance_band=1.3)
-SOFT = PPO(objective="sapo", tau_positive=2.0, tau_negative=3.0)
-GAUSSIAN = PPO(objective="gipo", gipo_sigma=0.3)
-INTERPOLATED = PPO(proximal="interpolated", importance_cap=1.2)
-ANCHORED = PPO(kl_coef=0.3)
-BY_CHUNK = PPO(proximal="recomputed", importance_level="chunk", importance_band=2.0)
-BY_EPISODE = PPO(proximal="recomputed", importance_level="episode", importance_cap=1.1)
-VTRACE = PPO(proximal="recomputed", importance_cap=1.0, estimator="vtrace")
+PLAIN = PPOConfig(entropy_coef=0.01, huber_delta=0.8)
+DECOUPLED = PPOConfig(entropy_coef=0.01, proximal="recomputed", importance_cap=1.5)
+DUAL = PPOConfig(proximal="recomputed", dual_clip=1.05)
+GROUPED = GRPOConfig(group_size=2, entropy_coef=0.01)
+GROUPED_DECOUPLED = GRPOConfig(group_size=2, average="episodes", proximal="recomputed", importance_cap=1.5)
+LEFT_OUT = RLOOConfig(group_size=2)
+MASKED = PPOConfig(proximal="recomputed", importance_band=1.3)
+SOFT = PPOConfig(objective="sapo", tau_positive=2.0, tau_negative=3.0)
+GAUSSIAN = PPOConfig(objective="gipo", gipo_sigma=0.3)
+INTERPOLATED = PPOConfig(proximal="interpolated", importance_cap=1.2)
+ANCHORED = PPOConfig(kl_coef=0.3)
+BY_CHUNK = PPOConfig(proximal="recomputed", importance_level="chunk", importance_band=2.0)
+BY_EPISODE = PPOConfig(proximal="recomputed", importance_level="episode", importance_cap=1.1)
+VTRACE = PPOConfig(proximal="recomputed", importance_cap=1.0, estimator="vtrace")
 _OF_PPO = (
     *(PLAIN, DECOUPLED, DUAL, MASKED, SOFT, GAUSSIAN, INTERPOLATED, ANCHORED),
     *(BY_CHUNK, BY_EPISODE, VTRACE),
@@ -75,15 +75,15 @@ class Case:
         return in_float64(self.targets.rows(index))
 
     def loss(
-        self, index: np.ndarray, counts: LossDenominators | None = None, iteration: int = 0
+        self, index: np.ndarray, denominators: LossDenominators | None = None, policy_version: int = 0
     ) -> tuple[Tensor, dict[str, Tensor]]:
         at = torch.as_tensor(index)
-        counts = LossDenominators.of(self.batch.num_steps[index]) if counts is None else counts
+        denominators = LossDenominators.of(self.batch.num_steps[index]) if denominators is None else denominators
         outputs = self.logprobs[at], self.entropy[at], self.predictions[at]
-        return self.algorithm.loss(*outputs, self.rows(index), counts, iteration)
+        return self.algorithm.loss(*outputs, self.rows(index), denominators, policy_version)
 
-    def whole(self, iteration: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.loss(np.arange(self.batch.num_chunks), iteration=iteration)
+    def whole(self, policy_version: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.loss(np.arange(self.batch.num_chunks), policy_version=policy_version)
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         return list(torch.autograd.grad(loss, [self.logprobs, self.entropy, self.predictions]))

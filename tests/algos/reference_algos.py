@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from algos.ppo import PPO
+from algos.ppo import PPOConfig
 from algos.targets import RowTargets
 from vla_rl.core.records import SuperBatch
 
@@ -119,13 +119,13 @@ class PPOSums:
     chunks: int = 0
     tokens: int = 0
 
-    def loss(self, c: PPO) -> float:
+    def loss(self, c: PPOConfig) -> float:
         policy = self.policy - c.entropy_coef * self.entropy + c.kl_coef * self.kl
         return policy / self.elements + c.value_coef * self.value / self.chunks
 
 
 def ppo_reference(
-    c: PPO,
+    c: PPOConfig,
     rows: RowTargets,
     logprobs: np.ndarray,
     entropy: np.ndarray,
@@ -179,7 +179,7 @@ def ppo_reference(
 
 
 def covered_by_weight(
-    c: PPO,
+    c: PPOConfig,
     chunk: int,
     element: list[tuple[int, int]],
     num_steps: Sequence[int],

@@ -163,7 +163,7 @@ GOOD = np.zeros(3)
 @pytest.mark.parametrize("offsets", [[0, 3], [0, 2, 4], [1, 2, 3], [0, 0, 3], [0, 2, 1, 3], [3], []])
 def test_offsets_that_do_not_fit_are_refused(offsets: list[int]) -> None:
     ends = (np.zeros(2), np.zeros(2, bool))
-    with pytest.raises(ValueError, match=r"offsets .* do not divide|one entry an episode"):
+    with pytest.raises(ValueError, match=r"offsets .* do not divide|one entry per episode"):
         gae(GOOD, GOOD, np.array(offsets), *ends, 0.9, 0.9)
 
 

@@ -1,4 +1,4 @@
-"""algos.grpo: advantages within groups, averages, and the settings that make it RLOO, Dr. GRPO or REINFORCE++."""
+"""algos.grpo: advantages within groups, averages, and the settings that make it RLOOConfig, Dr. GRPO or REINFORCE++."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from algos import make_algorithm
 from algos.advantages import episode_returns, group_advantages
 from algos.config import AlgorithmConfig
-from algos.grpo import GRPO
+from algos.grpo import GRPOConfig
 from tests.algos.ppo_case import GROUPED, GRPO_CONFIGS, SEED, Case, describe_config
 from tests.algos.reference_algos import elements_of, random_super_batch
 
@@ -88,7 +88,7 @@ def test_returns_are_sums_of_executed_rewards() -> None:
 
 @pytest.mark.parametrize("average", ["elements", "episodes", "constant"])
 @pytest.mark.parametrize("config", GRPO_CONFIGS, ids=describe_config)
-def test_the_loss_is_the_average_that_was_asked_for(config: GRPO, average: Any) -> None:
+def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average: Any) -> None:
     """From per-element losses that are computed one by one, with the advantage of the whole episode."""
     config = config.model_copy(update={"average": average, "entropy_coef": 0.0})
     case = Case(config, seed=4)
@@ -119,7 +119,7 @@ def test_the_loss_is_the_average_that_was_asked_for(config: GRPO, average: Any) 
     assert value_gradient.abs().max() == 0.0
 
 
-CHANGES: dict[str, Any] = {  # what is not shared with PPO, where the other keys are tested
+CHANGES: dict[str, Any] = {  # what is not shared with PPOConfig, where the other keys are tested
     "baseline": "leave_one_out",
     "scale": "group",
     "average": "episodes",
@@ -137,8 +137,8 @@ def test_every_key_of_the_loss_is_read(key: str) -> None:
 
 
 def test_every_key_is_covered() -> None:
-    assert set(GRPO.model_fields) == set(AlgorithmConfig.model_fields) | set(CHANGES) | OF_THE_STORE
-    rules = GRPO(group_size=4, success_low=0.2, success_high=0.7, max_filtered=9).groups
+    assert set(GRPOConfig.model_fields) == set(AlgorithmConfig.model_fields) | set(CHANGES) | OF_THE_STORE
+    rules = GRPOConfig(group_size=4, success_low=0.2, success_high=0.7, max_filtered=9).groups
     assert (rules.size, rules.success_low, rules.success_high, rules.max_filtered) == (4, 0.2, 0.7, 9)
 
 
@@ -155,7 +155,7 @@ def test_order_of_episodes_does_not_matter() -> None:
     lengths = np.diff(batch.offsets)
     by_chunk = np.repeat(np.arange(6), lengths)
     mixed = replace(batch, group=batch.group[[0, 2, 4, 1, 3, 5]])
-    config = GRPO(group_size=2, average="episodes")
+    config = GRPOConfig(group_size=2, average="episodes")
     found = make_algorithm(config).targets(mixed).advantages
     returns = episode_returns(batch.rewards, batch.num_steps, batch.offsets)
     expected = np.array(reference_advantages(returns.tolist(), mixed.group.tolist(), "mean", "group"))

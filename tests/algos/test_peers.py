@@ -32,8 +32,8 @@ from torch import Tensor
 
 from algos.advantages import chunk_rewards, group_advantages, vtrace
 from algos.denominators import RatioLevel
-from algos.grpo import GRPO
-from algos.ppo import PPO
+from algos.grpo import GRPOConfig
+from algos.ppo import PPOConfig
 from tests.algos.peer_layouts import (
     Sequences,
     at_level,
@@ -133,7 +133,9 @@ def test_grpo_loss_is_torchrls(torchrl: Any, average: Any, seed: int) -> None:
     """From rewards to gradients. The tokens of an episode are one of its sequences."""
     from tensordict import TensorDict
 
-    case = exact_case(GRPO(average=average, scale="none", ratio_level="token", clip_low=0.0625, clip_high=0.125), seed)
+    case = exact_case(
+        GRPOConfig(average=average, scale="none", ratio_level="token", clip_low=0.0625, clip_high=0.125), seed
+    )
     x = Sequences.of(case)
     known = SimpleNamespace(mask=x.mask, log_prob=lambda action: x.new)
     loss = torchrl.objectives.llm.GRPOLoss(
@@ -162,7 +164,7 @@ class Table(torch.nn.Module):
         return self.entries[row]
 
 
-def torchrl_ppo(torchrl: Any, case: Case, c: PPO) -> tuple[Any, list[Tensor]]:
+def torchrl_ppo(torchrl: Any, case: Case, c: PPOConfig) -> tuple[Any, list[Tensor]]:
     """Outputs of TorchRL's loss; gradients of the log-probabilities and, at the level of chunks, of the values.
 
     The policy at the update's start is TorchRL's delayed actor (PPO-EWMA). It has one mask for objective and critic, so
@@ -219,7 +221,7 @@ def torchrl_ppo(torchrl: Any, case: Case, c: PPO) -> tuple[Any, list[Tensor]]:
 def test_ppo_loss_is_torchrls(torchrl: Any, level: RatioLevel, decoupled: bool, seed: int) -> None:
     """With unequal limits, a clipped value loss, and behaviour weights where decoupled."""
     limits: Any = {"clip_low": 0.125, "clip_high": 0.25, "value_clip": 0.25, "huber_delta": 1.0}
-    config = PPO(ratio_level=level, proximal="recomputed" if decoupled else "behaviour", **limits)
+    config = PPOConfig(ratio_level=level, proximal="recomputed" if decoupled else "behaviour", **limits)
     case = exact_case(config, seed)
     out, gradients = torchrl_ppo(torchrl, case, config)
     loss, sums = case.whole()
@@ -257,7 +259,7 @@ def test_gae_is_sb3s(sb3: Any, seed: int, gamma: float, lam: float) -> None:
 @given(seed=SEED)
 def test_ppo_update_is_sb3s(sb3: Any, seed: int) -> None:
     """Its ``PPO.train`` over one minibatch of all chunks, with a stand-in for everything but the maths."""
-    config = PPO(ratio_level="chunk", entropy_coef=0.01, value_clip=None, huber_delta=1e6)
+    config = PPOConfig(ratio_level="chunk", entropy_coef=0.01, value_clip=None, huber_delta=1e6)
     case, found = exact_case(config, seed), dict[str, float]()
     tokens, rows = tokens_of(case), in_float64(case.targets.rows(slice(None)))
     leaves = [case.logprobs, case.entropy, case.predictions]

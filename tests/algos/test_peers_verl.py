@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from algos.advantages import chunk_rewards, group_advantages
-from algos.grpo import GRPO
+from algos.grpo import GRPOConfig
 from algos.losses import clipped_value_loss
 from tests.algos.peer_layouts import Sequences, bootstrapped, compute_advantages, exact_case, grouped, padded
 from tests.algos.ppo_case import SEED
@@ -70,7 +70,7 @@ def test_grpo_loss_is_verls(verl: Any, objective: Any, average: Any, decoupled: 
     """From rewards to gradients: clip-higher with dual clip or SAPO (with verl's only average), behaviour weights."""
     limits: Any = {"clip_low": 0.05, "clip_high": 0.1, "dual_clip": 1.15, "tau_positive": 2.0, "tau_negative": 3.0}
     weights: Any = {"proximal": "recomputed", "importance_cap": 1.1} if decoupled else {}
-    config = GRPO(objective=objective, average=average, scale="none", ratio_level="token", **limits, **weights)
+    config = GRPOConfig(objective=objective, average=average, scale="none", ratio_level="token", **limits, **weights)
     case = exact_case(config, seed)
     x = Sequences.of(case)
     theirs, _ = verl.get_policy_loss_fn({"clip": "vanilla", "sapo": "sapo"}[objective])(

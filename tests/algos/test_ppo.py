@@ -15,10 +15,10 @@ from torch import Tensor
 
 from algos import make_algorithm
 from algos.advantages import explained_variance
-from algos.algorithm import proximal_logprobs
 from algos.denominators import LossDenominators
 from algos.losses import RatioLevel, log_ratio, token_mask
-from algos.ppo import PPO
+from algos.ppo import PPOConfig
+from algos.surrogate import proximal_logprobs
 from tests.algos.ppo_case import (
     CONFIGS,
     DECOUPLED,
@@ -37,7 +37,7 @@ from vla_rl.core.records import SuperBatch
 
 @pytest.mark.parametrize("config", PPO_CONFIGS, ids=describe_config)
 @pytest.mark.parametrize("seed", range(3))
-def test_loss_and_metrics_equal_the_reference(config: PPO, seed: int) -> None:
+def test_loss_and_metrics_equal_the_reference(config: PPOConfig, seed: int) -> None:
     case = Case(config, seed)
     loss, sums = case.whole()
     outputs = (x.detach().numpy() for x in (case.logprobs, case.entropy, case.predictions))
@@ -66,18 +66,18 @@ def test_loss_and_metrics_equal_the_reference(config: PPO, seed: int) -> None:
 @settings(max_examples=25, deadline=None)
 @given(seed=SEED, config=st.sampled_from(CONFIGS), ranks=st.integers(1, 4), data=st.data())
 def test_ranks_and_micro_batches_do_not_change_loss_gradient_or_metrics(
-    seed: int, config: PPO, ranks: int, data: st.DataObject
+    seed: int, config: PPOConfig, ranks: int, data: st.DataObject
 ) -> None:
     case = Case(config, seed)
     whole, whole_sums = case.whole()
     order = np.random.default_rng(seed).permutation(case.batch.num_chunks)
-    counts = LossDenominators.of(case.batch.num_steps)
+    denominators = LossDenominators.of(case.batch.num_steps)
     shares, sums = [], []
     for rank in range(ranks):
         size = data.draw(st.integers(1, 9), label=f"micro-batch of rank {rank}")
         mine = order[rank::ranks]
         for start in range(0, len(mine), size):
-            share, part = case.loss(mine[start : start + size], counts)
+            share, part = case.loss(mine[start : start + size], denominators)
             shares.append(share)
             sums.append(part)
     total = torch.stack(shares).sum()
@@ -91,7 +91,7 @@ def test_ranks_and_micro_batches_do_not_change_loss_gradient_or_metrics(
 
 @settings(max_examples=25, deadline=None)
 @given(seed=SEED, config=st.sampled_from(CONFIGS), garbage=st.sampled_from([0.0, 1e4, -1e4, math.inf, math.nan]))
-def test_what_lies_behind_the_end_never_matters(seed: int, config: PPO, garbage: float) -> None:
+def test_what_lies_behind_the_end_never_matters(seed: int, config: PPOConfig, garbage: float) -> None:
     clean, dirty = Case(config, seed), Case(config, seed)
     behind = ~clean.batch.step_mask
     dirty.batch.logprobs[behind] = garbage
@@ -113,12 +113,12 @@ def test_what_lies_behind_the_end_never_matters(seed: int, config: PPO, garbage:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=describe_config)
-def test_rows_without_steps_are_padding(config: PPO) -> None:
+def test_rows_without_steps_are_padding(config: PPOConfig) -> None:
     case = Case(config)
-    counts = LossDenominators.of(case.batch.num_steps)
+    denominators = LossDenominators.of(case.batch.num_steps)
     rows = case.rows(slice(None))
     padding = replace(rows, num_steps=torch.zeros_like(rows.num_steps), advantages=rows.advantages * math.nan)
-    loss, sums = case.algorithm.loss(case.logprobs, case.entropy, case.predictions, padding, counts, 0)
+    loss, sums = case.algorithm.loss(case.logprobs, case.entropy, case.predictions, padding, denominators, 0)
     assert loss.item() == 0.0
     assert set(summed([sums]).values()) == {0.0}
     assert all(torch.all(gradient == 0) for gradient in case.gradients(loss))
@@ -157,31 +157,31 @@ def test_all_levels_agree_for_one_token_a_chunk() -> None:
 
 def test_value_warmup_trains_the_value_head_only() -> None:
     case = Case(PLAIN.model_copy(update={"value_warmup": 3}))
-    policy, entropy, values = case.gradients(case.whole(iteration=2)[0])
+    policy, entropy, values = case.gradients(case.whole(policy_version=2)[0])
     assert torch.all(policy == 0)
     assert torch.all(entropy == 0)
     assert torch.any(values != 0)
-    policy, entropy, values_after = case.gradients(case.whole(iteration=3)[0])
+    policy, entropy, values_after = case.gradients(case.whole(policy_version=3)[0])
     assert torch.any(policy != 0)
     assert torch.any(entropy != 0)
     assert torch.equal(values, values_after)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=describe_config)
-def test_gradcheck_of_the_whole_loss(config: PPO) -> None:
+def test_gradcheck_of_the_whole_loss(config: PPOConfig) -> None:
     if config.objective == "gipo" or config.proximal == "interpolated":
         pytest.skip("holds a part of the loss constant that follows the policy: see the next test")
     case = Case(config, episodes=2, longest=2)
-    counts, rows = LossDenominators.of(case.batch.num_steps), case.rows(slice(None))
+    denominators, rows = LossDenominators.of(case.batch.num_steps), case.rows(slice(None))
 
     def loss(logprobs: Tensor, entropy: Tensor, values: Tensor) -> Tensor:
-        return case.algorithm.loss(logprobs, entropy, values, rows, counts, 0)[0]
+        return case.algorithm.loss(logprobs, entropy, values, rows, denominators, 0)[0]
 
     assert torch.autograd.gradcheck(loss, (case.logprobs, case.entropy, case.predictions))
 
 
 @pytest.mark.parametrize("config", [c for c in CONFIGS if c.objective == "gipo"], ids=lambda c: c.ratio_level)
-def test_gradient_of_gipo_is_the_policy_gradient_times_the_trust(config: PPO) -> None:
+def test_gradient_of_gipo_is_the_policy_gradient_times_the_trust(config: PPOConfig) -> None:
     config = config.model_copy(update={"value_coef": 0.0, "clip_low": 0.99, "clip_high": 1e6})
     case = Case(config)
     (found, *_) = case.gradients(case.whole()[0])
@@ -210,20 +210,20 @@ def test_float32_is_close_to_float64() -> None:
     case = Case(DECOUPLED, episodes=30)
     everything = slice(None)
     outputs = (case.logprobs.float(), case.entropy.float(), case.predictions.float())
-    counts = LossDenominators.of(case.batch.num_steps)
-    single, _ = case.algorithm.loss(*outputs, case.targets.rows(everything), counts, 0)
+    denominators = LossDenominators.of(case.batch.num_steps)
+    single, _ = case.algorithm.loss(*outputs, case.targets.rows(everything), denominators, 0)
     assert single.dtype == torch.float32
     assert single.item() == pytest.approx(case.whole()[0].item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=describe_config)
-def test_loss_stays_on_its_device_and_never_waits_for_it(config: PPO) -> None:
+def test_loss_stays_on_its_device_and_never_waits_for_it(config: PPOConfig) -> None:
     """Tensors of the meta device mix with no others, and reading one back raises."""
     case = Case(config)
-    counts = LossDenominators.of(case.batch.num_steps)
+    denominators = LossDenominators.of(case.batch.num_steps)
     outputs = [x.detach().to("meta").requires_grad_() for x in (case.logprobs, case.entropy, case.predictions)]
     rows = case.targets.rows(slice(None), "meta")
-    loss, sums = case.algorithm.loss(outputs[0], outputs[1], outputs[2], rows, counts, 0)
+    loss, sums = case.algorithm.loss(outputs[0], outputs[1], outputs[2], rows, denominators, 0)
     loss.backward()
     assert {x.device.type for x in (loss, *sums.values())} == {"meta"}
     assert {x.shape for x in (loss, *sums.values())} == {torch.Size([])}
@@ -237,16 +237,16 @@ def test_repeated_updates_on_stale_data_find_the_best_token() -> None:
     tokens = torch.multinomial(behaviour.exp(), 512, replacement=True, generator=generator)
     reward = (tokens == 2).numpy().astype(np.float32)
     batch = bandit_batch(reward, behaviour[tokens].numpy())
-    algorithm = make_algorithm(PPO(proximal="recomputed", importance_cap=5.0, gamma=1.0))
+    algorithm = make_algorithm(PPOConfig(proximal="recomputed", importance_cap=5.0, gamma=1.0))
     logits = behaviour.clone().requires_grad_()
     optimizer = torch.optim.SGD([logits], lr=1.0)
     for iteration in range(60):
         proximal = torch.log_softmax(logits.detach(), 0)[tokens].reshape(-1, 1, 1).numpy()
         targets = algorithm.targets(batch, proximal, batch.values)
         new = torch.log_softmax(logits, 0)[tokens].reshape(-1, 1, 1)
-        counts = LossDenominators.of(batch.num_steps)
+        denominators = LossDenominators.of(batch.num_steps)
         everything = targets.rows(slice(None))
-        loss, _ = algorithm.loss(new, torch.zeros_like(new), torch.zeros(512), everything, counts, iteration)
+        loss, _ = algorithm.loss(new, torch.zeros_like(new), torch.zeros(512), everything, denominators, iteration)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -18,7 +18,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from algos import make_algorithm
 from algos.algorithm import Algorithm
 from algos.denominators import LossDenominators, RatioLevel
-from algos.ppo import PPO
+from algos.ppo import PPOConfig
 from algos.targets import Targets
 from tests.algos.ppo_case import ANCHORED, DECOUPLED, LEVELS, PLAIN, SEED, Case
 from tests.algos.reference_algos import batch_gae_reference, random_super_batch
@@ -27,7 +27,7 @@ from tests.algos.reference_algos import batch_gae_reference, random_super_batch
 @settings(max_examples=25, deadline=None)
 @given(seed=SEED, level=st.sampled_from(LEVELS), normalized=st.booleans())
 def test_targets_equal_the_reference(seed: int, level: RatioLevel, normalized: bool) -> None:
-    config = PPO(ratio_level=level, normalize_advantages=normalized, gamma=0.97, gae_lambda=0.9)
+    config = PPOConfig(ratio_level=level, normalize_advantages=normalized, gamma=0.97, gae_lambda=0.9)
     batch = random_super_batch(np.random.default_rng(seed), 7)
     targets = make_algorithm(config).targets(batch)
     raw = np.array(batch_gae_reference(batch, 0.97, 0.9))
@@ -50,23 +50,23 @@ def test_recomputed_numbers_replace_the_recorded_ones() -> None:
     assert_array_equal(case.targets.behaviour_logprobs, case.batch.logprobs)
     assert_array_equal(case.targets.old_values, case.values)
     same_values = replace(case.batch, values=case.values)
-    assert_array_equal(case.targets.advantages, make_algorithm(PPO()).targets(same_values).advantages)
+    assert_array_equal(case.targets.advantages, make_algorithm(PPOConfig()).targets(same_values).advantages)
 
 
 def test_bootstrap_never_makes_a_time_limit_a_failure_and_always_an_end_a_time_limit() -> None:
     batch = random_super_batch(np.random.default_rng(5), 8)
     assert batch.truncated.any()
-    never = make_algorithm(PPO(bootstrap="never", normalize_advantages=False)).targets(batch)
+    never = make_algorithm(PPOConfig(bootstrap="never", normalize_advantages=False)).targets(batch)
     ended = replace(batch, truncated=np.zeros(8, bool), terminated=np.ones(8, bool))
-    as_terminated = make_algorithm(PPO(normalize_advantages=False)).targets(ended)
+    as_terminated = make_algorithm(PPOConfig(normalize_advantages=False)).targets(ended)
     assert_array_equal(never.returns, as_terminated.returns)
-    always = make_algorithm(PPO(bootstrap="always", normalize_advantages=False)).targets(batch)
+    always = make_algorithm(PPOConfig(bootstrap="always", normalize_advantages=False)).targets(batch)
     all_cut = replace(batch, truncated=np.ones(8, bool), terminated=np.zeros(8, bool))
-    as_truncated = make_algorithm(PPO(normalize_advantages=False)).targets(all_cut)
+    as_truncated = make_algorithm(PPOConfig(normalize_advantages=False)).targets(all_cut)
     assert_array_equal(always.returns, as_truncated.returns)
     cut = np.flatnonzero(batch.truncated)[0]
     last = batch.offsets[cut + 1] - 1
-    default = make_algorithm(PPO(normalize_advantages=False)).targets(batch)
+    default = make_algorithm(PPOConfig(normalize_advantages=False)).targets(batch)
     difference = default.returns[last] - never.returns[last]
     assert difference == pytest.approx(0.99 * batch.bootstrap_value[cut], rel=1e-5)
 
@@ -82,13 +82,13 @@ def test_the_order_of_episodes_does_not_change_targets() -> None:
     }
     offsets = np.concatenate([[0], np.cumsum(np.diff(batch.offsets)[order])]).astype(np.int32)
     shuffled = replace(batch, offsets=offsets, **per_chunk, **per_episode)
-    algorithm = make_algorithm(PPO())
+    algorithm = make_algorithm(PPOConfig())
     assert_allclose(algorithm.targets(shuffled).advantages, algorithm.targets(batch).advantages[rows], atol=1e-6)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_normalized_advantages_give_zero_policy_loss_before_the_first_step(level: RatioLevel) -> None:
-    case = Case(PPO(ratio_level=level, value_coef=0.0))
+    case = Case(PPOConfig(ratio_level=level, value_coef=0.0))
     case.logprobs = torch.tensor(case.targets.proximal_logprobs, dtype=torch.float64)
     assert abs(case.whole()[0].item()) < 1e-6
 
@@ -160,9 +160,9 @@ def test_every_key_of_the_loss_is_read(key: str) -> None:
 
 
 def test_every_key_is_covered() -> None:
-    algorithm: Algorithm = make_algorithm(PPO(epochs=3, minibatches=5))
+    algorithm: Algorithm = make_algorithm(PPOConfig(epochs=3, minibatches=5))
     assert (algorithm.epochs, algorithm.minibatches, algorithm.needs_recompute) == (3, 5, False)
-    assert set(PPO.model_fields) == set(CHANGES) | {"name", "epochs", "minibatches"}
+    assert set(PPOConfig.model_fields) == set(CHANGES) | {"name", "epochs", "minibatches"}
 
 
 def test_numbers_of_other_weights_come_exactly_where_asked_for() -> None:
@@ -172,16 +172,16 @@ def test_numbers_of_other_weights_come_exactly_where_asked_for() -> None:
     with pytest.raises(ValueError, match="values were not given"):
         case.algorithm.targets(case.batch, case.proximal)
     with pytest.raises(ValueError, match=r"logprobs were given, and algo\.proximal does not use them"):
-        make_algorithm(PPO()).targets(case.batch, case.proximal, case.values)
+        make_algorithm(PPOConfig()).targets(case.batch, case.proximal, case.values)
     with pytest.raises(ValueError, match=r"reference_logprobs were not given, and algo\.kl_coef needs them"):
         anchored.algorithm.targets(anchored.batch)
     with pytest.raises(ValueError, match=r"reference_logprobs were given, and algo\.kl_coef does not use"):
-        make_algorithm(PPO()).targets(anchored.batch, reference_logprobs=anchored.reference)
+        make_algorithm(PPOConfig()).targets(anchored.batch, reference_logprobs=anchored.reference)
 
 
 def test_contradictory_batches_are_refused() -> None:
     batch = random_super_batch(np.random.default_rng(0), 4)
-    algorithm = make_algorithm(PPO())
+    algorithm = make_algorithm(PPOConfig())
     with pytest.raises(ValueError, match="episode 100 has terminated=False and truncated=False"):
         algorithm.targets(replace(batch, terminated=np.zeros(4, bool), truncated=np.zeros(4, bool)))
     with pytest.raises(ValueError, match=r"num_steps lie in 4\.\.4: must be 1\.\.3"):
@@ -200,11 +200,11 @@ def test_contradictory_batches_are_refused() -> None:
 
 def test_shapes_that_would_broadcast_are_refused() -> None:
     case = Case(PLAIN)
-    rows, counts = case.rows(slice(None)), LossDenominators.of(case.batch.num_steps)
+    rows, denominators = case.rows(slice(None)), LossDenominators.of(case.batch.num_steps)
     with pytest.raises(ValueError, match=r"values \(\d+, 1\) instead of \(\d+,\)"):
-        case.algorithm.loss(case.logprobs, case.entropy, case.predictions[:, None], rows, counts, 0)
+        case.algorithm.loss(case.logprobs, case.entropy, case.predictions[:, None], rows, denominators, 0)
     with pytest.raises(ValueError, match="entropy"):
-        case.algorithm.loss(case.logprobs, case.entropy[:, :1], case.predictions, rows, counts, 0)
+        case.algorithm.loss(case.logprobs, case.entropy[:, :1], case.predictions, rows, denominators, 0)
 
 
 def test_advantages_and_registry_import_without_torch() -> None:

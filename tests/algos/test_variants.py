@@ -16,7 +16,7 @@ from vla_rl.commands.study import Run, execute_all, plan_runs, read_study
 STUDY = read_study(ROOT / "configs" / "studies" / "variants.yaml")
 SHORT = [
     "train.iterations=14",
-    "train.max_staleness=1",  # at 2, ratios of plain PPO stay clipped, and what it gains in so few updates is within noise
+    "train.max_staleness=1",  # at 2, ratios of plain PPO stay clipped, and it gains little in so few updates
     "train.eval_episodes=100",
     "learner.warmup_iterations=3",
     "log.tensorboard=false",

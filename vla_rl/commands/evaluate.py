@@ -40,8 +40,8 @@ def evaluate_command(args: Any) -> int:
         write_video(args.video, [frame for episode in evaluation.frames for frame in episode])
         console.print(f"video: {args.video}", highlight=False, markup=False)
     if args.json:
-        about = {"checkpoint": config.policy.checkpoint, "git_commit": git_commit()}
-        write_json(args.json, about | evaluation.record())
+        source = {"checkpoint": config.policy.checkpoint, "git_commit": git_commit()}
+        write_json(args.json, source | evaluation.record())
     return 0
 
 

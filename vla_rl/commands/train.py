@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.commands.checkpoints import read_state
@@ -40,7 +41,7 @@ def train(config: RunConfig, resume: Path | None = None, json_file: Path | None 
     spec = env_spec(config.env)
     check_policy(config.policy, spec)
     checkpoint = RunFolder(resume, config).checkpoints.newest() if resume else None
-    state = read_state(checkpoint) if checkpoint else {"policy_version": 0, "seconds": 0.0}
+    state: dict[str, Any] = read_state(checkpoint) if checkpoint else {"policy_version": 0, "seconds": 0.0}
     done = state["policy_version"]
     folder = RunFolder.reopen(resume, config, done) if resume else RunFolder.create(config, spec, sys.argv)
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {folder.path}"

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from algos import AlgoConfig
-from algos.ppo import PPO
+from algos.ppo import PPOConfig
 from envs import EnvConfig
 from envs.libero.config import LiberoConfig
 from vla_rl.core.schema import ConfigGroup, Fraction, NonNegative, Positive, PositiveFloat
@@ -178,7 +178,7 @@ class RunConfig(ConfigGroup):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="Seed of everything random.")
     env: EnvConfig = Field(default_factory=LiberoConfig)
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
-    algo: AlgoConfig = Field(default_factory=PPO)
+    algo: AlgoConfig = Field(default_factory=PPOConfig)
     sft: SftConfig = Field(default_factory=SftConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)

@@ -1,4 +1,4 @@
-"""Building blocks of the configuration schema; the keys themselves stand beside the part that they configure."""
+"""Building blocks of the configuration schema; the keys are next to the part that they configure."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ A file holds an algorithm's configuration keys and its class. A new algorithm ta
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Union
 
 from pydantic import Field
 
@@ -24,6 +24,6 @@ else:  # the schema's union: the key ``name`` says which
     AlgoConfig = Annotated[Union[tuple(a.Config for a in ALGORITHMS)], Field(discriminator="name")]  # noqa: UP007
 
 
-def make_algorithm(config: AlgorithmConfig) -> Any:
+def make_algorithm(config: AlgorithmConfig) -> Algorithm:
     """The algorithm of a configuration."""
     return next(algorithm for algorithm in ALGORITHMS if algorithm.Config is type(config))(config)

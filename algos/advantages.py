@@ -4,15 +4,6 @@ The M chunks of B episodes are flat, one episode after the other: the rows of ep
 ``offsets[b]:offsets[b + 1]``. One action chunk is one decision: its reward is the sum over its executed steps, and the
 discount applies once per chunk. After its last chunk an episode is worth 0, or, where ``bootstrap_mask`` is true,
 ``bootstrap_value``: the value of its final observation (time limits: Pardo et al., arXiv:1712.00378).
-
-Arguments that all functions share:
-    rewards: [M], reward of each chunk.
-    values: [M], predicted value of the observation in which each chunk was chosen.
-    offsets: int [B + 1].
-    bootstrap_value: [B], read where ``bootstrap_mask`` is true.
-    bootstrap_mask: bool [B].
-    gamma, lam: discount and lambda per chunk.
-All raise ValueError if shapes and offsets disagree, or if a number is not finite.
 """
 
 from __future__ import annotations
@@ -22,6 +13,8 @@ from typing import Literal
 import numpy as np
 
 Array = np.ndarray
+Baseline = Literal["mean", "leave_one_out"]  # what an episode's return is compared with
+Scale = Literal["group", "batch", "none"]  # what the difference is divided by
 
 # Far below the spread of useful returns, far above float32 noise around a constant.
 NORMALIZE_EPSILON = 1e-5
@@ -29,19 +22,19 @@ GROUP_EPSILON = 1e-6  # added to a group's deviation; one success among 8 gives 
 
 
 def chunk_rewards(rewards: Array, num_steps: Array) -> Array:
-    """float64 [M]: the reward of each chunk, the sum of the first ``num_steps[m]`` of its K ``rewards`` [M, K]."""
+    """Rewards of chunks: float64 [M], the sums of the first ``num_steps[m]`` of the K steps in ``rewards`` [M, K]."""
     return np.where(_executed(num_steps, rewards.shape[1]), rewards, 0.0).sum(axis=1, dtype=np.float64)
 
 
 def chunk_log_ratios(numerator: Array, denominator: Array, num_steps: Array) -> Array:
-    """float64 [M]: log-ratio of each chunk's probabilities, from [M, K, A] log-probabilities of two policies."""
+    """Log-ratios of chunk probabilities: float64 [M], from [M, K, A] log-probabilities under two policies."""
     executed = _executed(num_steps, numerator.shape[1])[:, :, None]
     difference = np.where(executed, numerator.astype(np.float64) - denominator, 0.0)
     return difference.sum(axis=(1, 2))
 
 
 def episode_log_ratios(numerator: Array, denominator: Array, num_steps: Array, offsets: Array) -> Array:
-    """float64 [M]: log-ratio of the probabilities of the whole episode that a chunk belongs to."""
+    """Log-ratios of episode probabilities: float64 [M], the sum of ``chunk_log_ratios`` in each chunk's episode."""
     per_chunk = chunk_log_ratios(numerator, denominator, num_steps)
     return np.repeat(np.add.reduceat(per_chunk, offsets[:-1]), np.diff(offsets))
 
@@ -55,12 +48,21 @@ def gae(
     gamma: float,
     lam: float,
 ) -> tuple[Array, Array]:
-    """Generalized advantage estimation (arXiv:1506.02438, equation 16): float64 advantages [M] and returns [M].
+    """Generalized advantage estimation (arXiv:1506.02438, equation 16).
 
         delta_t = r_t + gamma V_(t+1) - V_t
         A_t = delta_t + gamma lam A_(t+1)
 
-    The returns ``A + V`` are the lambda-returns that the value function learns.
+    Args:
+        rewards: [M], reward of each chunk.
+        values: [M], predicted value of the observation in which each chunk was chosen.
+        offsets: int [B + 1].
+        bootstrap_value: [B], read where ``bootstrap_mask`` is true.
+        bootstrap_mask: bool [B].
+        gamma, lam: discount and lambda per chunk.
+
+    Returns advantages A and lambda-returns A + V, which the value function learns; both float64 [M].
+    Raises ValueError if shapes and offsets disagree, or if a number is not finite.
     """
     rewards, values = _finite("rewards", rewards), _finite("values", values)
     last = _last_rows(offsets, rewards, values)
@@ -80,14 +82,18 @@ def vtrace(
     lam: float,
     cap: float,
 ) -> tuple[Array, Array]:
-    """V-trace (arXiv:1802.01561, equation 1 and section 4.2): float64 advantages [M] and returns [M].
+    """V-trace (arXiv:1802.01561, equation 1 and section 4.2): targets corrected for staleness.
 
         w_t = min(cap, pi / pi_behaviour)
         v_t = V_t + w_t delta_t + gamma lam w_t (v_(t+1) - V_(t+1)), delta as in ``gae``
         A_t = r_t + gamma v_(t+1) - V_t
 
-    Returns are v. The policy gradient must weigh A_t by w_t itself. ``cap`` is both of the paper's caps (rho, c).
-    ``log_weights`` [M] is log(pi / pi_behaviour) of each chunk; if all are 0, the returns are those of ``gae``.
+    Args: as ``gae``, and
+        log_weights: [M], log(pi / pi_behaviour) of each chunk; if all are 0, the returns are those of ``gae``.
+        cap: both of the paper's caps (rho, c).
+
+    Returns advantages A, which the policy gradient must weigh by w itself, and returns v; both float64 [M].
+    Raises as ``gae``.
     """
     rewards, values = _finite("rewards", rewards), _finite("values", values)
     weights = np.minimum(np.exp(_finite("log_weights", log_weights)), cap)
@@ -101,36 +107,33 @@ def vtrace(
 def monte_carlo_returns(
     rewards: Array, offsets: Array, bootstrap_value: Array, bootstrap_mask: Array, gamma: float
 ) -> Array:
-    """float64 [M]: discounted sum of the following rewards, ``G_t = r_t + gamma G_(t+1)``."""
+    """Discounted sums of the following rewards: float64 [M], ``G_t = r_t + gamma G_(t+1)``. Arguments as ``gae``."""
     rewards = _finite("rewards", rewards)
     last = _last_rows(offsets, rewards)
     return _discounted_sum(rewards, offsets, _bootstrap(bootstrap_value, bootstrap_mask, len(last)), gamma)
 
 
 def episode_returns(rewards: Array, num_steps: Array, offsets: Array) -> Array:
-    """float64 [B]: undiscounted sum of each episode's rewards; shapes as in ``chunk_rewards``."""
+    """Undiscounted sums of rewards: float64 [B]. Arguments as ``chunk_rewards`` and ``gae``; raises as ``gae``."""
     per_chunk = _finite("rewards", chunk_rewards(rewards, num_steps))
     _last_rows(offsets, per_chunk)
     return np.add.reduceat(per_chunk, np.asarray(offsets[:-1], np.int64))
 
 
-def group_advantages(
-    returns: Array,
-    group: Array,
-    *,
-    baseline: Literal["mean", "leave_one_out"],
-    scale: Literal["group", "batch", "none"],
-) -> Array:
-    """float64 [B]: how much better each episode did than its group, ``(R - baseline) / scale``.
+def group_advantages(returns: Array, group: Array, *, baseline: Baseline, scale: Scale) -> Array:
+    """How much better each episode did than its group: ``A = (R - baseline) / scale``.
 
     Args:
-        returns: [B].
-        group: int [B]; episodes with the same number form a group. Raises ValueError if an episode is alone.
+        returns: [B], R.
+        group: int [B]; episodes with the same number form a group.
         baseline: "mean" of the group (GRPO, arXiv:2402.03300), or "leave_one_out", the mean of the others (RLOO,
             arXiv:2402.14740), which gives n / (n - 1) times the same difference.
         scale: "group" divides by the group's unbiased standard deviation, "batch" by the root mean square of all
             differences (REINFORCE++ with a group baseline, arXiv:2501.03262), "none" by 1 (Dr. GRPO,
-            arXiv:2503.20783). A group of equal returns gives 0.
+            arXiv:2503.20783).
+
+    Returns A, float64 [B]; 0 in a group of equal returns.
+    Raises ValueError if an episode is alone in its group, or if a return is not finite.
     """
     returns = _finite("returns", returns)
     ids, index, sizes = np.unique(group, return_inverse=True, return_counts=True)
@@ -151,11 +154,16 @@ def group_advantages(
 
 
 def normalize(advantages: Array, weights: Array | None = None) -> Array:
-    """float64 [M]: shifted and scaled to mean 0 and standard deviation 1; equal entries become 0.
+    """Advantages with mean 0 and standard deviation 1: ``(A - mean(A)) / std(A)``.
 
-    Call it on the whole super-batch, so that the result does not depend on micro-batches or ranks. ``weights`` [M] says
-    how often each entry counts in mean and deviation (default: once). Raises ValueError if the weights are negative,
-    sum to zero or have another shape.
+    Call it on the whole super-batch, so that the result does not depend on micro-batches or ranks.
+
+    Args:
+        advantages: [M], A.
+        weights: [M], how often each entry counts in mean and deviation; None: once.
+
+    Returns float64 [M]; 0 if all entries are equal.
+    Raises ValueError if weights are negative, sum to zero or have another shape.
     """
     advantages = np.asarray(advantages, np.float64)
     weights = np.ones_like(advantages) if weights is None else np.asarray(weights, np.float64)
@@ -170,7 +178,7 @@ def normalize(advantages: Array, weights: Array | None = None) -> Array:
 
 
 def explained_variance(returns: Array, values: Array) -> float | None:
-    """``1 - Var(returns - values) / Var(returns)``: 1 is perfect, 0 a constant. None if all returns are equal."""
+    """``1 - Var(returns - values) / Var(returns)`` of [M] each: 1 is perfect, 0 a constant. None for equal returns."""
     returns, values = np.asarray(returns, np.float64), np.asarray(values, np.float64)
     if np.ptp(returns) == 0:
         return None

@@ -53,16 +53,18 @@ class Algorithm(ABC):
 
     @abstractmethod
     def compute_advantages(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
-        """Advantages [M] and returns [M].
+        """What each chunk is trained towards.
 
         Args:
             batch: the super-batch.
             proximal: [M, K, A], log-probabilities under the proximal policy.
             values: [M], predictions at the start of the update.
+
+        Returns advantages [M] and returns [M].
         """
 
     def value_loss(self, values: Tensor, rows: RowTargets, chunks: Tensor) -> Tensor:
-        """Sum of the value loss over the chunks of a mask, bool [n].
+        """Sum of the value loss of ``values`` [n] over the chunks of a mask, bool [n].
 
         Without a value function it is 0, with a gradient of 0, because engines expect one.
         """
@@ -118,7 +120,7 @@ class Algorithm(ABC):
         denominators: LossDenominators,
         policy_version: int,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The share of n chunks in the optimizer step's loss (a scalar), and sums for ``finish_metrics`` (scalars).
+        """The share of n chunks in the optimizer step's loss.
 
         Shares *sum* to the loss. An engine that averages gradients over ranks or micro-batches must be given the share
         times the number it divides by.
@@ -130,6 +132,9 @@ class Algorithm(ABC):
             rows: targets of these chunks.
             denominators: of the whole optimizer step.
             policy_version: updates before this one.
+
+        Returns the share, and sums for ``finish_metrics``; all scalars.
+        Raises ValueError if shapes disagree.
         """
         from algos.losses import LossTerms, element_mask, pool, token_mask, total_loss  # loads torch
         from algos.metrics import loss_metrics
@@ -139,22 +144,13 @@ class Algorithm(ABC):
         check_rows(logprobs, entropy, values, rows)
         tokens = token_mask(rows.num_steps, *logprobs.shape[1:])
         policy, metrics = policy_loss(c, logprobs, rows, tokens)
-        terms = LossTerms(
-            policy=policy,
-            value=self.value_loss(values, rows, element_mask(tokens, "chunk")),
-            entropy=pool(entropy, tokens, "chunk").sum(),
-            kl=reference_divergence(logprobs, rows, tokens),
-        )
-        policy_coef, value_coef = self.coefficients(policy_version)
-        loss = total_loss(
-            terms,
-            elements=denominators.elements(c.ratio_level, logprobs.shape[2]),
-            chunks=denominators.chunks,
-            policy_coef=policy_coef,
-            value_coef=value_coef,
-            entropy_coef=policy_coef * c.entropy_coef,
-            kl_coef=policy_coef * c.kl_coef,
-        )
+        value = self.value_loss(values, rows, element_mask(tokens, "chunk"))
+        kl = reference_divergence(logprobs, rows, tokens)
+        terms = LossTerms(policy, value, pool(entropy, tokens, "chunk").sum(), kl)
+        p, v = self.coefficients(policy_version)
+        coefs = {"policy_coef": p, "value_coef": v, "entropy_coef": p * c.entropy_coef, "kl_coef": p * c.kl_coef}
+        elements = denominators.elements(c.ratio_level, logprobs.shape[2])
+        loss = total_loss(terms, elements, denominators.chunks, **coefs)
         return loss, metrics | loss_metrics(terms, element_mask(tokens, c.ratio_level), tokens)
 
     def finish_metrics(self, sums: Mapping[str, float], targets: Targets) -> dict[str, float]:

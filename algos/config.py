@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,7 @@ from vla_rl.core.records import BootstrapRule, GroupRules
 from vla_rl.core.schema import ConfigGroup, Positive, PositiveFloat
 
 RatioLevel = Literal["token", "action", "chunk"]  # what one probability ratio covers
+WeightLevel = Literal[RatioLevel, "episode"]  # what one importance weight covers, the finest first
 
 
 class AlgorithmConfig(ConfigGroup):
@@ -42,7 +43,7 @@ class AlgorithmConfig(ConfigGroup):
         "from the behaviour policy (arXiv:2505.24298). recomputed: the policy at the start of the update, by one more "
         "forward pass. interpolated: between the policy that acted and the one in training, by staleness.",
     )
-    importance_level: Literal["token", "action", "chunk", "episode"] | None = Field(
+    importance_level: WeightLevel | None = Field(
         None, description="What one weight pi_prox / pi_behaviour covers; ratio_level or coarser; null: ratio_level."
     )
     importance_cap: PositiveFloat | None = Field(None, description="Upper limit of the weights pi_prox / pi_behaviour.")
@@ -65,7 +66,7 @@ class AlgorithmConfig(ConfigGroup):
     @model_validator(mode="after")
     def _weights_cover_whole_ratios(self) -> Self:
         if self.importance_level is not None:
-            levels = ("token", "action", "chunk", "episode")
+            levels = get_args(WeightLevel)
             if levels.index(self.importance_level) < levels.index(self.ratio_level):
                 raise ValueError(
                     f"importance_level={self.importance_level} is finer than ratio_level={self.ratio_level}: "

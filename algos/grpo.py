@@ -10,7 +10,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from algos.advantages import episode_returns, group_advantages
+from algos.advantages import Baseline, Scale, episode_returns, group_advantages
 from algos.algorithm import Algorithm
 from algos.config import AlgorithmConfig
 from algos.denominators import LossDenominators
@@ -25,10 +25,10 @@ class GroupRelativeConfig(AlgorithmConfig):
         0.28, description="See clip_low. Above clip_low, rare actions may become likely (clip-higher)."
     )
     group_size: int = Field(8, ge=2, description="Episodes of one task and start that are compared.")
-    baseline: Literal["mean", "leave_one_out"] = Field(
+    baseline: Baseline = Field(
         "mean", description="What a return is compared with: the mean of its group, with or without itself."
     )
-    scale: Literal["group", "batch", "none"] = Field(
+    scale: Scale = Field(
         "group", description="What advantages are divided by: their deviation in the group, in the batch, or 1."
     )
     average: Literal["elements", "episodes", "constant"] = Field(
@@ -70,13 +70,9 @@ class GroupRelative(Algorithm):
 
     def _weights(self, batch: SuperBatch) -> Array:
         """float64 [B]: weight of each of an episode's elements; 1 gives the mean over all elements."""
-        dim = batch.tokens.shape[2]
-        elements = np.array(
-            [
-                LossDenominators.of(steps).elements(self.config.ratio_level, dim)
-                for steps in np.split(batch.num_steps, batch.offsets[1:-1])
-            ]
-        )
+        level, dim = self.config.ratio_level, batch.tokens.shape[2]
+        episodes = np.split(batch.num_steps, batch.offsets[1:-1])
+        elements = np.array([LossDenominators.of(steps).elements(level, dim) for steps in episodes])
         match self.config.average:
             case "elements":
                 return np.ones(len(elements))

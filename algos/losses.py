@@ -9,6 +9,8 @@ gradient.
 
 An *element* is what one probability ratio covers: a token, an action (the A tokens of one step) or a chunk (the tokens
 of all executed steps). Tensors at a level have the shape [n, K, A], [n, K] or [n].
+
+The argument ``tokens`` is everywhere bool [n, K, A], the executed tokens; a loss is a scalar.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from algos.config import RatioLevel
 
 # exp(20) is 5e8: far beyond any useful ratio, and finite in float32 even when squared.
 LOG_RATIO_LIMIT = 20.0
+_COVERED = {"action": (2,), "chunk": (1, 2)}  # dimensions of [n, K, A] that one element covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,11 @@ def total_loss(
 
     Policy, entropy and divergence are averaged over elements (of whose tokens entropy and divergence are the sums), the
     value loss over chunks. Linear in ``terms``: the shares of all micro-batches and ranks sum to the loss of the step.
+
+    Args:
+        terms: of these rows.
+        elements, chunks: numbers in the whole step.
+        policy_coef, value_coef, entropy_coef, kl_coef: coefficients of the terms.
     """
     policy = policy_coef * terms.policy - entropy_coef * terms.entropy + kl_coef * terms.kl
     return policy / max(elements, 1) + value_coef * terms.value / max(chunks, 1)
@@ -68,36 +76,24 @@ def total_loss(
 
 
 def token_mask(num_steps: Tensor, chunk_size: int, action_dim: int) -> Tensor:
-    """bool [n, K, A]: which tokens were executed."""
+    """Which tokens were executed: bool [n, K, A], from ``num_steps`` [n]."""
     steps = torch.arange(chunk_size, device=num_steps.device) < num_steps[:, None]
     return steps[:, :, None].expand(-1, -1, action_dim)
 
 
 def element_mask(tokens: Tensor, level: RatioLevel) -> Tensor:
-    """bool at ``level``: which elements hold an executed token, from the [n, K, A] mask of tokens."""
-    match level:
-        case "token":
-            return tokens
-        case "action":
-            return tokens.any(dim=2)
-        case "chunk":
-            return tokens.any(dim=2).any(dim=1)
+    """Which elements hold an executed token: bool at ``level``."""
+    return tokens if level == "token" else tokens.any(dim=_COVERED[level])
 
 
 def pool(per_token: Tensor, tokens: Tensor, level: RatioLevel) -> Tensor:
-    """Sum of [n, K, A] numbers over the executed tokens of each element; 0 for elements without any."""
+    """Sums of [n, K, A] numbers over the executed tokens of each element, at ``level``; 0 for elements without any."""
     executed = _masked(_at_least_float32(per_token), tokens)
-    match level:
-        case "token":
-            return executed
-        case "action":
-            return executed.sum(dim=2)
-        case "chunk":
-            return executed.sum(dim=(1, 2))
+    return executed if level == "token" else executed.sum(dim=_COVERED[level])
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor, tokens: Tensor, level: RatioLevel) -> Tensor:
-    """Log probability ratio of two policies at ``level``, from their [n, K, A] log-probabilities.
+    """Log-ratios at ``level`` of two policies with log-probabilities ``numerator`` and ``denominator`` [n, K, A].
 
     Tokens of a chunk are decoded in parallel and independent given the observation, so their log-ratios add. The result
     is limited to +-``LOG_RATIO_LIMIT``, without gradient beyond, so that its exponential squared stays finite.
@@ -118,17 +114,18 @@ def clipped_surrogate(
     weights: Tensor | None = None,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """Sum over elements of ``-w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``.
+    """PPO's clipped surrogate: sum over elements of ``-w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``.
 
     Without weights this is PPO's objective (arXiv:1707.06347, equation 7), with unequal limits as in arXiv:2503.14476.
     With weights it is the decoupled objective (arXiv:2505.24298, after arXiv:2110.00641): the clip holds pi near
     pi_prox, while the data may come from an older pi_behaviour.
 
     Args:
-        log_ratios: log(pi / pi_prox), at a level.
-        advantages: [n].
+        log_ratios: log r = log(pi / pi_prox), at a level.
+        advantages: [n], A.
         mask: bool, at the same level.
-        weights: pi_prox / pi_behaviour at the same level, without gradient; None: 1.
+        clip_low, clip_high: distances of the limits from 1.
+        weights: w = pi_prox / pi_behaviour at the same level, used without gradient; None: 1.
         dual_clip: c; elements of negative A contribute at least ``c A`` (arXiv:1912.09729), so that stale actions that
             have become likely do not push without limit.
     """
@@ -172,40 +169,39 @@ def gaussian_surrogate(
 
 
 def k3_divergence(logprobs: Tensor, reference: Tensor, tokens: Tensor) -> Tensor:
-    """Sum over executed tokens of the k3 estimate of KL(pi, pi_ref), nats, never negative; all [n, K, A].
+    """KL divergence KL(pi, pi_ref) by the k3 estimate: sum over executed tokens of ``exp(d) - d - 1``, never negative.
 
-    ``exp(d) - d - 1`` with ``d = log pi_ref - log pi`` of a token drawn from pi (joschu.net/blog/kl-approx.html; GRPO,
-    arXiv:2402.03300, equation 4).
+    ``d = log pi_ref - log pi`` of a token drawn from pi, nats (joschu.net/blog/kl-approx.html; GRPO, arXiv:2402.03300,
+    equation 4). ``logprobs`` [n, K, A] is log pi, ``reference`` [n, K, A] is log pi_ref.
     """
     d = log_ratio(reference, logprobs, tokens, "token")
     return (torch.expm1(d) - d).sum()
 
 
 def behaviour_weights(log_weights: Tensor, cap: float | None, band: float | None) -> Tensor:
-    """``truncated_weights``, and 0 outside ``[1 / band, band]``: masked importance sampling (arXiv:2510.18855)."""
-    weights = truncated_weights(log_weights, cap)
-    if band is None:
-        return weights
-    return torch.where(log_weights.abs() <= math.log(band), weights, torch.zeros_like(weights))
+    """Importance weights: ``min(w, cap)``, and 0 where w lies outside ``[1 / band, band]``. None: no such limit.
 
-
-def truncated_weights(log_weights: Tensor, cap: float | None) -> Tensor:
-    """``min(exp(log_weights), cap)``: importance weights truncated as in V-trace (arXiv:1802.01561).
-
-    Without ``cap`` they are unbiased, with a higher variance.
+    Truncated as in V-trace (arXiv:1802.01561), masked as in arXiv:2510.18855. Unlimited weights are unbiased, with a
+    higher variance. ``log_weights`` is log w, of any shape; the result has the same.
     """
-    weights = log_weights.exp()
-    return weights if cap is None else weights.clamp(max=cap)
+    weights = log_weights.exp().clamp(max=cap) if cap is not None else log_weights.exp()
+    return weights if band is None else _masked(weights, log_weights.abs() <= math.log(band))
 
 
 def clipped_value_loss(
     values: Tensor, returns: Tensor, old_values: Tensor, mask: Tensor, clip: float | None, huber_delta: float
 ) -> Tensor:
-    """Sum over chunks of the Huber loss of ``values - returns``: 0.5 error^2 up to ``huber_delta``, then linear.
+    """Clipped value loss: sum over chunks of ``max(h(V - R), h(V_old + clamp(V - V_old, -clip, clip) - R))``.
 
-    With ``clip``, the larger of that loss and the loss of ``old_values + clamp(values - old_values, -clip, clip)``: a
-    prediction gains nothing from moving further than ``clip`` in one update (OpenAI baselines' PPO2; compared with
-    others in arXiv:2006.05990). All [n]; ``old_values`` are the predictions at the start of the update.
+    h is the Huber loss. A prediction gains nothing from moving further than ``clip`` in one update (OpenAI baselines'
+    PPO2; compared with others in arXiv:2006.05990).
+
+    Args:
+        values, returns: [n], V and R.
+        old_values: [n], V_old, predictions at the start of the update.
+        mask: bool [n].
+        clip: None: only ``h(V - R)``.
+        huber_delta: h(x) is ``x^2 / 2`` up to here, then linear.
     """
     values, returns, old = (_masked(_at_least_float32(x), mask) for x in (values, returns, old_values))
     loss = functional.huber_loss(values, returns, reduction="none", delta=huber_delta)

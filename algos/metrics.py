@@ -43,10 +43,16 @@ def loss_metrics(terms: LossTerms, mask: Tensor, tokens: Tensor) -> dict[str, Te
 def ratio_metrics(
     log_ratios: Tensor, mask: Tensor, clip_low: float, clip_high: float, log_weights: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Sums of pi / pi_prox (``log_ratios``) and pi_prox / pi_behaviour (``log_weights``; None: always 1).
+    """Sums of the ratios r = pi / pi_prox and of the weights w = pi / pi_behaviour, and the histogram of log r.
 
     KL(pi_prox, pi) is estimated by k1 = -log r, unbiased if the data come from pi_prox, and by k3 = r - 1 - log r,
     never negative (joschu.net/blog/kl-approx.html).
+
+    Args:
+        log_ratios: log r, at the ratio level.
+        mask: bool, at the same level.
+        clip_low, clip_high: r is counted as clipped outside [1 - clip_low, 1 + clip_high].
+        log_weights: log(pi_prox / pi_behaviour), at the same level; None: 0.
     """
     log_r = log_ratios.detach().double()
     ratio = log_r.exp()
@@ -64,7 +70,7 @@ def ratio_metrics(
 
 
 def weight_metrics(log_weights: Tensor, mask: Tensor, cap: float | None, band: float | None) -> dict[str, Tensor]:
-    """Sums of the weights pi_prox / pi_behaviour before the limits, and of those beyond the cap or the band."""
+    """Sum of the weights pi_prox / pi_behaviour before the limits, and number of those beyond the cap or the band."""
     log_weights, counted = log_weights.detach().double(), mask.double()
     weights = log_weights.exp()
     cut = (weights > (cap or math.inf)) | (log_weights.abs() > math.log(band or math.inf))

@@ -82,13 +82,8 @@ class PPO(Algorithm):
 
     def _bootstrap_mask(self, batch: SuperBatch) -> Array:
         """bool [B]: which episodes end with the value of their final observation instead of 0."""
-        match self.config.bootstrap:
-            case "truncated":
-                return batch.truncated
-            case "always":
-                return np.ones_like(batch.truncated)
-            case "never":
-                return np.zeros_like(batch.truncated)
+        rule = self.config.bootstrap
+        return batch.truncated if rule == "truncated" else np.full_like(batch.truncated, rule == "always")
 
     def value_loss(self, values: Tensor, rows: RowTargets, chunks: Tensor) -> Tensor:
         from algos.losses import clipped_value_loss  # loads torch

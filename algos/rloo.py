@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from algos.advantages import Baseline, Scale
 from algos.grpo import GroupRelative, GroupRelativeConfig
 
 
@@ -13,8 +14,8 @@ class RLOOConfig(GroupRelativeConfig):
     """A return is compared with the mean of the others of its group: an unbiased baseline, and no scaling."""
 
     name: Literal["rloo"] = "rloo"
-    baseline: Literal["mean", "leave_one_out"] = Field("leave_one_out", description="See GRPO.")
-    scale: Literal["group", "batch", "none"] = Field("none", description="See GRPO.")
+    baseline: Baseline = Field("leave_one_out", description="See GRPO.")
+    scale: Scale = Field("none", description="See GRPO.")
 
 
 class RLOO(GroupRelative):

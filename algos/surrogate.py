@@ -2,6 +2,9 @@
 
 r = pi / pi_prox        ratios, held near 1 by the objective
 w = pi_prox / pi_behaviour   importance weights; 1 unless the objective is decoupled
+
+Arguments that functions share: ``logprobs`` [n, K, A] under the weights in training, the targets ``rows`` of these
+chunks, and ``tokens`` bool [n, K, A], the executed tokens.
 """
 
 from __future__ import annotations
@@ -22,13 +25,7 @@ def policy_loss(
 
     The plain objective holds the ratio to the policy that acted near 1. The decoupled objective (arXiv:2505.24298)
     holds the ratio to a proximal policy near 1, and weighs each element by pi_prox / pi_behaviour. Stale data are then
-    neither clipped away at once, nor do they pull the policy back to the one that acted.
-
-    Args:
-        config: the objective.
-        logprobs: [n, K, A], under the weights in training.
-        rows: targets.
-        tokens: bool [n, K, A], the executed tokens.
+    neither clipped away at once, nor do they pull the policy back to the one that acted. All results are scalars.
     """
     c, mask = config, element_mask(tokens, config.ratio_level)
     proximal = proximal_logprobs(c, logprobs, rows)
@@ -52,11 +49,14 @@ def policy_loss(
 
 
 def proximal_logprobs(config: AlgorithmConfig, logprobs: Tensor, rows: RowTargets) -> Tensor:
-    """[n, K, A], without gradient: log-probabilities under the policy that ratios are relative to.
+    """Log-probabilities under the policy that ratios are relative to.
 
-    ``proximal=interpolated``: ``log pi_prox = log pi_behaviour + s / (s + 1) * (log pi - log pi_behaviour)`` with
-    staleness s, so that the proximal policy is one update older than the one in training (as in RLinf's asynchronous
-    PPO). For fresh data it is the policy that acted. No forward pass is needed.
+    They are those of ``rows``, except with ``proximal=interpolated`` (as in RLinf's asynchronous PPO):
+
+        log pi_prox = log pi_behaviour + s / (s + 1) (log pi - log pi_behaviour)
+
+    With staleness s, this policy is one update older than the one in training; for fresh data it is the one that acted.
+    No forward pass is needed. Returns [n, K, A], without gradient.
     """
     if config.proximal != "interpolated":
         return rows.proximal_logprobs
@@ -65,7 +65,11 @@ def proximal_logprobs(config: AlgorithmConfig, logprobs: Tensor, rows: RowTarget
 
 
 def behaviour_log_weights(config: AlgorithmConfig, proximal: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
-    """log(pi_prox / pi_behaviour) at ``importance_level``, in a shape that broadcasts to ``ratio_level``."""
+    """Logarithms of importance weights: ``log(pi_prox / pi_behaviour)``, within +-``LOG_RATIO_LIMIT``.
+
+    ``proximal`` [n, K, A] is log pi_prox. One weight covers an ``importance_level``; the result broadcasts to
+    ``ratio_level``.
+    """
     level = config.importance_level or config.ratio_level
     if level == "episode":
         assert rows.episode_log_weights is not None  # given by ``Algorithm.targets`` at this level
@@ -77,7 +81,7 @@ def behaviour_log_weights(config: AlgorithmConfig, proximal: Tensor, rows: RowTa
 
 
 def reference_divergence(logprobs: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
-    """Sum over executed tokens of the estimated KL divergence from the reference policy; 0 without one."""
+    """``k3_divergence`` from the reference policy, a scalar; 0 without a reference."""
     if rows.reference_logprobs is None:
         return logprobs.new_zeros(())
     return losses.k3_divergence(logprobs, rows.reference_logprobs, tokens)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from vla_rl.core.records import Array
 
@@ -14,17 +14,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowTargets:
-    """Some rows of ``Targets`` as tensors on the device of the loss, without gradient."""
+    """Some rows of ``Targets`` as tensors on the device of the loss, without gradient.
 
-    advantages: Tensor  # float32 [n]
-    returns: Tensor  # float32 [n]
-    proximal_logprobs: Tensor  # float32 [n, K, A]
-    behaviour_logprobs: Tensor  # float32 [n, K, A]
-    old_values: Tensor  # float32 [n]
-    staleness: Tensor  # float32 [n]
-    episode_log_weights: Tensor | None  # float32 [n]
-    reference_logprobs: Tensor | None  # float32 [n, K, A]
-    num_steps: Tensor  # int64 [n]; 0 marks a row of padding, which does not count
+    Fields and shapes are those of ``Targets``, with n rows for M, and ``num_steps`` int64: 0 marks padding.
+    """
+
+    advantages: Tensor
+    returns: Tensor
+    proximal_logprobs: Tensor
+    behaviour_logprobs: Tensor
+    old_values: Tensor
+    staleness: Tensor
+    episode_log_weights: Tensor | None
+    reference_logprobs: Tensor | None
+    num_steps: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +57,12 @@ class Targets:
     num_steps: Array
 
     def rows(self, index: Array | slice, device: torch.device | str = "cpu") -> RowTargets:
-        """The given rows (an int array, a bool array or a slice) as tensors."""
+        """The given rows (an int array, a bool array or a slice) as tensors; an array in two fields is copied once."""
         import torch
 
-        def tensor(array: Array) -> Tensor:
-            return torch.tensor(array[index], device=device)
-
-        behaviour = tensor(self.behaviour_logprobs)
-        shared = self.proximal_logprobs is self.behaviour_logprobs
-        return RowTargets(
-            advantages=tensor(self.advantages),
-            returns=tensor(self.returns),
-            proximal_logprobs=behaviour if shared else tensor(self.proximal_logprobs),
-            behaviour_logprobs=behaviour,
-            old_values=tensor(self.old_values),
-            staleness=tensor(self.staleness),
-            episode_log_weights=None if self.episode_log_weights is None else tensor(self.episode_log_weights),
-            reference_logprobs=None if self.reference_logprobs is None else tensor(self.reference_logprobs),
-            num_steps=tensor(self.num_steps).long(),
-        )
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
+        copies = {
+            id(array): torch.tensor(array[index], device=device) for array in arrays.values() if array is not None
+        }
+        tensors: dict[str, Any] = {name: copies.get(id(array)) for name, array in arrays.items()}
+        return RowTargets(**tensors | {"num_steps": tensors["num_steps"].long()})

@@ -1,4 +1,4 @@
-"""algos.grpo: advantages within groups, averages, and the settings that make it RLOOConfig, Dr. GRPO or REINFORCE++."""
+"""algos.grpo: advantages within groups, averages, and the settings that make it RLOO, Dr. GRPO or REINFORCE++."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average:
     assert value_gradient.abs().max() == 0.0
 
 
-CHANGES: dict[str, Any] = {  # what is not shared with PPOConfig, where the other keys are tested
+CHANGES: dict[str, Any] = {  # what is not shared with PPO, where the other keys are tested
     "baseline": "leave_one_out",
     "scale": "group",
     "average": "episodes",

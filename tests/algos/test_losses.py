@@ -13,6 +13,7 @@ from torch import Tensor
 from algos.losses import (
     LossTerms,
     RatioLevel,
+    behaviour_weights,
     clipped_surrogate,
     clipped_value_loss,
     element_mask,
@@ -21,7 +22,6 @@ from algos.losses import (
     pool,
     token_mask,
     total_loss,
-    truncated_weights,
 )
 from tests.algos.reference_algos import elements_of, huber_reference, value_loss_reference
 
@@ -102,7 +102,7 @@ def test_extreme_ratios_stay_finite() -> None:
     new = torch.tensor([[[500.0]], [[-500.0]]], requires_grad=True)
     ratios = log_ratio(new, torch.zeros(2, 1, 1), tokens, "chunk")
     for sign in (1.0, -1.0):
-        weights = truncated_weights(ratios, None)
+        weights = behaviour_weights(ratios, None, None)
         loss = clipped_surrogate(ratios, sign * torch.ones(2), torch.ones(2, dtype=torch.bool), 0.2, 0.2, weights)
         (gradient,) = torch.autograd.grad(loss, new, retain_graph=True)
         assert torch.isfinite(loss)
@@ -162,8 +162,8 @@ def test_weights_scale_each_element_and_carry_no_gradient() -> None:
 
 def test_truncated_weights_by_hand() -> None:
     logs = tensor(math.log(0.5), 0.0, math.log(4.0))
-    assert_allclose(truncated_weights(logs, None).numpy(), [0.5, 1.0, 4.0], rtol=1e-14)
-    assert_allclose(truncated_weights(logs, 2.0).numpy(), [0.5, 1.0, 2.0], rtol=1e-14)
+    assert_allclose(behaviour_weights(logs, None, None).numpy(), [0.5, 1.0, 4.0], rtol=1e-14)
+    assert_allclose(behaviour_weights(logs, 2.0, None).numpy(), [0.5, 1.0, 2.0], rtol=1e-14)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -189,7 +189,7 @@ def test_behaviour_weights_make_stale_data_give_the_on_policy_gradient() -> None
     behaviour, proximal = categorical(normal(5, seed=1)), categorical(normal(5, seed=2))
     advantages, mask = normal(5, seed=3), torch.ones(5, dtype=torch.bool)
     logits = normal(5, seed=2, grad=True)
-    weights = truncated_weights(proximal - behaviour, None) * behaviour.exp()
+    weights = behaviour_weights(proximal - behaviour, None, None) * behaviour.exp()
     loss = clipped_surrogate(categorical(logits) - proximal, advantages, mask, 0.2, 0.2, weights)
     (stale,) = torch.autograd.grad(loss, logits)
     expected_advantage = (categorical(logits).exp() * advantages).sum()

@@ -9,7 +9,7 @@ import pytest
 
 from tests import ROOT
 from vla_rl.commands.cli import main
-from vla_rl.commands.study import is_complete, plan_runs, read_study, summarize, time_to
+from vla_rl.commands.study import is_complete, plan_runs, read_study, summarize, summarize_throughput, time_to
 from vla_rl.core.errors import UserError
 
 SHIPPED = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
@@ -96,3 +96,32 @@ def test_a_study_runs_and_shows_and_repeats_nothing(tmp_path, capsys):
     assert is_complete(run)
     (run.folder / "curves.png").unlink()
     assert not is_complete(run), "it was killed at its end, and will be resumed"
+
+
+def _line(iteration: int, seconds: float, rate: float) -> dict[str, float]:
+    rates = {f"throughput/{name}_per_s": rate for name in ("env_steps", "chunks", "episodes", "batches")}
+    busy = {f"busy/{name}": rate / 100 for name in ("simulate", "render", "reset", "inference", "learner")}
+    return {"iteration": iteration, "time/iteration_s": seconds, "memory/gib": iteration} | rates | busy
+
+
+def test_rates_are_means_over_time_after_the_warm_up():
+    metrics = [_line(0, 99.0, 99.0), _line(2, 99.0, 99.0), _line(3, 1.0, 10.0), _line(4, 3.0, 30.0)]
+    figures = summarize_throughput([metrics, metrics])
+    assert figures["env steps/s"] == pytest.approx([25.0, 25.0])
+    assert figures["busy: learner"] == pytest.approx([0.25, 0.25])
+    assert figures["memory, GiB"] == [4, 4]
+    assert summarize_throughput([metrics, metrics[:2]]) == {}, "one seed has too few iterations"
+
+
+@pytest.mark.exhaustive
+def test_a_study_of_throughput(tmp_path, capsys):
+    text = TINY.replace("train.iterations=2", "train.iterations=1000000, train.max_minutes=0.8").replace(
+        "train.eval_episodes=2", "train.eval_episodes=0"
+    )
+    assert (
+        main(["study", str(_write(tmp_path, text)), "--runs", str(tmp_path), "--json", str(tmp_path / "a.json")]) == 0
+    )
+    for figures in json.loads(output.read_text())["throughput"].values():
+        assert figures["batches/s"][0] > 0
+        assert figures["episodes/s"] == pytest.approx([4 * figures["batches/s"][0]], rel=0.5)
+    assert "throughput" in capsys.readouterr().out

@@ -165,17 +165,6 @@ def _add_benchmark(commands: Any) -> None:
     simulator.add_argument("--image-size", metavar="N", type=_positive, default=256, help="pixels")
     simulator.add_argument("--chunk-size", metavar="N", type=_positive, default=8, help="control steps")
     simulator.add_argument("--rounds", metavar="N", type=_positive, default=5, help="turns of each contestant")
-    training = _add_command(
-        kinds,
-        "training",
-        "vla_rl.commands.benchmark.training:training_command",
-        "a config's throughput under several settings of one key",
-    )
-    training.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
-    _add_overrides(training)
-    training.add_argument("--vary", metavar="KEY=A,B", required=True, help="such as env.implementation=fast,reference")
-    training.add_argument("--minutes", metavar="N", type=float, default=4.0, help="of each variant and round")
-    training.add_argument("--rounds", metavar="N", type=_positive, default=1, help="turns of each variant")
     scaling = _add_command(
         kinds,
         "scaling",
@@ -194,7 +183,7 @@ def _add_benchmark(commands: Any) -> None:
     scaling.add_argument("--iterations", metavar="N", type=_positive, default=4, help="measured per point")
     scaling.add_argument("--csv", metavar="FILE", type=_new_file, help="also write the points to this file")
     scaling.add_argument("--output", metavar="FILE", type=_new_file, help="draw a picture, a png file")
-    for kind in (overlap, simulator, training):
+    for kind in (overlap, simulator):
         _add_json(kind)
     _add_json(scaling, "also write the points to this file; those that it holds already are not measured again")
 

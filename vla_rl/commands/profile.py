@@ -13,13 +13,11 @@ The profile's ``sources``, the last column of the table, say what was measured a
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from vla_rl.commands.train import train
+from vla_rl.commands.short_run import short_run
 from vla_rl.config.run_config import RunConfig
 from vla_rl.observability.console import make_console
 from vla_rl.placement.checks import load_checked_config
@@ -28,7 +26,7 @@ from vla_rl.placement.profile import CURVES, TIMES, Profile, load_profile, save_
 
 def profile_command(args: Any) -> int:
     """Measure, show and save."""
-    profile = measure(load_checked_config(args.config, args.overrides))
+    profile = measure_profile(load_checked_config(args.config, args.overrides))
     table, console = Table(title=profile.name), make_console()
     for name in ("activity", "fixed", "each", "source"):
         table.add_column(name, justify="right" if name in ("fixed", "each") else "left")
@@ -43,24 +41,14 @@ def profile_command(args: Any) -> int:
     return 0
 
 
-def measure(config: RunConfig) -> Profile:
-    """The profile of a short run. Raises UserError if simulator or policy cannot be built."""
-    with tempfile.TemporaryDirectory() as folder:
-        name = "vla-rl-profile"
-        # The first call of each process does not count, and during the last updates no further episode is played.
-        iterations = config.max_staleness + 4
-        rounds = {"iterations": iterations, "publish_every": 1, "eval_episodes": 0, "max_minutes": None}
-        log = {"dir": folder, "name": name, "tensorboard": False, "wandb": "off", "video": False}
-        changed = {
-            "train": config.train.model_copy(update=rounds),
-            "placement": config.placement.model_copy(update={"profile": None, "replan_every": 0}),
-            "log": config.log.model_copy(update=log),
-        }
-        train(config.model_copy(update=changed))
-        file = Path(folder) / name / "profile.yaml"
-        if not file.exists():
-            raise KeyboardInterrupt  # the run was stopped before it had seen all activities
-        return load_profile(file)
+def measure_profile(config: RunConfig) -> Profile:
+    """The profile of a short run. Raises as ``short_run``."""
+    planned_by_rule = config.with_values(
+        {"train.publish_every": 1, "placement.profile": None, "placement.replan_every": 0}
+    )
+    # The first call of each process does not count, and during the last updates no further episode is played.
+    with short_run(planned_by_rule, config.max_staleness + 4) as run:
+        return load_profile(run / "profile.yaml")
 
 
 def _milliseconds(seconds: float) -> str:

@@ -1,13 +1,13 @@
-"""Several variants of a run, each with several seeds, side by side: `vla-rl study`.
+"""`vla-rl study`: several variants of a run, each with several seeds.
 
-    study file ──▶ all configs checked ──▶ runs, seed after seed, or some at a time ──▶ table, picture, figures
+    study file ──▶ all configs checked ──▶ runs, seed after seed, one or some at a time ──▶ tables, picture, figures
 
-A study that was interrupted goes on where it stood: complete runs are not repeated, an incomplete one is resumed.
+An interrupted study continues: complete runs are not repeated, an incomplete one is resumed. A study of learning
+compares success; a study of throughput (``train.max_minutes``, no evaluations) compares rates.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -27,11 +27,15 @@ from vla_rl.commands.run_folder import machine
 from vla_rl.config.run_config import RunConfig
 from vla_rl.config.yaml_file import load_model
 from vla_rl.core.errors import UserError
+from vla_rl.core.files import write_json
 from vla_rl.observability.console import make_console
-from vla_rl.observability.plots import Metrics, draw_study, rollouts_key, series, smoothed
+from vla_rl.observability.plots import Metrics, draw_study, read_metrics, rollouts_key, series, smoothed
 from vla_rl.placement.checks import load_checked_config
 
 WINDOW = 5  # iterations of the moving mean in which a success rate counts as reached
+WARMUP = 2  # first iterations, which throughput leaves out: queues are filled
+RATES = ("env_steps", "chunks", "episodes", "batches")
+STAGES = ("simulate", "render", "reset", "inference", "learner")
 
 
 class StudyFile(BaseModel):
@@ -42,9 +46,9 @@ class StudyFile(BaseModel):
     title: str
     config: Path = Field(description="The configuration that all variants share.")
     overrides: list[str] = Field([], description="KEY=VALUE pairs for all variants.")
-    variants: dict[str, list[str]] = Field(min_length=2, description="Name of each, and its own KEY=VALUE pairs.")
+    variants: dict[str, list[str]] = Field(min_length=2, description="KEY=VALUE pairs of each variant, by its name.")
     seeds: list[int] = Field(min_length=1)
-    threshold: float = Field(0.8, gt=0, le=1, description="Success of the rollouts to which the time is taken.")
+    threshold: float = Field(0.8, gt=0, le=1, description="Success rate of the rollouts up to which time is measured.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +70,18 @@ def study_command(args: Any) -> int:
     execute_all(study.config, [run for run in runs if not is_complete(run)], args.jobs, console)
     metrics: dict[str, list[Metrics]] = {name: [] for name in study.variants}
     for run in runs:
-        metrics[run.variant].append(_read(run))
+        metrics[run.variant].append(read_metrics(run.folder))
     rows = {name: summarize(of_seeds, study.threshold) for name, of_seeds in metrics.items()}
-    console.print(make_table(study, rows))
+    rates = {name: summarize_throughput(of_seeds) for name, of_seeds in metrics.items()}
+    console.print(make_table(f"{study.title}: learning", study, rows))
+    if any(rates.values()):
+        console.print(make_table(f"{study.title}: throughput", study, rates))
     if args.output:
         draw_study(metrics, args.output, study.title)
         console.print(str(args.output))
     if args.json:
-        record = {"title": study.title, "study": study.model_dump(mode="json"), "machine": machine(), "variants": rows}
-        args.json.write_text(json.dumps(record, indent=2) + "\n")
+        about = {"title": study.title, "study": study.model_dump(mode="json"), "machine": machine()}
+        write_json(args.json, about | {"variants": rows, "throughput": rates})
     return 0
 
 
@@ -86,7 +93,7 @@ def read_study(path: Path) -> StudyFile:
 def plan_runs(study: StudyFile, folder: Path) -> Iterator[Run]:
     """All runs, seed after seed, so that an unfinished study holds every variant equally often.
 
-    Raises UserError where a variant's config is refused.
+    Raises UserError if a variant's config is refused.
     """
     for seed in study.seeds:
         for variant, changes in study.variants.items():
@@ -97,18 +104,22 @@ def plan_runs(study: StudyFile, folder: Path) -> Iterator[Run]:
 
 
 def is_complete(run: Run) -> bool:
-    """Whether all iterations are done, or the time was up. ``curves.png`` is the last thing that a run writes."""
-    return (run.folder / "curves.png").is_file() and _read(run)[-1]["iteration"] > 0 and not _was_stopped(run)
+    """Whether all iterations are done, or the time was up. A run writes ``curves.png`` last."""
+    return (
+        (run.folder / "curves.png").is_file()
+        and read_metrics(run.folder)[-1]["iteration"] > 0
+        and not _was_stopped(run)
+    )
 
 
 def _was_stopped(run: Run) -> bool:
-    last, train = _read(run)[-1], run.config.train
+    last, train = read_metrics(run.folder)[-1], run.config.train
     in_time = train.max_minutes is None or last["time/seconds"] < 60 * train.max_minutes
     return last["iteration"] < train.iterations and in_time
 
 
 def execute_all(config: Path, missing: Sequence[Run], jobs: int, console: Console) -> None:
-    """``jobs`` runs at a time, in their order. Where one fails those under way are waited for, and none begins."""
+    """``jobs`` runs at a time, in order. If one fails, the running ones are waited for, and no other one starts."""
     started, over = time.monotonic(), Event()
     console.print(f"{len(missing)} runs to do, {jobs} at a time")
 
@@ -135,7 +146,7 @@ def execute_all(config: Path, missing: Sequence[Run], jobs: int, console: Consol
 
 
 def execute(config: Path, run: Run) -> None:
-    """Train, in a process of its own; what it prints goes to a file. Raises UserError where it fails or is stopped."""
+    """Train in a process of its own; its output goes to a file. Raises UserError if it fails or is stopped."""
     command = [sys.executable, "-m", "vla_rl.commands.cli", "train"]
     if list((run.folder / "checkpoints").glob("*")):
         command += ["--resume", str(run.folder)]
@@ -155,12 +166,8 @@ def execute(config: Path, run: Run) -> None:
         )
 
 
-def _read(run: Run) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def summarize(of_seeds: list[Metrics], threshold: float) -> dict[str, list[float]]:
-    """Of each figure the value of every seed; ``threshold`` as of the study. Figures no run has are left out."""
+    """Values of every seed, by figure; figures that no run has are left out. ``threshold``: see ``StudyFile``."""
 
     def last(key: str) -> list[float]:
         return [float(y[-1]) for y in (series(m, key)[1] for m in of_seeds) if len(y)]
@@ -174,11 +181,34 @@ def summarize(of_seeds: list[Metrics], threshold: float) -> dict[str, list[float
         "sampled success": last("eval/sampled_success"),
         f"minutes to {threshold:.0%}": [t for t in reached if t is not None],
         "minutes in all": [m[-1]["time/seconds"] / 60 for m in of_seeds],
-        "mean age": mean("rollout/staleness_mean"),
+        "mean staleness": mean("rollout/staleness_mean"),
         "effective samples": mean("learner/ess"),
         "clipped": mean("learner/clip_fraction"),
     }
     return {name: values for name, values in figures.items() if values}
+
+
+def summarize_throughput(of_seeds: list[Metrics]) -> dict[str, list[float]]:
+    """Rates per second, busy shares and memory of every seed, by figure.
+
+    Means over the iterations after the first ones, weighted by their duration. Empty if a run has too few of them.
+    """
+    figures: dict[str, list[float]] = {}
+    for metrics in of_seeds:
+        steady = [m for m in metrics if m["iteration"] > WARMUP]
+        if not steady:
+            return {}
+        seconds = [m["time/iteration_s"] for m in steady]
+
+        def mean(name: str, steady: Metrics = steady, seconds: list[float] = seconds) -> float:
+            return float(np.average([m[name] for m in steady], weights=seconds))
+
+        values = {f"{name.replace('_', ' ')}/s": mean(f"throughput/{name}_per_s") for name in RATES}
+        values |= {f"busy: {name}": mean(f"busy/{name}") for name in STAGES}
+        values["memory, GiB"] = max(m["memory/gib"] for m in steady)
+        for name, value in values.items():
+            figures.setdefault(name, []).append(value)
+    return figures
 
 
 def time_to(metrics: Metrics, threshold: float) -> float | None:
@@ -189,9 +219,9 @@ def time_to(metrics: Metrics, threshold: float) -> float | None:
     return float(seconds[: above[0] + 1].sum() / 60) if len(above) else None
 
 
-def make_table(study: StudyFile, rows: Mapping[str, dict[str, list[float]]]) -> Table:
-    """Mean and standard error over the seeds."""
-    table = Table(title=f"{study.title}: mean of {len(study.seeds)} seeds ± standard error")
+def make_table(title: str, study: StudyFile, rows: Mapping[str, dict[str, list[float]]]) -> Table:
+    """Mean and standard error over the seeds; a row per variant."""
+    table = Table(title=f"{title}; mean of {len(study.seeds)} seeds ± standard error")
     table.add_column("variant")
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     for name in names:
@@ -206,6 +236,8 @@ def _cell(name: str, values: list[float], seeds: int) -> str:
         return "never"
     error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
     missing = f" ({len(values)} of {seeds})" if len(values) < seeds else ""
-    if name.startswith("minutes") or name == "mean age":
+    if name.endswith("/s"):
+        return f"{np.mean(values):.3g} ± {error:.2g}{missing}"
+    if name.startswith("minutes") or name in ("mean staleness", "memory, GiB"):
         return f"{np.mean(values):.2f} ± {error:.2f}{missing}"
     return f"{100 * np.mean(values):.1f} ± {100 * error:.1f} %{missing}"

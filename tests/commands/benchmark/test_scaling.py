@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from vla_rl.commands.benchmark.scaling import Measured, as_reference, for_devices
+from vla_rl.commands.benchmark.scaling import Measurement, as_reference, for_devices
 from vla_rl.commands.benchmark.scaling_points import REFERENCE, Point, gain_of
 from vla_rl.commands.cli import main
 from vla_rl.config.loading import load_config
@@ -143,7 +143,7 @@ def test_a_point_that_this_machine_limits_is_discarded(
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(
-        "vla_rl.commands.benchmark.scaling.run_virtual", lambda *_: Measured(10.0, 1000.0, 100.0, machine=0.9)
+        "vla_rl.commands.benchmark.scaling.run_virtual", lambda *_: Measurement(10.0, 1000.0, 100.0, machine=0.9)
     )
     command = ["benchmark", "scaling", "configs/scaling/libero.yaml", *SHORT, "--json", str(tmp_path / "points.json")]
     assert main([*command, "--devices", "1", "--mode", "collocated"]) == 0

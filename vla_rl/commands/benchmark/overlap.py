@@ -1,74 +1,59 @@
-"""Does everything really run at the same time? `vla-rl benchmark overlap`.
+"""`vla-rl benchmark overlap`: do simulator, inference and learner run at the same time?
 
-Simulator, inference and learner are the real ones (tiny model, Ray, DeepSpeed), each slowed by sleeping to a known
-cost. What the stages cost is measured in ``mode=sync``, where they take turns; then the same work runs in
-``mode=async``. Perfect overlap takes the time of the slowest stage, none takes their sum.
+The runtime is the real one (tiny model, Ray, DeepSpeed), on a simulator of known cost, and each stage sleeps for a
+known time. The costs of the stages are measured in ``mode=sync``, where they take turns; then the same work runs in
+``mode=async``. With perfect overlap an iteration takes as long as its slowest stage, without any as long as their sum.
 """
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.table import Table
 
 from vla_rl.commands.run_folder import machine
+from vla_rl.commands.short_run import short_run
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.files import write_json
 from vla_rl.observability.console import make_console
+from vla_rl.observability.plots import read_metrics
 
-SLOTS, BATCH, EPISODES, CHUNKS, CHUNK_SIZE = 8, 4, 16, 2, 8  # an iteration: 16 episodes of 2 chunks of 8 steps
+ENVS, BATCH, EPISODES, CHUNKS, CHUNK_SIZE = 8, 4, 16, 2, 8  # an iteration: 16 episodes of 2 chunks of 8 steps
 ENV_STEPS = EPISODES * CHUNKS * CHUNK_SIZE  # of an iteration
 WARMUP = 2  # iterations until queues are filled
-COOLDOWN = 3  # last iterations of mode=async, for which everything has been played before
+COOLDOWN = 3  # last iterations of mode=async, whose episodes have all been played before
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class StageCosts:
     """Seconds of sleep that an iteration adds to each stage."""
 
     simulate: float
     infer: float
     train: float
 
-    def config(self, mode: str, iterations: int, folder: str) -> RunConfig:
-        batches = EPISODES * CHUNKS / BATCH
+    def config(self, mode: str) -> RunConfig:
+        """A run on the workload simulator with these costs."""
+        batches, steps = EPISODES * CHUNKS / BATCH, CHUNKS * CHUNK_SIZE
+        env = {"name": "workload", "image_size": 32, "max_episode_steps": steps}
         return RunConfig.model_validate(
             {
                 "mode": mode,
-                "env": {
-                    "name": "workload",
-                    "image_size": 32,
-                    "max_episode_steps": CHUNKS * CHUNK_SIZE,
-                    "step_ms": self.simulate / ENV_STEPS * 1e3,
-                },
+                "env": env | {"step_ms": self.simulate / ENV_STEPS * 1e3},
                 "policy": {"chunk_size": CHUNK_SIZE, "latency_ms": self.infer / batches * 1e3},
                 "learner": {"latency_ms": self.train * 1e3, "lr": 0.0},
                 "algo": {"name": "ppo", "minibatches": 1},
-                "train": {
-                    "iterations": iterations,
-                    "batch_episodes": EPISODES,
-                    "eval_episodes": 0,
-                    "checkpoint_every": 10**6,
-                },
-                "placement": {
-                    "env_workers": 1,
-                    "envs_per_worker": SLOTS,
-                    "max_batch": BATCH,
-                    "max_wait_ms": 50.0,
-                },
-                "log": {"dir": folder, "name": mode, "tensorboard": False},
+                "train": {"batch_episodes": EPISODES},
+                "placement": {"env_workers": 1, "envs_per_worker": ENVS, "max_batch": BATCH, "max_wait_ms": 50.0},
             }
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Seconds an iteration."""
+    """Seconds per iteration."""
 
     simulate: float  # busy time of the stage, with its real work
     infer: float
@@ -90,74 +75,57 @@ class Outcome:
         return self.sync / self.asynchronous
 
 
-def measure(costs: Costs, iterations: int) -> Outcome:
-    """Run both modes and compare means over ``iterations`` between warm-up and cool-down."""
-    from vla_rl.commands.train import train
-
-    with tempfile.TemporaryDirectory() as folder:
-        for mode, after in (("sync", 0), ("async", COOLDOWN)):
-            train(costs.config(mode, WARMUP + iterations + after, folder))
-        sync = _steady(Path(folder) / "sync", iterations)
-        overlapped = _steady(Path(folder) / "async", iterations)
+def measure_overlap(costs: StageCosts, iterations: int) -> Outcome:
+    """Run both modes, and compare means over ``iterations`` between warm-up and cool-down."""
+    sync, overlapped = (
+        _steady(costs.config(mode), iterations, after) for mode, after in (("sync", 0), ("async", COOLDOWN))
+    )
 
     def busy(name: str) -> float:
         return fmean(m[f"busy/{name}"] * m["time/iteration_s"] for m in sync)
 
-    return Outcome(
-        simulate=busy("env_workers"),
-        infer=busy("inference"),
-        train=busy("learner"),
-        sync=_seconds(sync),
-        asynchronous=_seconds(overlapped),
-    )
+    stages = busy("env_workers"), busy("inference"), busy("learner")
+    return Outcome(*stages, sync=_seconds(sync), asynchronous=_seconds(overlapped))
 
 
-def _steady(run: Path, iterations: int) -> list[dict[str, float]]:
-    metrics = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [m for m in metrics if WARMUP < m["iteration"] <= WARMUP + iterations]
+def _steady(config: RunConfig, iterations: int, after: int) -> list[dict[str, float]]:
+    """Metrics of ``iterations`` after the warm-up; ``after``: further ones that are not measured."""
+    with short_run(config, WARMUP + iterations + after) as run:
+        return [m for m in read_metrics(run) if WARMUP < m["iteration"] <= WARMUP + iterations]
 
 
 def _seconds(metrics: list[dict[str, float]]) -> float:
-    """Time of an iteration, by what was trained or by what was played, whichever was less: none lives on a surplus."""
+    """Seconds per iteration, by what was trained or by what was played, whichever was less."""
     played = sum(m["throughput/env_steps_per_s"] * m["time/iteration_s"] for m in metrics) / ENV_STEPS
     return sum(m["time/iteration_s"] for m in metrics) / min(len(metrics), played)
 
 
 CASES = {
-    "simulator slowest": Costs(4.0, 2.0, 2.0),
-    "inference slowest": Costs(2.0, 4.0, 2.0),
-    "learner slowest": Costs(2.0, 2.0, 4.0),
-    "all alike": Costs(3.0, 3.0, 3.0),
+    "simulator slowest": StageCosts(4.0, 2.0, 2.0),
+    "inference slowest": StageCosts(2.0, 4.0, 2.0),
+    "learner slowest": StageCosts(2.0, 2.0, 4.0),
+    "all alike": StageCosts(3.0, 3.0, 3.0),
 }
 
 
 def overlap_command(args: Any) -> int:
     """Measure all cases and print the table."""
     console = make_console()
-    outcomes = {name: measure(costs, args.iterations) for name, costs in CASES.items()}
+    outcomes = {name: measure_overlap(costs, args.iterations) for name, costs in CASES.items()}
     console.print(_table(outcomes))
     if args.json:
         rows = [
             {"case": name} | asdict(o) | {"to_slowest": o.to_slowest, "speedup": o.speedup}
             for name, o in outcomes.items()
         ]
-        args.json.write_text(json.dumps({"machine": machine(), "cases": rows}, indent=2) + "\n")
+        write_json(args.json, {"machine": machine(), "cases": rows})
     return 0
 
 
 def _table(outcomes: dict[str, Outcome]) -> Table:
-    table = Table(title="seconds an iteration; stages slowed to known costs")
-    columns: Sequence[str] = (
-        "case",
-        "simulate",
-        "infer",
-        "train",
-        "sync",
-        "async",
-        "async / slowest stage",
-        "sync / async",
-    )
-    for name in columns:
+    table = Table(title="seconds per iteration; stages slowed to known costs")
+    figures = ("simulate", "infer", "train", "sync", "async", "async / slowest stage", "sync / async")
+    for name in ("case", *figures):
         table.add_column(name, justify="left" if name == "case" else "right")
     for name, o in outcomes.items():
         seconds = (o.simulate, o.infer, o.train, o.sync, o.asynchronous)

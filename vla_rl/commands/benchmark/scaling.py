@@ -1,19 +1,18 @@
-"""Batches a second across device counts and modes: `vla-rl benchmark scaling CONFIG --devices 1,2,4,8`.
+"""`vla-rl benchmark scaling CONFIG --devices 1,2,4,8`: batches/s across device counts and placement modes.
 
-A config describes the workload of one device: super-batch and simulators grow with the number of devices. Three back
-ends, named with every result:
+A config describes the workload of one device; super-batch and simulators grow with the number of devices. There are
+three back ends, named with every result:
 
-    real       the run as it is, on this machine's devices (cores, where it has no GPU)
+    real       a real run on this machine's devices (CPU cores if it has no GPU)
     virtual    the real runtime, with computing replaced by holding a device as long as a profile says
     simulated  discrete events by the same profile, for device counts far beyond this machine
 
-Beside every point stand the bound and the simulation of the same plan where there is a profile, and the synchronous
+With a profile, every point is shown with the bound and the simulation of the same plan, and with a synchronous
 reference.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,19 +33,21 @@ from vla_rl.commands.benchmark.scaling_points import (
     write_points,
 )
 from vla_rl.commands.run_folder import machine
+from vla_rl.commands.short_run import short_run
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.machine import Machine
 from vla_rl.observability.console import make_console
+from vla_rl.observability.plots import read_metrics
 from vla_rl.placement.checks import load_checked_config
 from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.plan import Mode, Plan, PlanError, Resources, make_plan
 from vla_rl.placement.profile import Profile, load_profile, save_profile
 from vla_rl.placement.search import Candidate, search
 
-COOLDOWN = 2  # last iterations, for which everything has been played before
-_OWN_LIMIT = 0.8  # share of this machine's cores beyond which virtual devices wait for the runtime
-_LIGHT = 4  # virtual devices whose runtime leaves a machine time; for more, time is stretched in proportion
+COOLDOWN = 2  # last iterations, whose episodes have all been played before
+_OWN_LIMIT = 0.8  # share of this machine's cores beyond which the machine itself is the bottleneck
+_LIGHT = 4  # virtual devices that one machine's runtime can serve; for more, time is stretched in proportion
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """Of one iteration, in the profile's time."""
 
     seconds: float
@@ -100,7 +101,7 @@ def scaling_command(args: Any) -> int:
             except PlanError as error:
                 console.print(f"{devices} device(s), {mode}: {error}")
                 continue
-            point = _known(case, points) or measure(case, backend, args.iterations)
+            point = _known(case, points) or measure_point(case, backend, args.iterations)
             console.print(line_of(point))
             if point.time_scale is not None and (point.machine or 0.0) > _OWN_LIMIT:
                 console.print("discarded: this machine was the limit; raise placement.time_scale")
@@ -137,7 +138,7 @@ def prepare(config: RunConfig, profile: Profile | None, devices: int, mode: str)
     if not isinstance(config.env, WorkloadConfig) or profile is None:
         scaled = _multiplied(config, devices, layout_mode or "auto")
         if mode == REFERENCE:
-            scaled = scaled.model_copy(update={"mode": "sync"})
+            scaled = scaled.with_values({"mode": "sync"})
         return Case(scaled, mode, devices, make_plan(scaled, Resources.of(Machine.detect(), scaled)))
     scaled = for_devices(config, profile, devices)
     if mode == REFERENCE:
@@ -156,14 +157,14 @@ def _known(case: Case, points: Sequence[Point]) -> Point | None:
     return same and replace(same, mode="auto")
 
 
-def measure(case: Case, backend: Backend, iterations: int) -> Point:
+def measure_point(case: Case, backend: Backend, iterations: int) -> Point:
     """Run one point."""
     expected = case.expected
     if backend == "simulated":
         assert expected is not None
         assert expected.simulated is not None
         assert case.workload is not None
-        found = Measured(expected.simulated, case.workload.steps, case.workload.chunks)
+        found = Measurement(expected.simulated, case.workload.steps, case.workload.chunks)
     elif backend == "virtual":
         assert case.profile is not None
         found = run_virtual(case.config, case.profile, case.plan, iterations)
@@ -191,11 +192,8 @@ def _multiplied(config: RunConfig, devices: int, mode: str) -> RunConfig:
     """The workload of one device, for several."""
     episodes, workers = config.train.batch_episodes * devices, config.placement.env_workers * devices
     placement = {"devices": devices, "env_workers": workers, "mode": mode}
-    return config.model_copy(
-        update={
-            "train": config.train.model_copy(update={"batch_episodes": episodes}),
-            "placement": config.placement.model_copy(update=placement),
-        }
+    return config.with_values(
+        {"train.batch_episodes": episodes} | {f"placement.{name}": value for name, value in placement.items()}
     )
 
 
@@ -204,107 +202,74 @@ def for_devices(config: RunConfig, profile: Profile, devices: int) -> RunConfig:
     env, scale = config.env, config.placement.time_scale * max(1.0, devices / _LIGHT)
     assert isinstance(env, WorkloadConfig)
     simulate, render, chunk = profile.simulate, profile.render, config.policy.chunk_size
-    costs = {
+    seconds = {
         "step_ms": simulate.each / chunk,
         "step_call_ms": simulate.fixed,
         "render_ms": render.each,
         "render_call_ms": render.fixed,
         "reset_ms": profile.reset,
     }
-    changed = {name: seconds * 1e3 * scale for name, seconds in costs.items()}
-    on_devices = profile.simulator_on == "devices"
-    scaled = _multiplied(config, devices, config.placement.mode)
-    return scaled.model_copy(
-        update={
-            "env": env.model_copy(update=changed | {"on_devices": on_devices}),
-            "placement": scaled.placement.model_copy(update={"time_scale": scale}),
-        }
-    )
+    values = {f"env.{name}": x * 1e3 * scale for name, x in seconds.items()}
+    values |= {"env.on_devices": profile.simulator_on == "devices", "placement.time_scale": scale}
+    return _multiplied(config, devices, config.placement.mode).with_values(values)
 
 
 def as_reference(config: RunConfig, profile: Profile) -> tuple[RunConfig, Profile]:
-    """Phase by phase, as RL4VLA and SimpleVLA-RL do it: all slots wait for each other at every step, finished episodes
-    run on to the horizon, and training begins when all are done. Generous in two points: what lies behind an episode's
-    end is not trained on, so the learner's cost is that of the executed chunks; and no final observation is inferred,
-    which only some slots would ask for while the others are done."""
+    """The synchronous reference, phase by phase, as RL4VLA and SimpleVLA-RL work.
+
+    All environments wait for each other at every step, finished episodes run on to the horizon, and training begins
+    when all are done. The reference is generous in two points: steps after an episode's end are not trained on, and no
+    final observation is inferred, which only some environments would request while the others are done.
+    """
     env, placement = config.env, config.placement
     assert isinstance(env, WorkloadConfig)
     train = profile.train.model_copy(update={"each": profile.train.each * (1 - env.length_spread / 2)})
     devices = placement.devices or 1
     workers = 1 if env.on_devices else placement.env_workers // devices
-    slots = workers * placement.envs_per_worker  # of one server: all that play wait for each other
-    playing = min(slots, config.train.batch_episodes // devices)
-    lockstep = placement.model_copy(update={"max_wait_ms": 600_000.0, "max_batch": playing})
-    algo = config.algo
-    if algo.bootstrap_rule != "never":
-        algo = algo.model_copy(update={"bootstrap": "never"})
-    return (
-        config.model_copy(
-            update={
-                "mode": "sync",
-                "algo": algo,
-                "env": env.model_copy(update={"length_spread": 0.0}),
-                "placement": lockstep,
-            }
-        ),
-        profile.model_copy(update={"train": train}),
-    )
+    envs = workers * placement.envs_per_worker  # of one server: all that play wait for each other
+    lockstep = {
+        "mode": "sync",
+        "env.length_spread": 0.0,
+        "placement.max_wait_ms": 600_000.0,
+        "placement.max_batch": min(envs, config.train.batch_episodes // devices),
+    }
+    if config.algo.bootstrap_rule != "never":
+        lockstep["algo.bootstrap"] = "never"
+    return config.with_values(lockstep), profile.model_copy(update={"train": train})
 
 
-def run_virtual(config: RunConfig, profile: Profile, plan: Plan, iterations: int) -> Measured:
+def run_virtual(config: RunConfig, profile: Profile, plan: Plan, iterations: int) -> Measurement:
     """On virtual devices, in the profile's time."""
     layout = plan.layout
     with tempfile.TemporaryDirectory() as folder:
         save_profile(profile, Path(folder) / "profile.yaml")
-        changed = {
+        splits = layout.mode != "collocated"
+        placement = {
             "virtual": str(Path(folder) / "profile.yaml"),
             "mode": layout.mode,
-            "inference_devices": len(layout.inference) if layout.mode != "collocated" else None,
-            "simulator_devices": len(layout.simulators) or None if layout.mode != "collocated" else None,
+            "inference_devices": len(layout.inference) if splits else None,
+            "simulator_devices": len(layout.simulators) or None if splits else None,
             "offload": "always" if plan.offload else "never",
             "max_wait_ms": config.placement.max_wait_ms * config.placement.time_scale,
         }
-        placement = config.placement.model_copy(update=changed)
-        found = run_real(config.model_copy(update={"placement": placement}), iterations)
+        found = run_real(config.with_values({f"placement.{k}": v for k, v in placement.items()}), iterations)
     return replace(found, seconds=found.seconds / config.placement.time_scale)
 
 
-def run_real(config: RunConfig, iterations: int) -> Measured:
-    """Train, and look at the iterations after the first and before the last."""
-    from vla_rl.commands.train import train
-
+def run_real(config: RunConfig, iterations: int) -> Measurement:
+    """Train, and measure the iterations after the first ones and before the last ones."""
     sync = config.mode == "sync"
-    warmup = (
-        1 if sync else config.train.max_staleness + 3
-    )  # until what was played before the first update has been trained
-    rounds = {
-        "iterations": warmup + iterations + (0 if sync else COOLDOWN),
-        "eval_episodes": 0,
-        "checkpoint_every": 10**6,
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        log = {"dir": folder, "name": "run", "tensorboard": False, "wandb": "off", "video": False}
-        train(
-            config.model_copy(
-                update={
-                    "train": config.train.model_copy(update=rounds),
-                    "log": config.log.model_copy(update=log),
-                }
-            )
-        )
-        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-    measured = [m for m in map(json.loads, lines) if m["iteration"] > 0][warmup : warmup + iterations]
-    if len(measured) < iterations:
-        raise KeyboardInterrupt  # the run ended early, and in order
-
+    warmup = 1 if sync else config.max_staleness + 3  # until the episodes played before the first update are trained
+    with short_run(config, warmup + iterations + (0 if sync else COOLDOWN)) as run:
+        measured = [m for m in read_metrics(run) if m["iteration"] > 0][warmup : warmup + iterations]
     seconds = [m["time/iteration_s"] for m in measured]
 
     def played(name: str) -> float:
-        """In an iteration. What is trained in a few is not of the mean size, and may have been played before."""
+        """Per iteration. Counts what is played: few super-batches do not have the mean size."""
         return sum(m[f"throughput/{name}_per_s"] * s for m, s in zip(measured, seconds, strict=True)) / iterations
 
     cpu = sum(m["machine/cpu"] for m in measured) / iterations
-    return Measured(sum(seconds) / iterations, played("env_steps"), played("chunks"), cpu)
+    return Measurement(sum(seconds) / iterations, played("env_steps"), played("chunks"), cpu)
 
 
 def _lengths(config: RunConfig) -> tuple[int, float]:

@@ -1,0 +1,38 @@
+"""A short training run in a temporary folder: what benchmarks and `vla-rl profile` measure."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vla_rl.config.run_config import RunConfig
+
+
+@contextmanager
+def short_run(config: RunConfig, iterations: int) -> Iterator[Path]:
+    """Train without evaluations and loggers; the run's folder exists within the block.
+
+    Raises UserError if simulator or policy cannot be built, KeyboardInterrupt if the run was stopped early.
+    """
+    from vla_rl.commands.train import train
+    from vla_rl.observability.plots import read_metrics
+
+    with tempfile.TemporaryDirectory() as folder:
+        values = {
+            "train.iterations": iterations,
+            "train.eval_episodes": 0,
+            "train.checkpoint_every": 10**6,
+            "train.max_minutes": None,
+            "log.dir": folder,
+            "log.name": "short_run",
+            "log.tensorboard": False,
+            "log.wandb": "off",
+            "log.video": False,
+        }
+        train(config.with_values(values))
+        path = Path(folder) / "short_run"
+        if read_metrics(path)[-1]["iteration"] < iterations:
+            raise KeyboardInterrupt
+        yield path

@@ -9,6 +9,7 @@ CORE = [
     "imageio-ffmpeg",
     "matplotlib",
     "numpy>=2",
+    "nvidia-ml-py",
     "omegaconf>=2.3",
     "peft>=0.21",
     "psutil",

@@ -18,7 +18,7 @@ Scale = Literal["group", "batch", "none"]  # what the difference is divided by
 
 # Far below the spread of useful returns, far above float32 noise around a constant.
 NORMALIZE_EPSILON = 1e-5
-GROUP_EPSILON = 1e-6  # added to a group's deviation; one success among 8 gives 0.35
+GROUP_EPSILON = 1e-6  # one success among 8 gives a deviation of 0.35
 
 
 def chunk_rewards(rewards: Array, num_steps: Array) -> Array:
@@ -89,11 +89,11 @@ def vtrace(
         A_t = r_t + gamma v_(t+1) - V_t
 
     Args: as ``gae``, and
-        log_weights: [M], log(pi / pi_behaviour) of each chunk; if all are 0, the returns are those of ``gae``.
+        log_weights: [M], log(pi / pi_behaviour) of each chunk.
         cap: both of the paper's caps (rho, c).
 
-    Returns advantages A, which the policy gradient must weigh by w itself, and returns v; both float64 [M].
-    Raises as ``gae``.
+    Returns advantages A, which the policy gradient must weigh by w itself, and returns v, which are those of ``gae`` if
+    all w are 1; both float64 [M]. Raises as ``gae``.
     """
     rewards, values = _finite("rewards", rewards), _finite("values", values)
     weights = np.minimum(np.exp(_finite("log_weights", log_weights)), cap)
@@ -129,8 +129,8 @@ def group_advantages(returns: Array, group: Array, *, baseline: Baseline, scale:
         baseline: "mean" of the group (GRPO, arXiv:2402.03300), or "leave_one_out", the mean of the others (RLOO,
             arXiv:2402.14740), which gives n / (n - 1) times the same difference.
         scale: "group" divides by the group's unbiased standard deviation, "batch" by the root mean square of all
-            differences (REINFORCE++ with a group baseline, arXiv:2501.03262), "none" by 1 (Dr. GRPO,
-            arXiv:2503.20783).
+            differences (REINFORCE++ with a group baseline, arXiv:2501.03262), both plus ``GROUP_EPSILON``; "none" by 1
+            (Dr. GRPO, arXiv:2503.20783).
 
     Returns A, float64 [B]; 0 in a group of equal returns.
     Raises ValueError if an episode is alone in its group, or if a return is not finite.
@@ -154,7 +154,7 @@ def group_advantages(returns: Array, group: Array, *, baseline: Baseline, scale:
 
 
 def normalize(advantages: Array, weights: Array | None = None) -> Array:
-    """Advantages with mean 0 and standard deviation 1: ``(A - mean(A)) / std(A)``.
+    """Advantages with mean 0 and standard deviation 1: ``(A - mean(A)) / (std(A) + NORMALIZE_EPSILON)``.
 
     Call it on the whole super-batch, so that the result does not depend on micro-batches or ranks.
 

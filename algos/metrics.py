@@ -43,7 +43,7 @@ def loss_metrics(terms: LossTerms, mask: Tensor, tokens: Tensor) -> dict[str, Te
 def ratio_metrics(
     log_ratios: Tensor, mask: Tensor, clip_low: float, clip_high: float, log_weights: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Sums of the ratios r = pi / pi_prox and of the weights w = pi / pi_behaviour, and the histogram of log r.
+    """Sums of the ratios r = pi / pi_prox and of pi / pi_behaviour, and a histogram of log r.
 
     KL(pi_prox, pi) is estimated by k1 = -log r, unbiased if the data come from pi_prox, and by k3 = r - 1 - log r,
     never negative (joschu.net/blog/kl-approx.html).

@@ -2,9 +2,6 @@
 
 r = pi / pi_prox        ratios, held near 1 by the objective
 w = pi_prox / pi_behaviour   importance weights; 1 unless the objective is decoupled
-
-Arguments that functions share: ``logprobs`` [n, K, A] under the weights in training, the targets ``rows`` of these
-chunks, and ``tokens`` bool [n, K, A], the executed tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +22,15 @@ def policy_loss(
 
     The plain objective holds the ratio to the policy that acted near 1. The decoupled objective (arXiv:2505.24298)
     holds the ratio to a proximal policy near 1, and weighs each element by pi_prox / pi_behaviour. Stale data are then
-    neither clipped away at once, nor do they pull the policy back to the one that acted. All results are scalars.
+    neither clipped away at once, nor do they pull the policy back to the one that acted.
+
+    Args:
+        config: the objective.
+        logprobs: [n, K, A], log pi, under the weights in training.
+        rows: targets of these n chunks.
+        tokens: bool [n, K, A], the executed tokens.
+
+    Returns scalars.
     """
     c, mask = config, element_mask(tokens, config.ratio_level)
     proximal = proximal_logprobs(c, logprobs, rows)
@@ -56,7 +61,7 @@ def proximal_logprobs(config: AlgorithmConfig, logprobs: Tensor, rows: RowTarget
         log pi_prox = log pi_behaviour + s / (s + 1) (log pi - log pi_behaviour)
 
     With staleness s, this policy is one update older than the one in training; for fresh data it is the one that acted.
-    No forward pass is needed. Returns [n, K, A], without gradient.
+    No forward pass is needed. Arguments as ``policy_loss``; returns [n, K, A], without gradient.
     """
     if config.proximal != "interpolated":
         return rows.proximal_logprobs
@@ -67,8 +72,8 @@ def proximal_logprobs(config: AlgorithmConfig, logprobs: Tensor, rows: RowTarget
 def behaviour_log_weights(config: AlgorithmConfig, proximal: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
     """Logarithms of importance weights: ``log(pi_prox / pi_behaviour)``, within +-``LOG_RATIO_LIMIT``.
 
-    ``proximal`` [n, K, A] is log pi_prox. One weight covers an ``importance_level``; the result broadcasts to
-    ``ratio_level``.
+    ``proximal`` [n, K, A] is log pi_prox; other arguments as ``policy_loss``. One weight covers an
+    ``importance_level``; the result broadcasts to ``ratio_level``.
     """
     level = config.importance_level or config.ratio_level
     if level == "episode":
@@ -81,7 +86,7 @@ def behaviour_log_weights(config: AlgorithmConfig, proximal: Tensor, rows: RowTa
 
 
 def reference_divergence(logprobs: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
-    """``k3_divergence`` from the reference policy, a scalar; 0 without a reference."""
+    """``k3_divergence`` from the reference policy, a scalar; 0 without one. Arguments as ``policy_loss``."""
     if rows.reference_logprobs is None:
         return logprobs.new_zeros(())
     return losses.k3_divergence(logprobs, rows.reference_logprobs, tokens)

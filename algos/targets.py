@@ -61,8 +61,6 @@ class Targets:
         import torch
 
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
-        copies = {
-            id(array): torch.tensor(array[index], device=device) for array in arrays.values() if array is not None
-        }
-        tensors: dict[str, Any] = {name: copies.get(id(array)) for name, array in arrays.items()}
+        copies = {id(a): torch.tensor(a[index], device=device) for a in arrays.values() if a is not None}
+        tensors: dict[str, Any] = {name: copies.get(id(a)) for name, a in arrays.items()}
         return RowTargets(**tensors | {"num_steps": tensors["num_steps"].long()})

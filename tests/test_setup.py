@@ -22,9 +22,9 @@ SCRIPTS = (
 # Dependencies of hf-libero, robosuite and bddl that nothing imports (see requirements.txt).
 LEFT_OUT = {"robomimic", "thop", "hf-egl-probe", "jupytext", "opencv-python"}
 # Of mani_skill and sapien likewise.
-LEFT_OUT |= {"mplib", "gitpython", "tabulate", "tyro", "nvidia-ml-py", "pyperclip", "importlib-resources"}
+LEFT_OUT |= {"mplib", "gitpython", "tabulate", "tyro", "pyperclip", "importlib-resources"}
 # What a CUDA build of torch brings along; not part of the pinned set.
-OF_THE_TORCH_BUILD = re.compile(r"nvidia-.*|cuda-.*|triton")
+OF_THE_TORCH_BUILD = re.compile(r"nvidia-(?!ml-py).*|cuda-.*|triton")
 
 
 def pins() -> dict[str, str]:

@@ -114,7 +114,7 @@ def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average:
         "constant": np.sum(np.concatenate(episodes)) / len(episodes) / max(map(len, episodes)),
     }[average]
     loss, _ = case.whole()
-    assert loss.item() == pytest.approx(expected, abs=1e-6)  # advantages are handed over in float32
+    assert loss.item() == pytest.approx(expected, abs=1e-6)  # advantages are float32
     value_gradient = case.gradients(loss)[2]
     assert value_gradient.abs().max() == 0.0
 

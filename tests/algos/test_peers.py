@@ -258,7 +258,7 @@ def test_gae_is_sb3s(sb3: Any, seed: int, gamma: float, lam: float) -> None:
 @few
 @given(seed=SEED)
 def test_ppo_update_is_sb3s(sb3: Any, seed: int) -> None:
-    """Its ``PPO.train`` over one minibatch of all chunks, with a stand-in for everything but the maths."""
+    """Its ``PPO.train`` over one minibatch of all chunks, with a fake for everything but the maths."""
     config = PPOConfig(ratio_level="chunk", entropy_coef=0.01, value_clip=None, huber_delta=1e6)
     case, found = exact_case(config, seed), dict[str, float]()
     tokens, rows = tokens_of(case), in_float64(case.targets.rows(slice(None)))

@@ -42,7 +42,7 @@ def test_loss_and_metrics_equal_the_reference(config: PPOConfig, seed: int) -> N
     loss, sums = case.whole()
     outputs = (x.detach().numpy() for x in (case.logprobs, case.entropy, case.predictions))
     expected = ppo_reference(config, case.rows(slice(None)), *outputs, case.batch.offsets.tolist())
-    limit = 1e-6 if config.importance_level == "episode" else 1e-10  # an episode's weight is handed over in float32
+    limit = 1e-6 if config.importance_level == "episode" else 1e-10  # an episode's weight is float32
     assert loss.item() == pytest.approx(expected.loss(config), abs=limit)
     metrics = case.algorithm.finish_metrics(summed([sums]), case.targets)
     elements = expected.elements

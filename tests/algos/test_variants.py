@@ -1,6 +1,6 @@
 """Every algorithm and objective learns: the whole asynchronous runtime, from the committed warm start.
 
-The runs are those of configs/studies/variants.yaml with fewer updates on younger data, its first seed, two at a time.
+The runs are those of configs/studies/variants.yaml with fewer updates, fresher data and one seed, two at a time.
 """
 
 from __future__ import annotations

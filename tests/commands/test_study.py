@@ -118,9 +118,8 @@ def test_a_study_of_throughput(tmp_path, capsys):
     text = TINY.replace("train.iterations=2", "train.iterations=1000000, train.max_minutes=0.8").replace(
         "train.eval_episodes=2", "train.eval_episodes=0"
     )
-    assert (
-        main(["study", str(_write(tmp_path, text)), "--runs", str(tmp_path), "--json", str(tmp_path / "a.json")]) == 0
-    )
+    output = tmp_path / "a.json"
+    assert main(["study", str(_write(tmp_path, text)), "--runs", str(tmp_path), "--json", str(output)]) == 0
     for figures in json.loads(output.read_text())["throughput"].values():
         assert figures["batches/s"][0] > 0
         assert figures["episodes/s"] == pytest.approx([4 * figures["batches/s"][0]], rel=0.5)

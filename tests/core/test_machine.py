@@ -1,6 +1,7 @@
-import ctypes
 import os
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from vla_rl.core import machine
@@ -28,38 +29,26 @@ def test_a_control_group_limits_processors_and_memory(cgroup: dict[str, str]):
     assert Machine.detect().memory > 1 << 30
 
 
-class FakeNvml:
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two GPUs, as the driver's library reports them."""
-
-    def nvmlInit_v2(self) -> int:
-        return 0
-
-    def nvmlShutdown(self) -> int:
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, count) -> int:
-        count._obj.value = 2
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index, handle) -> int:
-        handle._obj.value = index.value + 1
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle, memory) -> int:
-        memory._obj.total = handle.value << 30
-        return 0
-
-    def nvmlDeviceGetName(self, handle, name, size) -> int:
-        name.value = b"GPU %d" % handle.value
-        return 0
+    for name, value in {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index + 1,
+        "nvmlDeviceGetName": lambda handle: f"GPU {handle}",
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=handle << 30),
+    }.items():
+        monkeypatch.setattr(pynvml, name, value)
 
 
 @pytest.mark.parametrize(
     ("visible", "names"),
     [(None, ["GPU 1", "GPU 2"]), ("0,1", ["GPU 1", "GPU 2"]), ("0", ["GPU 1"]), ("", []), ("-1", [])],
 )
+@pytest.mark.usefixtures("driver")
 def test_gpus_are_those_that_cuda_would_show(monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeNvml())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -69,10 +58,11 @@ def test_gpus_are_those_that_cuda_would_show(monkeypatch: pytest.MonkeyPatch, vi
 
 
 def test_no_driver_is_no_gpu(monkeypatch: pytest.MonkeyPatch):
-    def missing(name: str):
-        raise OSError(name)
+    def missing():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(pynvml, "nvmlInit", missing)
     assert Machine.detect().gpus == ()
 
 

@@ -1,0 +1,1 @@
+"""What the command `vla-rl` does: one file per command, what a run writes, and the command line itself (``cli``)."""

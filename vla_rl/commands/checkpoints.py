@@ -1,12 +1,10 @@
-"""Checkpoints of a run: complete folders, or none.
+"""Checkpoints of a run: folders that are complete or absent.
 
-    checkpoints/000040/
-        policy/            the policy alone: what `vla-rl eval` and a later run's policy.checkpoint read
-        learner/           DeepSpeed's state: weights that train, optimizer, shards of every rank
-        trajectories.npz   episodes that were finished but not yet trained
-        state.json         counters, versions, time spent
-
-A checkpoint is written under another name and renamed when it is complete, so a crash in between leaves the one before.
+checkpoints/000040/
+    policy/            the policy alone, for `vla-rl eval` and for another run's policy.checkpoint
+    learner/           DeepSpeed's state: trained weights, optimizer, shards of every rank
+    trajectories.npz   finished episodes that are not trained yet
+    state.json         counters, versions, time spent
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import UserError
-
-_PARTIAL = ".partial"
+from vla_rl.core.files import replacing
 
 
 class Checkpoints:
@@ -33,22 +30,20 @@ class Checkpoints:
     @contextmanager
     def write(self, iteration: int) -> Iterator[Path]:
         """A folder to fill; it becomes the newest checkpoint when the block ends without an error."""
-        final = self.folder / f"{iteration:06d}"
-        partial = final.with_name(final.name + _PARTIAL)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
+        for leftover in self.folder.glob(".*.partial"):  # of a write that was killed
+            shutil.rmtree(leftover)
+        with replacing(self.folder / f"{iteration:06d}") as partial:
+            partial.mkdir()
+            yield partial
         for old in self.complete()[: -self._keep]:
             shutil.rmtree(old)
 
     def complete(self) -> list[Path]:
         """All complete checkpoints, oldest first."""
-        return sorted(p for p in self.folder.glob("[0-9]*") if not p.name.endswith(_PARTIAL) and p.is_dir())
+        return sorted(p for p in self.folder.glob("[0-9]*") if p.is_dir())
 
     def newest(self) -> Path:
-        """Raises UserError where the run has no checkpoint."""
+        """Raises UserError if the run has no checkpoint."""
         complete = self.complete()
         if not complete:
             raise UserError(f"{self.folder}: no complete checkpoint to continue from; start a new run instead")
@@ -56,7 +51,7 @@ class Checkpoints:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """state.json of a checkpoint. Raises UserError where it is missing or not JSON."""
+    """state.json of a checkpoint. Raises UserError if it is missing or not JSON."""
     path = checkpoint / "state.json"
     try:
         return json.loads(path.read_text())

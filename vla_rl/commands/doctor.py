@@ -1,11 +1,10 @@
-"""``vla-rl doctor``: what this machine has for training, what it lacks, and how to mend each lack."""
+"""`vla-rl doctor`: what this machine has for training, what it lacks, and the remedy."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import shutil
@@ -29,12 +28,12 @@ _MANISKILL = ("mani_skill", "sapien")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. ``remedy`` is empty where nothing is missing."""
+    """One thing that was checked. ``remedy`` is empty if nothing is missing."""
 
     topic: str
     found: str
     remedy: str = ""
-    required: bool = False  # configs/libero_ppo.yaml cannot train while this is missing
+    required: bool = False  # configs/libero_ppo.yaml cannot train without it
 
     @property
     def state(self) -> str:
@@ -44,17 +43,18 @@ class Finding:
 
 
 def doctor_command(args: argparse.Namespace) -> int:
-    """Print what was found, and write it to ``args.json`` where given. 0 where training can run, else 1."""
+    """Print what was found, and write it to ``args.json`` if given. Returns 0 if training can run, else 1."""
     from rich.markup import escape
     from rich.table import Table
 
+    from vla_rl.core.files import write_json
     from vla_rl.observability.console import make_console
 
     findings = examine()
     ready = all(finding.state != "missing" for finding in findings)
     if args.json is not None:
         rows = [asdict(finding) | {"state": finding.state} for finding in findings]
-        args.json.write_text(json.dumps({"ready": ready, "findings": rows}, indent=2) + "\n")
+        write_json(args.json, {"ready": ready, "findings": rows})
     table = Table(box=None, pad_edge=False)
     for column in ("", "what", "found", "remedy"):
         table.add_column(column, overflow="fold")
@@ -64,12 +64,12 @@ def doctor_command(args: argparse.Namespace) -> int:
         table.add_row(state, finding.topic, escape(finding.found), escape(finding.remedy))
     console = make_console()
     console.print(table)
-    console.print("Training can run." if ready else "Training cannot run yet: mend what is marked as missing.")
+    console.print("Training can run." if ready else "Training cannot run yet: fix what is marked as missing.")
     return 0 if ready else 1
 
 
 def examine() -> list[Finding]:
-    """Everything the report holds, in its order."""
+    """All findings, in the order of the report."""
     machine = Machine.detect()
     return [
         _python(),
@@ -96,7 +96,7 @@ def _python() -> Finding:
 def _processors(machine: Machine) -> Finding:
     found = f"{machine.cpus} cores, {machine.memory / GIB:.1f} GiB memory"
     few = machine.memory < 8 * GIB
-    remedy = "lower placement.env_workers: the default run is made for 8 GiB" if few else ""
+    remedy = "lower placement.env_workers: the default run needs 8 GiB" if few else ""
     return Finding("processors", found, remedy)
 
 
@@ -130,7 +130,7 @@ def _package(module: str, distribution: str, remedy: str, *, required: bool) -> 
 
 
 def _gl() -> Finding:
-    """Which off-screen renderer MuJoCo would use."""
+    """The off-screen renderer that MuJoCo would use."""
     chosen = os.environ.get("MUJOCO_GL")
     libraries = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6"), "egl": ("libEGL.so.1",)}
     loading = [name for name, files in libraries.items() if library_loads(*files)]
@@ -145,7 +145,7 @@ def _gl() -> Finding:
 
 
 def _vulkan() -> Finding:
-    """What ManiSkill could draw with."""
+    """The devices that ManiSkill could render with."""
     devices, problem = vulkan_devices(), vulkan_problem()
     found = "no loader (libvulkan)" if devices is None else "; ".join(map(str, devices)) or "no device"
     return Finding("Vulkan", found, f"only for ManiSkill tasks: {problem}" if problem else "")
@@ -153,7 +153,7 @@ def _vulkan() -> Finding:
 
 def _assets() -> Finding:
     offline = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"  # looking must not start a download
+    os.environ["HF_HUB_OFFLINE"] = "1"  # the check must not start a download
     try:
         assets = resolve_assets()
     except EnvError as error:
@@ -162,7 +162,7 @@ def _assets() -> Finding:
         _restore("HF_HUB_OFFLINE", offline)
     remedy = ""
     if assets.origin == "placeholder":
-        remedy = "results on them are no benchmark numbers; the first run asks the hub, or set LIBERO_ASSETS to a copy"
+        remedy = "results on them are not benchmark numbers; the first run asks the hub, or set LIBERO_ASSETS to a copy"
     return Finding("LIBERO assets", f"{assets.origin}: {assets.path}", remedy, required=False)
 
 

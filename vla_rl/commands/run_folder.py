@@ -1,14 +1,14 @@
-"""What a run leaves behind.
+"""What a run writes.
 
 runs/NAME/
     config.yaml      the resolved configuration
     metadata.json    versions, git commit, machine, assets
-    metrics.jsonl    one line an iteration
+    metrics.jsonl    one line per iteration
     tensorboard/     the same for TensorBoard (and Weights & Biases, with log.wandb)
-    checkpoints/     see checkpoint.py
+    checkpoints/     see ``checkpoints``
     profile.yaml     what things cost, as the run has measured it; with every checkpoint
     migrations.jsonl      one line for each move to a better plan (placement.replan_every)
-    evaluations/     one JSON file an evaluation; a video beside it
+    evaluations/     a JSON file per evaluation, and a video
     curves.png       drawn at the end
 """
 
@@ -31,6 +31,7 @@ from vla_rl.commands.checkpoints import Checkpoints
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
+from vla_rl.core.files import write_json
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.profile import Profile, save_profile
 
@@ -42,7 +43,7 @@ _VIDEO_FPS = 20  # LIBERO's control rate: videos play in real time
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """Make a folder of that name, or numbered where another command took the name within the same second."""
+    """Create a folder of that name, or a numbered one if another command took the name in the same second."""
     folder, number = parent / name, 1
     while True:
         try:
@@ -65,7 +66,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: RunConfig, spec: EnvSpec, argv: Sequence[str]) -> RunFolder:
-        """Make the folder and write what is known at the start. Raises UserError where log.name is taken."""
+        """Create the folder, and write what is known at the start. Raises UserError if log.name is taken."""
         parent, name = Path(config.log.dir), config.log.name
         if name is None:
             path = new_folder(parent, f"{config.algo.name}-{config.env.name}-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -78,14 +79,14 @@ class RunFolder:
                     f"log.name={name!r}: {path} exists; continue that run with --resume {path}, or choose another name"
                 ) from None
         (path / "config.yaml").write_text(dump_config(config))
-        (path / "metadata.json").write_text(json.dumps(metadata(spec, argv), indent=2) + "\n")
+        write_json(path / "metadata.json", metadata(spec, argv))
         run = cls(path, config)
         run._open_loggers(0)
         return run
 
     @classmethod
     def reopen(cls, path: Path, config: RunConfig, iteration: int) -> RunFolder:
-        """Continue at ``iteration``: metrics logged later than the checkpoint are forgotten."""
+        """Continue at ``iteration``; metrics that were logged after the checkpoint are removed."""
         run = cls(path, config)
         kept = [line for line in run._metric_lines() if json.loads(line)["iteration"] <= iteration]
         run._metrics_file.write_text("".join(line + "\n" for line in kept))
@@ -98,7 +99,7 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     def _metric_lines(self) -> list[str]:
-        """Complete lines only: a crash may have cut the last one."""
+        """Complete lines only: a crash may have cut off the last one."""
         if not self._metrics_file.exists():
             return []
         return [line for line in self._metrics_file.read_text().split("\n")[:-1] if line]
@@ -127,7 +128,7 @@ class RunFolder:
             )
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Append one iteration's metrics everywhere. ``iteration``: updates done."""
+        """Write the metrics of an iteration to all loggers. ``iteration``: updates done."""
         record = {"iteration": iteration, "time": time.time()} | {k: _rounded(v) for k, v in metrics.items()}
         with self._metrics_file.open("a") as file:
             file.write(json.dumps(record) + "\n")
@@ -138,20 +139,16 @@ class RunFolder:
             self._wandb.log(dict(metrics), step=iteration)
 
     def save_profile(self, profile: Profile) -> None:
-        """Written under another name first: a crash leaves the one before."""
-        partial = self.path / "profile.yaml.partial"
-        save_profile(profile, partial)
-        partial.replace(self.path / "profile.yaml")
+        save_profile(profile, self.path / "profile.yaml")
 
     def log_migration(self, iteration: int, move: Mapping[str, Any]) -> None:
         with (self.path / "migrations.jsonl").open("a") as file:
             file.write(json.dumps({"iteration": iteration, "time": time.time()} | dict(move)) + "\n")
 
     def save_evaluation(self, name: str, record: Mapping[str, Any], frames: Sequence[Sequence[np.ndarray]]) -> None:
-        """evaluations/NAME.json and, where there are frames, NAME.mp4: the episodes one after the other."""
+        """evaluations/NAME.json and, if there are frames, NAME.mp4: the episodes one after the other."""
         folder = self.path / "evaluations"
-        folder.mkdir(exist_ok=True)
-        (folder / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+        write_json(folder / f"{name}.json", record)
         shown = [frame for episode in frames for frame in episode]
         if shown:
             write_video(folder / f"{name}.mp4", shown)
@@ -173,22 +170,22 @@ def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
 
 
 def metadata(spec: EnvSpec, argv: Sequence[str]) -> dict[str, Any]:
-    """What somebody needs to know to trust or repeat a result."""
+    """What is needed to trust or repeat a result."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [Path(argv[0]).name, *argv[1:]],
         "git_commit": git_commit(),
         "python": sys.version.split()[0],
         "packages": {name: _package_version(name) for name in _PACKAGES},
-        "machine": machine(),
+        "machine": machine_record(),
         "simulator": spec.name,
         "assets": spec.assets,
         "instructions": list(spec.instructions),
     }
 
 
-def machine() -> dict[str, Any]:
-    """The machine, for the record of a result."""
+def machine_record() -> dict[str, Any]:
+    """The machine, as part of a result."""
     return {
         "system": platform.platform(),
         "cpu": _cpu_name(),
@@ -198,7 +195,7 @@ def machine() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """The commit of this source tree, with ``+changes`` where it was edited since; None outside a git checkout."""
+    """The commit of this source tree, with ``+changes`` if it was edited since; None outside a git checkout."""
     root = Path(__file__).resolve().parents[2]
     try:
         commit = _git(root, "rev-parse", "HEAD")

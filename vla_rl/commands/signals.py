@@ -1,4 +1,4 @@
-"""Ctrl-C as a request: the first one asks for a clean end, the second one insists."""
+"""Ctrl-C as a request: the first asks for a clean end, the second interrupts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StopRequest:
         return self
 
     def listen(self) -> None:
-        """Take the signals, again where a library that has started since (Ray does) has put in handlers of its own."""
+        """Install the handlers; again after a library (such as Ray) has installed its own."""
         for number in (signal.SIGINT, signal.SIGTERM):
             handler = signal.signal(number, self._on_signal)
             self._previous.setdefault(number, handler)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 from rich.table import Table
 
-from vla_rl.commands.run_folder import machine
+from vla_rl.commands.run_folder import machine_record
 from vla_rl.config.run_config import RunConfig
 from vla_rl.config.yaml_file import load_model
 from vla_rl.core.errors import UserError
@@ -80,7 +80,7 @@ def study_command(args: Any) -> int:
         draw_study(metrics, args.output, study.title)
         console.print(str(args.output))
     if args.json:
-        about = {"title": study.title, "study": study.model_dump(mode="json"), "machine": machine()}
+        about = {"title": study.title, "study": study.model_dump(mode="json"), "machine": machine_record()}
         write_json(args.json, about | {"variants": rows, "throughput": rates})
     return 0
 

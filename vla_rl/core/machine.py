@@ -1,7 +1,8 @@
-"""What the machine of this process has, read without loading any heavy library."""
+"""What this machine has, read without loading a heavy library."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -21,7 +22,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Processors and memory that this process may use."""
+    """Processors, memory and GPUs that this process may use."""
 
     cpus: int
     memory: int  # bytes
@@ -33,14 +34,14 @@ class Machine:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
+    """A port of this machine that is not in use."""
     with socket.socket() as s:
         s.bind(("", 0))
         return s.getsockname()[1]
 
 
 def _cpus() -> int:
-    """Processors in this process's affinity mask, or fewer where a control group allows less time."""
+    """Processors in this process's affinity mask, or fewer if a control group limits the time."""
     cpus = len(os.sched_getaffinity(0))
     limit = _cgroup_words("cpu.max")
     if len(limit) == 2 and limit[0] != "max":
@@ -49,7 +50,7 @@ def _cpus() -> int:
 
 
 def _memory() -> int:
-    """Physical memory in bytes, or the control group's limit where that is less."""
+    """Physical memory in bytes, or the limit of the control group if that is lower."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _cgroup_words("memory.max")
     if limit and limit[0] != "max":
@@ -64,40 +65,26 @@ def _cgroup_words(name: str) -> list[str]:
         return []
 
 
-class _NvmlMemory(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
-
-
 def _gpus() -> tuple[Gpu, ...]:
     """GPUs that the NVIDIA driver reports, as far as CUDA_VISIBLE_DEVICES shows them to this process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
         return ()
+    import pynvml
+
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver
         return ()
-    if nvml.nvmlInit_v2() != 0:
-        return ()
+    found = []
     try:
-        count = ctypes.c_uint(0)
-        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return ()
-        found = tuple(gpu for index in range(count.value) if (gpu := _nvml_gpu(nvml, index)) is not None)
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(pynvml.NVMLError):  # a GPU that has failed
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                found.append(Gpu(pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).total))
     finally:
-        nvml.nvmlShutdown()
-    return found if visible is None else found[: len(visible.split(","))]
-
-
-def _nvml_gpu(nvml: ctypes.CDLL, index: int) -> Gpu | None:
-    handle, memory, name = ctypes.c_void_p(), _NvmlMemory(), ctypes.create_string_buffer(96)
-    if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
-        return None
-    if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != 0:
-        return None
-    if nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name))) != 0:
-        return None
-    return Gpu(name.value.decode(errors="replace"), memory.total)
+        pynvml.nvmlShutdown()
+    return tuple(found if visible is None else found[: len(visible.split(","))])
 
 
 def library_loads(*names: str) -> bool:

@@ -230,8 +230,8 @@ class EpisodeResult:
 class SuperBatch:
     """Whole episodes for one policy update: ragged, flattened over chunks, never padded.
 
-    The chunks of episode b are rows ``offsets[b]:offsets[b + 1]`` of every [M, ...] array. Observations are stored once:
-    O = M + the number of episodes with a final observation.
+    The chunks of episode b are rows ``offsets[b]:offsets[b + 1]`` of every [M, ...] array. Observations are stored
+    once: O = M + the number of episodes with a final observation.
 
     Attributes:
         policy_version: version of the policy that this batch updates; the update produces version + 1.

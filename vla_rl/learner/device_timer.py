@@ -1,4 +1,4 @@
-"""How long a device computes, measured without making the process wait for it."""
+"""How long a device computes, measured without waiting for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vla_rl.observability.meter import Meter
 
 
 class DeviceTimer:
-    """Into a meter: on a GPU by events in its stream, elsewhere by the clock."""
+    """Times calls into a meter: on a GPU with events in its stream, elsewhere with the clock."""
 
     def __init__(self, device: torch.device, meter: Meter) -> None:
         self._device, self._meter = device, meter
@@ -19,7 +19,7 @@ class DeviceTimer:
 
     @contextmanager
     def time(self, activity: str, size: float) -> Iterator[None]:
-        """Of a GPU, what the block gives it to do; the meter has it after ``read``."""
+        """Time the block; on a GPU the work that it submits, which reaches the meter with ``read``."""
         if self._device.type != "cuda":
             with self._meter.time(activity, size):
                 yield
@@ -31,7 +31,7 @@ class DeviceTimer:
         self._calls.append((activity, size, first, last))
 
     def read(self) -> None:
-        """Wait until the device has done all that was timed, and count it."""
+        """Wait until the device has finished the timed work, and add it to the meter."""
         for activity, size, first, last in self._calls:
             last.synchronize()
             self._meter.add(activity, first.elapsed_time(last) * 1e-3, size)

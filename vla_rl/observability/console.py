@@ -1,4 +1,4 @@
-"""What is shown of long work: a bar with an estimate in a terminal, a line now and then in a log."""
+"""What a person sees of long work: live displays in a terminal, lines in a log file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FILE_COLUMNS = 200
 
 
 def make_console() -> Console:
-    """Standard output: as wide as its terminal; a file or a pipe has no width, and tables are not cut there."""
+    """Standard output, as wide as its terminal; in a file or a pipe, tables are not cut."""
     return Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS)
 
 
 class ProgressDisplay:
-    """A context manager; ``update`` as often as is convenient."""
+    """A progress bar with an estimate, or a log line every 20 s. A context manager; call ``update`` at any rate."""
 
     def __init__(self, console: Console, title: str, total: int) -> None:
         self._console, self._title, self._total = console, title, total
@@ -39,7 +39,7 @@ class ProgressDisplay:
         return self
 
     def update(self, done: int, note: str = "") -> None:
-        """``done`` of the total are done; ``note`` stands behind the title."""
+        """``done`` of the total are done; ``note`` is shown after the title."""
         title = f"{self._title}, {note}" if note else self._title
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=done, description=title)
@@ -80,7 +80,7 @@ _BAR = 24
 
 
 class TrainingView:
-    """Live panel where the console is a terminal; plain lines where it is not."""
+    """A training run: a live panel in a terminal, plain lines elsewhere."""
 
     def __init__(self, title: str, spec: EnvSpec, iterations: int, done: int) -> None:
         self._console = make_console()
@@ -119,11 +119,11 @@ class TrainingView:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """Print a line that stays."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def status(self, text: str) -> None:
-        """What is being waited for."""
+        """Show what the run is waiting for."""
         self._status = text
 
     def update(self, iteration: int, metrics: Mapping[str, float]) -> None:

@@ -1,5 +1,7 @@
-"""Where a process spends its time: seconds per activity, cheap enough for the inner loops; and, of activities whose
-calls have a size, what a straight line of seconds over sizes follows from."""
+"""Where a process spends its time: seconds per activity, cheap enough for inner loops.
+
+For activities whose calls have a size, a meter also keeps the sums from which a line ``fixed + each * size`` is fitted.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass(slots=True)
 class LineSums:
-    """Sums over calls of size n that took t seconds: they add up over processes, and grow with time."""
+    """Sums over calls of size n that took t seconds, for a linear fit. They add up over processes."""
 
     calls: float = 0.0
     n: float = 0.0
@@ -37,7 +39,7 @@ class Call:
 
 @dataclass(slots=True)
 class Meter:
-    """Accumulated seconds, counts and line sums by name; one writer, read from any thread."""
+    """Accumulated seconds, counts and line sums by name. One thread writes; any thread may read."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -45,7 +47,7 @@ class Meter:
 
     @contextmanager
     def time(self, activity: str, size: float | None = None) -> Iterator[Call]:
-        """``size``: how much the call does; where only its result tells, set ``size`` of what is yielded."""
+        """Time the block. ``size``: how much it does; if only the result tells, set ``size`` of the yielded call."""
         call = Call(size)
         start = time.perf_counter()
         try:
@@ -54,21 +56,21 @@ class Meter:
             self.add(activity, time.perf_counter() - start, call.size)
 
     def add(self, activity: str, seconds: float, size: float | None = None) -> None:
-        """A call that was timed by other means."""
+        """Add a call that was timed by other means."""
         self.seconds[activity] += seconds
         if size is None:
             return
         if activity in self.lines:
             self.lines[activity].add(size, seconds)
-        else:  # the first call loads and allocates what all others find: no line is to pass through it
+        else:  # Skip the first call: one-time loading would skew the fit.
             self.lines[activity] = LineSums()
 
     def count(self, name: str, amount: int = 1) -> None:
         self.counts[name] += amount
 
     def snapshot(self) -> dict[str, float]:
-        """Totals so far, as ``<activity>_s``, ``<name>`` and, where calls have a size, ``<activity>_calls``, ``_n``,
-        ``_nn``, ``_nt`` and ``_t`` (``LineSums``, without each process's first call)."""
+        """Totals so far: ``<activity>_s``, ``<name>``, and for calls with a size ``<activity>_calls``, ``_n``, ``_nn``,
+        ``_nt`` and ``_t`` (``LineSums``, without each process's first call)."""
         seconds = {f"{name}_s": value for name, value in list(self.seconds.items())}
         counts = {name: float(value) for name, value in list(self.counts.items())}
         lines = {f"{name}_{key}": x for name, sums in list(self.lines.items()) for key, x in asdict(sums).items()}

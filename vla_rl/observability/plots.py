@@ -1,9 +1,10 @@
-"""Pictures of runs."""
+"""Reading metrics of runs, and drawing them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,140 +19,132 @@ if TYPE_CHECKING:
 Metrics = Sequence[dict[str, float]]
 
 
+@contextmanager
+def figure(
+    path: Path, title: str | None, rows: int, columns: int, size: tuple[float, float], **options: Any
+) -> Iterator[Any]:
+    """Yield the axes of a new figure (as ``plt.subplots``), and save it as a picture when the block ends.
+
+    ``size``: width and height in inches.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    drawing, axes = plt.subplots(rows, columns, figsize=size, constrained_layout=True, **options)
+    yield axes
+    if title is not None:
+        drawing.suptitle(title)
+    drawing.savefig(path, dpi=110)
+    plt.close(drawing)
+
+
 def series(metrics: Metrics, key: str, x: str = "iteration") -> tuple[np.ndarray, np.ndarray]:
-    """(x, y) of all records that hold ``key``."""
+    """x and y of all records that have ``key``."""
     points = [(m[x], m[key]) for m in metrics if key in m and x in m]
     return (np.array([p[0] for p in points]), np.array([p[1] for p in points]))
 
 
 def rollouts_key(metrics: Metrics) -> str:
-    """Success of all episodes played, or, in runs that did not record it, of those trained on."""
+    """The metric of the rollouts' success: of all episodes played, or, in older runs, of those trained on."""
     return "rollout/success_played" if any("rollout/success_played" in m for m in metrics) else "rollout/success"
 
 
 def smoothed(y: np.ndarray, window: int) -> np.ndarray:
-    """Centred moving mean; windows are cut at the ends, so nothing is shifted."""
+    """Centred moving mean; windows are shorter at both ends, so that nothing is shifted."""
     half = window // 2
     return np.array([y[max(0, i - half) : i + half + 1].mean() for i in range(len(y))])
 
 
 def draw_curves(metrics: Metrics, path: Path, title: str) -> None:
-    """Success, throughput, use of the machine and the update's health, against minutes of wall-clock time."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, figsize=(12, 7.5), constrained_layout=True)
-    _success(axes[0, 0], metrics)
-    _lines(axes[0, 1], metrics, "throughput", {"throughput/env_steps_per_s": "env steps/s"})
-    _lines(
-        axes[1, 0],
-        metrics,
-        "busy share of the time",
-        {"busy/env_workers": "simulators", "busy/inference": "inference", "busy/learner": "learner"},
-    )
-    axes[1, 0].set_ylim(0, 1)
-    _lines(
-        axes[1, 1],
-        metrics,
-        "updates",
-        {
-            "learner/approx_kl": "KL",
-            "learner/clip_fraction": "clipped share",
-            "learner/explained_variance": "explained variance",
-        },
-    )
-    axes[1, 1].set_ylim(-1, 1)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    """One run: success, throughput, busy shares and health of the updates, over minutes of wall-clock time."""
+    with figure(path, title, 2, 2, (12, 7.5)) as axes:
+        _success(axes[0, 0], metrics)
+        _lines(axes[0, 1], metrics, "throughput", {"throughput/env_steps_per_s": "env steps/s"})
+        _lines(
+            axes[1, 0],
+            metrics,
+            "busy share of the time",
+            {"busy/env_workers": "simulators", "busy/inference": "inference", "busy/learner": "learner"},
+        )
+        axes[1, 0].set_ylim(0, 1)
+        _lines(
+            axes[1, 1],
+            metrics,
+            "updates",
+            {
+                "learner/approx_kl": "KL",
+                "learner/clip_fraction": "clipped share",
+                "learner/explained_variance": "explained variance",
+            },
+        )
+        axes[1, 1].set_ylim(-1, 1)
 
 
 def draw_comparison(runs: Mapping[str, Metrics], path: Path) -> None:
-    """Success of several runs against minutes of wall-clock time: evaluations, and rollouts in training."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.5), constrained_layout=True, sharey=True)
-    panels = (
-        ("greedy success, evaluation", "eval/greedy_success", "o-", 1),
-        ("sampled success, evaluation", "eval/sampled_success", "o-", 1),
-        ("success of the rollouts (moving mean of 9)", None, "-", 9),  # as of rollouts_key
-    )
-    for axis, (title, key, style, window) in zip(axes, panels, strict=True):
-        for name, metrics in runs.items():
-            x, y = _minutes(metrics, key or rollouts_key(metrics))
-            if len(x):
-                axis.plot(x, smoothed(y, window), style, label=name)
-        axis.set(title=title, ylim=(0, 1), xlabel="minutes")
-        axis.grid(alpha=0.3)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(loc="best", fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    """Success of several runs over minutes of wall-clock time: evaluations and rollouts."""
+    with figure(path, None, 1, 3, (15, 4.5), sharey=True) as axes:
+        panels = (
+            ("greedy success, evaluation", "eval/greedy_success", "o-", 1),
+            ("sampled success, evaluation", "eval/sampled_success", "o-", 1),
+            ("success of the rollouts (moving mean of 9)", None, "-", 9),  # the key is chosen by rollouts_key
+        )
+        for axis, (title, key, style, window) in zip(axes, panels, strict=True):
+            for name, metrics in runs.items():
+                x, y = _minutes(metrics, key or rollouts_key(metrics))
+                if len(x):
+                    axis.plot(x, smoothed(y, window), style, label=name)
+            axis.set(title=title, ylim=(0, 1), xlabel="minutes")
+            _legend_and_grid(axis)
 
 
 def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str) -> None:
-    """Several seeds of each variant: success of the rollouts against iterations and against minutes (mean of the seeds,
-    with the range they span), and the last evaluation of every seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(16, 5), constrained_layout=True, sharey=True)
-    for row, (name, seeds) in enumerate(variants.items()):
-        color = f"C{row % 10}"
-        for axis, x_key in ((axes[0], "iteration"), (axes[1], "time/seconds")):
-            x, curves = _seed_curves(seeds, x_key)
-            axis.plot(x, curves.mean(axis=0), color=color, label=name)
-            axis.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.12, linewidth=0)
-        for kind, marker, shift in (("greedy", "o", -0.1), ("sampled", "s", 0.1)):
-            last = [y[-1] for y in (series(m, f"eval/{kind}_success")[1] for m in seeds) if len(y)]
-            axes[2].plot([row + shift] * len(last), last, marker, color=color, alpha=0.5)
-            if last:
-                axes[2].hlines(np.mean(last), row + shift - 0.09, row + shift + 0.09, color=color)
-    axes[0].set(title="rollouts (moving mean of 5)", xlabel="iterations", ylim=(0, 1), ylabel="success")
-    axes[1].set(title="the same over time, evaluations included", xlabel="minutes")
-    axes[2].set(title="last evaluation of every seed: greedy (o), sampled (square)")
-    axes[2].set_xticks(range(len(variants)), list(variants), rotation=30, ha="right", fontsize=8)
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    axes[0].legend(loc="lower right", fontsize=8)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    """Several seeds of each variant: success of the rollouts over iterations and over minutes (mean of the seeds, and
+    their range), and the last evaluation of every seed."""
+    with figure(path, title, 1, 3, (16, 5), sharey=True) as axes:
+        for row, (name, seeds) in enumerate(variants.items()):
+            color = f"C{row % 10}"
+            for axis, x_key in ((axes[0], "iteration"), (axes[1], "time/seconds")):
+                x, curves = _seed_curves(seeds, x_key)
+                axis.plot(x, curves.mean(axis=0), color=color, label=name)
+                axis.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.12, linewidth=0)
+            for kind, marker, shift in (("greedy", "o", -0.1), ("sampled", "s", 0.1)):
+                last = [y[-1] for y in (series(m, f"eval/{kind}_success")[1] for m in seeds) if len(y)]
+                axes[2].plot([row + shift] * len(last), last, marker, color=color, alpha=0.5)
+                if last:
+                    axes[2].hlines(np.mean(last), row + shift - 0.09, row + shift + 0.09, color=color)
+        axes[0].set(title="rollouts (moving mean of 5)", xlabel="iterations", ylim=(0, 1), ylabel="success")
+        axes[1].set(title="the same over time, evaluations included", xlabel="minutes")
+        axes[2].set(title="last evaluation of every seed: greedy (o), sampled (square)")
+        axes[2].set_xticks(range(len(variants)), list(variants), rotation=30, ha="right", fontsize=8)
+        for axis in axes:
+            axis.grid(alpha=0.3)
+        axes[0].legend(loc="lower right", fontsize=8)
 
 
 def draw_timeline(activities: Sequence[Any], path: Path, title: str) -> None:
-    """Devices over time: who uses which when (``vla_rl.placement.simulation.Activity``)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    """Which role uses which device when. ``activities``: ``vla_rl.placement.simulation.Activity``."""
     from matplotlib.patches import Patch
 
     colors = {"env worker": "tab:gray", "inference server": "tab:blue", "learner": "tab:orange"}
     resources = sorted({a.resource for a in activities}, key=lambda name: (len(name), name))
     start = min(a.start for a in activities)
-    figure, axis = plt.subplots(figsize=(14, 1.5 + 0.5 * len(resources)), constrained_layout=True)
-    for row, resource in enumerate(resources):
-        for role, color in colors.items():
-            bars = [(a.start - start, a.end - a.start) for a in activities if (a.resource, a.role) == (resource, role)]
-            axis.broken_barh(bars, (row - 0.4, 0.8), facecolors=color, linewidth=0)
-    axis.set_yticks(range(len(resources)), resources)
-    axis.invert_yaxis()
-    axis.set(xlabel="seconds", title=title)
-    axis.legend(handles=[Patch(color=c, label=name) for name, c in colors.items()], loc="upper right", fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with figure(path, None, 1, 1, (14, 1.5 + 0.5 * len(resources))) as axis:
+        for row, resource in enumerate(resources):
+            for role, color in colors.items():
+                bars = [
+                    (a.start - start, a.end - a.start) for a in activities if (a.resource, a.role) == (resource, role)
+                ]
+                axis.broken_barh(bars, (row - 0.4, 0.8), facecolors=color, linewidth=0)
+        axis.set_yticks(range(len(resources)), resources)
+        axis.invert_yaxis()
+        axis.set(xlabel="seconds", title=title)
+        axis.legend(handles=[Patch(color=c, label=name) for name, c in colors.items()], loc="upper right", fontsize=8)
 
 
 def _seed_curves(seeds: Sequence[Metrics], x_key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Common x values, as far as the shortest seed goes (minutes where x is time), and smoothed curves [seeds, x]."""
+    """Common x values, up to the end of the shortest seed (minutes if x is time), and smoothed curves [seeds, x]."""
     curves = [series(m, rollouts_key(m), x_key) for m in seeds]
     scale = 60.0 if x_key == "time/seconds" else 1.0
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
@@ -160,7 +153,7 @@ def _seed_curves(seeds: Sequence[Metrics], x_key: str) -> tuple[np.ndarray, np.n
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Of a run folder or a copy of its ``metrics.jsonl``. Raises UserError."""
+    """Metrics of a run folder, or of a copy of its ``metrics.jsonl``. Raises UserError."""
     file = path / "metrics.jsonl" if path.is_dir() else path
     try:
         records = [json.loads(line) for line in file.read_text().splitlines()]
@@ -190,9 +183,7 @@ def _success(axis: Axes, metrics: Metrics) -> None:
             axis.plot(x, y, "o-", color=color, label=f"evaluation, {kind}")
             axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
     axis.set(title="success", ylim=(0, 1), xlabel="minutes")
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(loc="best", fontsize=8)
-    axis.grid(alpha=0.3)
+    _legend_and_grid(axis)
 
 
 def _lines(axis: Axes, metrics: Metrics, title: str, keys: dict[str, str]) -> None:
@@ -201,6 +192,10 @@ def _lines(axis: Axes, metrics: Metrics, title: str, keys: dict[str, str]) -> No
         if len(x):
             axis.plot(x, y, label=label)
     axis.set(title=title, xlabel="minutes")
+    _legend_and_grid(axis)
+
+
+def _legend_and_grid(axis: Axes) -> None:
     if axis.get_legend_handles_labels()[0]:
         axis.legend(loc="best", fontsize=8)
     axis.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""Evaluations: which episodes, what they say, and with which confidence."""
+"""The outcome of an evaluation: success rate, confidence interval, and a record per episode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Z95 = 1.959964  # two-sided 95 % quantile of the normal distribution
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """95 % confidence interval of a success rate (Wilson, 1927): right also near 0 and 1, and for few trials."""
+    """95 % confidence interval of a success rate (Wilson, 1927); accurate near 0 and 1 and for few trials, too."""
     if trials == 0:
         return 0.0, 1.0
     z2 = _Z95**2
@@ -53,7 +53,7 @@ class Evaluation:
         return f"{kind} success {self.success:.1%} ({self.successes}/{len(self.results)}, 95% {low:.1%} to {high:.1%})"
 
     def record(self) -> dict[str, Any]:
-        """For JSON: totals, the interval, per task, and every episode."""
+        """JSON-able: totals, confidence interval, results per task and per episode."""
         low, high = self.interval
         versions = {v for r in self.results for v in (r.oldest_policy_version, r.newest_policy_version)}
         return {

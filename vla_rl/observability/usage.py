@@ -1,4 +1,4 @@
-"""From the meters' growing totals to rates and shares of the time since the last measurement."""
+"""Throughput, busy shares and memory of a run, from the meters of its processes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ _OFFLOAD = ("onload_s", "offload_s")
 
 @dataclass(slots=True)
 class Throughput:
-    """Call ``measure`` once an iteration."""
+    """Rates since the previous measurement; call ``measure`` once per iteration."""
 
     _since: float = field(default_factory=time.monotonic)
     _before: dict[str, list[Totals]] = field(default_factory=dict)
-    growth: dict[str, list[Totals]] = field(default_factory=dict)  # of each process, as of the last measurement
+    growth: dict[str, list[Totals]] = field(default_factory=dict)  # of each process, in the last measurement
 
     def measure(self, stats: Mapping[str, Sequence[Totals]]) -> dict[str, float]:
-        """``stats``: the meter totals of each process by group (worker, server, learner), and of shared devices
-        (device)."""
+        """Metrics by name. ``stats``: meter totals of each process by group (worker, server, learner, device)."""
         now = time.monotonic()
         wall, self._since = now - self._since, now
         growth = self.growth = {group: self._growth(group, list(totals)) for group, totals in stats.items()}
@@ -49,14 +48,14 @@ class Throughput:
     def _growth(self, group: str, totals: list[Totals]) -> list[Totals]:
         before = self._before.get(group, [])
         self._before[group] = totals
-        if before and len(before) != len(totals):  # one did not answer, and nobody knows which
+        if before and len(before) != len(totals):  # a process did not answer, and it is unknown which
             return [{} for _ in totals]
         before = before or [{} for _ in totals]
         return [_difference(t, b) for t, b in zip(totals, before, strict=True)]
 
 
 def _difference(totals: Totals, before: Totals) -> Totals:
-    """All of it where a restarted process counts from zero again."""
+    """The growth; all of the totals if a restarted process counts from zero again."""
     if any(totals.get(name, 0.0) < value for name, value in before.items()):
         return dict(totals)
     return {name: value - before.get(name, 0.0) for name, value in totals.items()}
@@ -67,7 +66,7 @@ def _total(processes: Sequence[Totals], name: str) -> float:
 
 
 def _share(processes: Sequence[Totals], names: Sequence[str], wall: float) -> float:
-    """Mean share of the time that the processes spent in these activities."""
+    """Mean share of the time that the processes spent on these activities."""
     if not processes:
         return 0.0
     return sum(_total(processes, name) for name in names) / (wall * len(processes))
@@ -76,13 +75,13 @@ def _share(processes: Sequence[Totals], names: Sequence[str], wall: float) -> fl
 def resident_gib() -> float:
     """Proportional set size of this process and all of its descendants on this machine, in GiB.
 
-    Summed resident sizes would count shared memory and libraries once per process; where the system tells no
-    proportional size (it is Linux's), they are what is left.
+    Summed resident sizes would count shared memory and libraries once per process. They are used only where the system
+    has no proportional size (Linux has).
     """
     total = 0
     root = psutil.Process()
     for process in [root, *root.children(recursive=True)]:
-        with contextlib.suppress(psutil.Error):  # it ended meanwhile, or belongs to somebody else
+        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
             info = process.memory_full_info()
             total += getattr(info, "pss", info.rss)
     return total / 2**30

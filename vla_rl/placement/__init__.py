@@ -1,0 +1,1 @@
+"""Placement: what runs on which device. Pure functions of configuration, resources and measured costs."""

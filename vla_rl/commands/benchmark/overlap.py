@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from vla_rl.commands.run_folder import machine
+from vla_rl.commands.run_folder import machine_record
 from vla_rl.commands.short_run import short_run
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.files import write_json
@@ -118,7 +118,7 @@ def overlap_command(args: Any) -> int:
             {"case": name} | asdict(o) | {"to_slowest": o.to_slowest, "speedup": o.speedup}
             for name, o in outcomes.items()
         ]
-        write_json(args.json, {"machine": machine(), "cases": rows})
+        write_json(args.json, {"machine": machine_record(), "cases": rows})
     return 0
 
 

@@ -32,7 +32,7 @@ from vla_rl.commands.benchmark.scaling_points import (
     write_csv,
     write_points,
 )
-from vla_rl.commands.run_folder import machine
+from vla_rl.commands.run_folder import machine_record
 from vla_rl.commands.short_run import short_run
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -90,7 +90,12 @@ def scaling_command(args: Any) -> int:
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise UserError(f"--mode {','.join(unknown)}: known are all, {', '.join(MODES)}")
     costs = profile and profile.model_dump(mode="json")
-    about = {"machine": machine(), "backend": backend, "config": config.model_dump(mode="json"), "profile": costs}
+    about = {
+        "machine": machine_record(),
+        "backend": backend,
+        "config": config.model_dump(mode="json"),
+        "profile": costs,
+    }
     console, points = make_console(), read_points(args.json, about)
     for devices in args.devices:
         for mode in modes:

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from rich.table import Table
 
 from vla_rl.core.errors import UserError
+from vla_rl.observability.plots import figure
 from vla_rl.placement.plan import Mode
 
 Backend = Literal["real", "virtual", "simulated"]
@@ -129,42 +130,34 @@ def gain_of(point: Point, points: Sequence[Point]) -> tuple[float | None, float 
 
 def draw_scaling(points: Sequence[Point], path: Path, title: str) -> None:
     """Work done, gain over the reference and efficiency over device counts, a line for each mode."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (work, gain, efficiency) = plt.subplots(1, 3, figsize=(15, 4.6), constrained_layout=True)
-    for number, mode in enumerate(MODES):
-        mine, color = [p for p in points if p.mode == mode], f"C{number}"
-        if not mine:
-            continue
-        line: dict[str, Any] = {"marker": "o", "color": color}
-        if mode == "auto":  # lies on the mode that it chose
-            line |= {"linestyle": "--", "fillstyle": "none", "markersize": 10}
-        work.plot(*_by_devices(mine, lambda p: p.batches_per_s * p.devices), label=mode, **line)
-        predicted = [p for p in mine if p.backend != "simulated"]
-        work.plot(*_by_devices(predicted, lambda p: p.simulated and p.simulated * p.devices), "x", color=color)
-        gain.plot(*_by_devices(mine, lambda p: gain_of(p, points)[0]), **line)
-        efficiency.plot(*_by_devices(mine, lambda p: p.efficiency), **line)
-    gain.plot(*_by_devices(points, lambda p: gain_of(p, points)[1]), "k:", label="allowed by the bounds")
-    gain.legend(fontsize=8)
-    work.legend(fontsize=8)
-    kinds = list(dict.fromkeys(p.backend for p in points))
-    by = f"{' and '.join(kinds)} (o), simulated (x)" if kinds != ["simulated"] else "simulated"
-    work.set(title=f"batches/s x devices, {by}", yscale="log")
-    gain.set(title="gain over the synchronous reference")
-    efficiency.set(title="share of the bound", ylim=(0, 1.1))
-    counts = sorted({p.devices for p in points})
-    for axis in (work, gain, efficiency):
-        axis.set(xlabel="devices (the super-batch grows with them)", xscale="log")
-        axis.set_xticks(counts, [str(d) for d in counts])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    gain.set_ylim(bottom=0)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with figure(path, title, 1, 3, (15, 4.6)) as (work, gain, efficiency):
+        for number, mode in enumerate(MODES):
+            mine, color = [p for p in points if p.mode == mode], f"C{number}"
+            if not mine:
+                continue
+            line: dict[str, Any] = {"marker": "o", "color": color}
+            if mode == "auto":  # lies on the mode that it chose
+                line |= {"linestyle": "--", "fillstyle": "none", "markersize": 10}
+            work.plot(*_by_devices(mine, lambda p: p.batches_per_s * p.devices), label=mode, **line)
+            predicted = [p for p in mine if p.backend != "simulated"]
+            work.plot(*_by_devices(predicted, lambda p: p.simulated and p.simulated * p.devices), "x", color=color)
+            gain.plot(*_by_devices(mine, lambda p: gain_of(p, points)[0]), **line)
+            efficiency.plot(*_by_devices(mine, lambda p: p.efficiency), **line)
+        gain.plot(*_by_devices(points, lambda p: gain_of(p, points)[1]), "k:", label="allowed by the bounds")
+        gain.legend(fontsize=8)
+        work.legend(fontsize=8)
+        kinds = list(dict.fromkeys(p.backend for p in points))
+        by = f"{' and '.join(kinds)} (o), simulated (x)" if kinds != ["simulated"] else "simulated"
+        work.set(title=f"batches/s x devices, {by}", yscale="log")
+        gain.set(title="gain over the synchronous reference")
+        efficiency.set(title="share of the bound", ylim=(0, 1.1))
+        counts = sorted({p.devices for p in points})
+        for axis in (work, gain, efficiency):
+            axis.set(xlabel="devices (the super-batch grows with them)", xscale="log")
+            axis.set_xticks(counts, [str(d) for d in counts])
+            axis.minorticks_off()
+            axis.grid(alpha=0.3)
+        gain.set_ylim(bottom=0)
 
 
 def _by_devices(points: Sequence[Point], value: Callable[[Point], float | None]) -> tuple[list[int], list[float]]:

@@ -1,8 +1,7 @@
-"""How fast is LIBERO, on one core, beside its peers? `vla-rl benchmark simulator`.
+"""`vla-rl benchmark simulator`: the speed of LIBERO on one core, compared with hf-libero and LeRobot.
 
-Each contestant is a process of its own (``envs.libero.benchmark_worker``), all pinned to the same core. They take
-turns in rounds, so that whatever else happens on the machine happens to all of them; the medians over all rounds are
-compared.
+Each contestant is a separate process (``envs.libero.benchmark_worker``), and all are pinned to the same core. They take
+turns in rounds, so that disturbances on the machine affect all of them. Medians over all rounds are compared.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from rich.table import Table
 
 from envs.libero.benchmark_worker import Setup
 from envs.libero.protocol.tasks import STEP_LIMITS
-from vla_rl.commands.run_folder import machine
+from vla_rl.commands.run_folder import machine_record
 from vla_rl.core.errors import UserError
+from vla_rl.core.files import write_json
 from vla_rl.observability.console import ProgressDisplay, make_console
 
 GPU_RENDER_S = 2e-3  # of one image, for the arithmetic of a machine with a GPU
@@ -51,7 +51,7 @@ class _Contestant:
 
     def __init__(self, name: str, setup: Setup) -> None:
         self.name, self.figures = name, Figures()
-        # Not a pipe: nobody would empty it while the contest runs. Closed with the process.
+        # Not a pipe, which nobody would empty meanwhile. Closed with the process.
         self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "envs.libero.benchmark_worker", name, json.dumps(asdict(setup))],
@@ -84,9 +84,9 @@ class _Contestant:
 
 
 def contest(setup: Setup, names: Sequence[str], rounds: int, console: Console) -> dict[str, Any]:
-    """All contestants in turns; returns what was measured, JSON-able.
+    """All contestants in turns; returns the measurements, JSON-able.
 
-    Raises UserError where one cannot be started, or where they do not arrive at the same state.
+    Raises UserError if one cannot be started, or if they do not reach the same state.
     """
     contestants: list[_Contestant] = []
     try:
@@ -94,7 +94,7 @@ def contest(setup: Setup, names: Sequence[str], rounds: int, console: Console) -
             contestants.append(_Contestant(name, setup))
         with ProgressDisplay(console, f"{setup.cameras} camera(s)", rounds + 1) as progress:
             for number in range(rounds + 1):
-                _require_equal({c.name: _lease(c, number, first=number == 0) for c in contestants})
+                _require_equal({c.name: _play_round(c, number, first=number == 0) for c in contestants})
                 progress.update(number + 1, "")
     finally:
         for contestant in contestants:
@@ -107,9 +107,9 @@ def contest(setup: Setup, names: Sequence[str], rounds: int, console: Console) -
     }
 
 
-def _lease(contestant: _Contestant, number: int, *, first: bool) -> list[float]:
+def _play_round(contestant: _Contestant, number: int, *, first: bool) -> list[float]:
     """One contestant's part of a round; returns the simulator's state after its rendered chunks."""
-    figures = Figures() if first else contestant.figures  # the first time compiles and fills caches
+    figures = Figures() if first else contestant.figures  # the first round compiles and fills caches
     for other in (True, False):
         figures.switch += contestant.ask("reset", other=other, init_state=number)["seconds"]
     figures.reset += contestant.ask("reset", other=False, init_state=number + 1)["seconds"]
@@ -144,7 +144,7 @@ def simulator_command(args: Any) -> int:
     if "lerobot" not in names:
         console.print("lerobot is not installed here, so it is missing: see scripts/benchmark_simulator.sh")
     if args.json:
-        args.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n")
+        write_json(args.json, {"machine": machine_record(), "results": results})
     return 0
 
 

@@ -4,8 +4,8 @@
                                     ◀── onload ───
     host                                           [ block ][ block ]   page-locked where the device is a GPU
 
-The storage below the tensors moves. The tensors, their views and the objects that hold them (an optimizer, DeepSpeed with
-its flat buffers) stay the same, and are valid again once the bytes are back. ``Tensor.to`` would leave all those
+The storage below the tensors moves. The tensors, their views and the objects that hold them (an optimizer, DeepSpeed
+with its flat buffers) stay the same, and are valid again once the bytes are back. ``Tensor.to`` would leave all those
 references on the device. DeepSpeed's own ``offload_states`` handles optimizer states under ZeRO-3 only for its fused
 Adam, leaves frozen weights on the device under ZeRO-1 and 2, and does not support stage 0.
 """

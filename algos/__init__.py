@@ -4,8 +4,6 @@ A file holds an algorithm's configuration keys and its class. A new algorithm ta
 ``ALGORITHMS``. The files do not load torch when they are imported, because every process reads the configuration.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Union
 
 from pydantic import Field

@@ -6,8 +6,6 @@ discount applies once per chunk. After its last chunk an episode is worth 0, or,
 ``bootstrap_value``: the value of its final observation (time limits: Pardo et al., arXiv:1712.00378).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -32,22 +32,15 @@ if TYPE_CHECKING:
 
 
 class Algorithm(ABC):
-    """An algorithm and its configuration. Stateless: what changes between updates is passed in.
-
-    Attributes:
-        needs_recompute: whether ``targets`` needs a forward pass of the weights at the start of the update.
-        needs_reference: whether ``targets`` needs a forward pass of the initial policy.
-        epochs: passes over a super-batch.
-        minibatches: optimizer steps per epoch.
-    """
+    """An algorithm and its configuration. Stateless: what changes between updates is passed in."""
 
     Config: ClassVar[type[AlgorithmConfig]]
     config: AlgorithmConfig
 
     def __init__(self, config: AlgorithmConfig) -> None:
         self.config = config
-        self.needs_recompute = config.proximal == "recomputed"
-        self.needs_reference = config.kl_coef > 0
+        self.needs_recompute = config.proximal == "recomputed"  # a forward pass before the update, for ``targets``
+        self.needs_reference = config.kl_coef > 0  # a forward pass of the initial policy, for ``targets``
         self.epochs = config.epochs
         self.minibatches = config.minibatches
 

@@ -1,7 +1,5 @@
 """Configuration keys that all algorithms share: the policy's objective."""
 
-from __future__ import annotations
-
 from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator

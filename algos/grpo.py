@@ -3,8 +3,6 @@
 A return is compared with the returns of other episodes from the same start; there is no value function.
 """
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 import numpy as np

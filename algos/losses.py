@@ -13,8 +13,6 @@ of all executed steps). Tensors at a level have the shape [n, K, A], [n, K] or [
 The argument ``tokens`` is everywhere bool [n, K, A], the executed tokens; a loss is a scalar.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

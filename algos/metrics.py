@@ -4,8 +4,6 @@ Each loss call returns a dict of scalar float64 tensors without gradient; two su
 by key. ``finish_metrics`` turns the total of an update into means.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import math

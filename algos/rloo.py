@@ -1,7 +1,5 @@
 """REINFORCE with a leave-one-out baseline (arXiv:2402.14740), as in RIPT-VLA (arXiv:2505.17016)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

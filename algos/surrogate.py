@@ -4,8 +4,6 @@ r = pi / pi_prox        ratios, held near 1 by the objective
 w = pi_prox / pi_behaviour   importance weights; 1 unless the objective is decoupled
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from algos import losses

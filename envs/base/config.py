@@ -1,7 +1,5 @@
 """Configuration keys that all simulators have."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from vla_rl.core.schema import ConfigGroup

@@ -19,8 +19,6 @@ expert's action alone. So the files show states off the expert's path together w
 open-loop reproduces the ``states`` only of files that were written with noise 0 (attribute ``noise``).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ potential grew, whatever path it took: circling earns nothing (Ng, Harada and Ru
 RL4VLA's reward for ManiSkill's tasks is of this kind). Success is not changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

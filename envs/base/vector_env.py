@@ -9,8 +9,6 @@ Actions and observations follow one convention; each simulator converts them to 
 * images upright RGB, uint8.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ reads one request per line on stdin and writes one answer per line on stdout, as
 the same actions from the same initial states.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@ warns about private macros, MuJoCo logs into the working folder, and numba, matp
 HOME or into the installed packages. ``import_libero`` prevents all of this before the first import.
 """
 
-from __future__ import annotations
-
 import ctypes
 import ctypes.util
 import hashlib

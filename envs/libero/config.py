@@ -1,7 +1,5 @@
 """Configuration of LIBERO."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import Field, model_validator

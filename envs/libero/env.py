@@ -5,8 +5,6 @@ steps at 20 Hz until success or the suite's step limit. Observations and simulat
 ``OffScreenRenderEnv`` bit for bit, at lower cost (see ``fast.task_model``, ``fast.stepping`` and ``fast.rendering``).
 """
 
-from __future__ import annotations
-
 import gc
 from collections import OrderedDict
 from collections.abc import Sequence

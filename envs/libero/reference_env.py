@@ -5,8 +5,6 @@ is rebuilt at every reset, and every camera is rendered at every control step, s
 ``env.implementation=reference``, to measure what the fast implementation gains.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What both LIBERO environments share: tasks, spec, initial states, and stepping one environment after another."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 

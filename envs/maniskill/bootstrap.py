@@ -1,7 +1,5 @@
 """Checks that ManiSkill can run here, and makes its environments."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 from collections.abc import Iterator

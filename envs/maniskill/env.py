@@ -7,8 +7,6 @@ units of ManiSkill's controller: for the Panda arm, shares of 0.1 m and 0.1 rad.
 On physx_cpu each environment has a ManiSkill environment of its own; on physx_cuda all share one (see ``simulation``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ It keeps no plan, so it recovers when noise or a collision moves things. The fin
 that is not aligned with them turns as they close.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -5,8 +5,6 @@ that are not stepped get an action that holds them still, and their previous sta
 restores positions, velocities and joints, but not PhysX's own memory of contacts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ManiSkill's tasks as this project offers them. This module does not need ManiSkill itself."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Asks the Vulkan loader which devices can draw. SAPIEN itself would end the process if there is none."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

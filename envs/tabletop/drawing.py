@@ -4,8 +4,6 @@ Plain numpy, anti-aliased (a motion of a fraction of a pixel changes pixels), at
 policy's images and the larger frames of a video.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

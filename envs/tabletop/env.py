@@ -9,8 +9,6 @@ Actions are in units of the largest step: |dx|, |dy|, |dz| <= 1 (larger ones are
 the gripper moves towards 0 = closed .. 1 = open. ``world`` holds the physics, ``tasks`` the rules.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

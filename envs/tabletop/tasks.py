@@ -1,7 +1,5 @@
 """The tabletop's tasks: placement, success and failure, progress, and a scripted expert."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Configuration of the workload simulator."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

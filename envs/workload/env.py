@@ -5,8 +5,6 @@ episode's id and its step, so that a test can check that the learner trains on w
 ``decode_image`` finds torn, mixed and unwritten images.
 """
 
-from __future__ import annotations
-
 import time
 import zlib
 from collections.abc import Sequence

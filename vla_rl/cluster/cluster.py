@@ -47,13 +47,7 @@ class ProcessDied(RuntimeError):
 
 
 class Cluster:
-    """All processes of one run; a context manager that leaves none behind.
-
-    Attributes:
-        store: actor handle of the replay store.
-        learners: actor handles of the learner's ranks.
-        restarts: how often a dead env worker or inference server was replaced.
-    """
+    """All processes of one run; a context manager that leaves none behind."""
 
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec, rules: StoreRules) -> None:
         self.config, self.plan, self.spec = config, plan, spec
@@ -62,7 +56,7 @@ class Cluster:
         self._loops: dict[ray.ObjectRef, tuple[str, int]] = {}
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
-        self.restarts = 0
+        self.restarts = 0  # of dead env workers and inference servers
         self.store: ActorHandle
         self._workers: list[ActorHandle] = []
         self._servers: list[ActorHandle] = []

@@ -3,8 +3,6 @@
 The driver holds the ``Node`` of its own machine; on every other node of a cluster a small process holds one.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """The machines of a run, by Ray: this one alone, or those of a running Ray cluster with this one as the first."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -4,8 +4,6 @@ Ray's processes notice a killed driver only after up to a minute, and shared mem
 This process kills the former and removes the latter. It uses the standard library only, so it takes a few MiB.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -7,8 +7,6 @@ checkpoints/000040/
     state.json         counters, versions, time spent
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

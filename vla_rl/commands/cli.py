@@ -1,7 +1,5 @@
 """The command line `vla-rl`. A command is imported when it runs, so that help and mistakes are answered at once."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """`vla-rl config`: the reference page of all config keys, and their JSON Schema for editors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any

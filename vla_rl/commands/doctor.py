@@ -1,7 +1,5 @@
 """`vla-rl doctor`: what this machine has for training, what it lacks, and the remedy."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import importlib.util

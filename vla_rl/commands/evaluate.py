@@ -1,7 +1,5 @@
 """`vla-rl eval`: evaluation with simulators and inference servers, without a learner; also used during training."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

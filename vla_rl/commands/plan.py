@@ -1,7 +1,5 @@
 """`vla-rl plan`: what would run where, the layouts that were compared, and a picture of devices over time."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

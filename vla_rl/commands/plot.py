@@ -1,7 +1,5 @@
 """Pictures of runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vla_rl.core.errors import UserError

@@ -11,8 +11,6 @@ calls (``vla_rl.placement.measured_profile``), so the profile covers what the ru
 The profile's ``sources``, the last column of the table, say what was measured and what was assumed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.table import Table

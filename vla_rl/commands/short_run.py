@@ -1,7 +1,5 @@
 """A short training run in a temporary folder: what benchmarks and `vla-rl profile` measure."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager

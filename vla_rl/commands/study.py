@@ -6,8 +6,6 @@ An interrupted study continues: complete runs are not repeated, an incomplete on
 compares success; a study of throughput (``train.max_minutes``, no evaluations) compares rates.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

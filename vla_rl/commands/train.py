@@ -10,8 +10,6 @@
 A migration is a resume in the same process: the checkpoint names the next plan, and the run continues from it.
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the main loop of a training run does: one method for each step, over a started cluster."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path
@@ -30,12 +28,7 @@ _DRAIN_POLL_S = 0.2
 
 
 class Trainer:
-    """One training run on one cluster.
-
-    Attributes:
-        policy_version: updates done; the version of the learner's weights.
-        published_version: the version that inference acts with.
-    """
+    """One training run on one cluster."""
 
     def __init__(
         self,
@@ -48,7 +41,8 @@ class Trainer:
     ) -> None:
         self.config, self.spec, self.folder = config, spec, folder
         self.cluster, self.view, self.stop = cluster, view, stop
-        self.policy_version = self.published_version = 0
+        self.policy_version = 0  # updates done: the version of the learner's weights
+        self.published_version = 0  # the version that inference acts with
         self._started = time.monotonic()
         self._earlier_s = 0.0  # training time of earlier sessions of this run
         self._throughput = Throughput()

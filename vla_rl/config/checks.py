@@ -1,7 +1,5 @@
 """Checks for combinations of keys that are valid one by one and cannot run together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 

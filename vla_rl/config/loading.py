@@ -4,8 +4,6 @@ One error reports all problems: malformed overrides, duplicate and unknown keys,
 combinations that cannot run (``config_checks``). Each problem is one line with its place and its remedy.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """Problems of a config as text: one line per problem, with the value found, its place and the remedy."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -5,8 +5,6 @@ group of keys is one class: ``env`` in ``envs/*/config.py``, ``algo`` in ``algos
 ``vla_rl/policies/openvla_oft/config.py``, the others below. Reading a config loads no heavy library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 

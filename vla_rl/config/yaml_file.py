@@ -1,7 +1,5 @@
 """Reads YAML config files and their bases as plain values, with the line of each key."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Files and folders that are complete or absent, whatever interrupts their writing."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import uuid

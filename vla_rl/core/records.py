@@ -11,8 +11,6 @@ Shape letters, used everywhere in this project:
     M  chunks of a super-batch    B  episodes of a super-batch
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Building blocks of the configuration schema; the keys are next to the part that they configure."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field

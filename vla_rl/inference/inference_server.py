@@ -3,8 +3,6 @@
 requests (rows) ──▶ [ full, or the oldest is old enough ] ──▶ newer weights? ──▶ policy ──▶ answers (rows)
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

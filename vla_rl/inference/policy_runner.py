@@ -1,7 +1,5 @@
 """The policy as an inference server uses it: torch on one side, plain numpy on the other."""
 
-from __future__ import annotations
-
 import time
 from contextlib import nullcontext
 
@@ -23,20 +21,11 @@ class PolicyRunner:
         self,
         policy: OpenVLAOFT,
         temperature: float,
-        weights: WeightReader | None,
+        weights: WeightReader | None,  # None keeps the policy's own weights, as policy version 0
         device: str,
-        latency_s: float = 0.0,
-        lease: DeviceLease = nullcontext,
+        latency_s: float = 0.0,  # simulated extra cost of a batch, slept (for benchmarks of the runtime)
+        lease: DeviceLease = nullcontext,  # of the device, if others share it; for each batch
     ) -> None:
-        """
-        Args:
-            policy: is moved to ``device``.
-            temperature: of the action sampling.
-            weights: published weights; None keeps the given ones, as policy version 0.
-            device: torch device.
-            latency_s: simulated extra cost of a batch, slept (for benchmarks of the runtime).
-            lease: leases the device for each batch, where others share it; ``meter`` counts computing only.
-        """
         self.meter = Meter()
         self.policy = policy.to(device).eval()
         self.temperature = temperature

@@ -1,7 +1,5 @@
 """DeepSpeed around a policy: its engine, the tensors it holds on the device, and loading its state."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any

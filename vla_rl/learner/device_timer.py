@@ -1,7 +1,5 @@
 """How long a device computes, measured without waiting for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -6,8 +6,6 @@ Every rank sees the whole super-batch (it is mapped, not copied) and computes th
 and backward passes are divided, so no statistic depends on the number of ranks.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import time
@@ -66,19 +64,10 @@ class Learner:
         *,
         rank: int,
         world_size: int,
-        device: str,
-        lease: DeviceLease = nullcontext,
+        device: str,  # "cuda" or "cpu"
+        lease: DeviceLease = nullcontext,  # of the device, if others share it; for each micro-batch
     ) -> None:
-        """Call ``join_ranks`` first.
-
-        Args:
-            config: of the run.
-            policy: is moved to ``device`` and to the configured precision.
-            algorithm: targets and loss.
-            rank, world_size: of the process group.
-            device: "cuda" or "cpu".
-            lease: leases the device for each micro-batch, where others share it.
-        """
+        """Call ``join_ranks`` first. ``policy`` is moved to ``device`` and to the configured precision."""
         self.config = config
         self.algorithm = algorithm
         self.meter = Meter()

@@ -3,8 +3,6 @@
 For activities whose calls have a size, a meter also keeps the sums from which a line ``fixed + each * size`` is fitted.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The outcome of an evaluation: success rate, confidence interval, and a record per episode."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Throughput, busy shares and memory of a run, from the meters of its processes."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Checks of a config against a machine: what a run needs and the machine lacks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -6,8 +6,6 @@ Nothing is measured separately: the calls that a run makes anyway differ in size
 Only computing counts: no waits for device leases, and not a process's first call of a kind, which loads and allocates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path

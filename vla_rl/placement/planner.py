@@ -1,7 +1,5 @@
 """The plan with which a run starts, or with which it continues from a checkpoint."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any

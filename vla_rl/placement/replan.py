@@ -1,7 +1,5 @@
 """Replanning: whether a running run would be faster with another plan, by the costs that it has measured itself."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 all layouts ──▶ those that fit into memory ──▶ sorted by bound ──▶ the first few simulated ──▶ the fastest
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 

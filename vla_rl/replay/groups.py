@@ -1,7 +1,5 @@
 """Groups of finished episodes: collects members, and filters out groups that carry no learning signal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Which episode comes next: a function of the run's seed, a running number and a checkpoint's state, so that a resumed
 run continues with the same episodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal

@@ -29,27 +29,16 @@ from vla_rl.replay.super_batch import collate
 
 @dataclass(frozen=True, slots=True)
 class StoreRules:
-    """What the store needs to know about the run.
+    """What the store needs to know about the run."""
 
-    Attributes:
-        batch_episodes: episodes of a super-batch, B; a multiple of the group size.
-        max_staleness: bound in policy updates.
-        num_tasks: number of tasks.
-        seed: of the run.
-        iterations: policy updates of the run; no episode is started for a later one.
-        groups: which episodes belong together, and which groups are trained on.
-        task_rule: how the next task is chosen.
-        init_states: number of benchmark initial states to start from; None: starts are sampled by the simulator.
-    """
-
-    batch_episodes: int
-    max_staleness: int
+    batch_episodes: int  # B, a multiple of the group size
+    max_staleness: int  # policy updates
     num_tasks: int
     seed: int
-    iterations: int
+    iterations: int  # policy updates of the run; no episode is started for a later one
     groups: GroupRules = field(default_factory=GroupRules)
     task_rule: TaskRule = "in_turn"
-    init_states: int | None = None
+    init_states: int | None = None  # benchmark initial states to start from; None: the simulator samples starts
 
     @classmethod
     def of(cls, config: RunConfig, spec: EnvSpec) -> StoreRules:
@@ -69,23 +58,14 @@ class StoreRules:
 
 @dataclass(slots=True)
 class Ledger:
-    """Where all episodes went: started = trained + stale + filtered + evaluated + lost + those still on their way.
+    """Where all episodes went: started = trained + stale + filtered + evaluated + lost + those still on their way."""
 
-    Attributes:
-        started: assigned to a worker.
-        trained: part of a super-batch whose update is done.
-        stale: finished, but dropped because the episode or another of its group was too stale.
-        filtered: finished, but dropped because its group's success rate was outside the bounds.
-        evaluated: finished evaluations.
-        lost: running in a worker that died, or when the run stopped.
-    """
-
-    started: int = 0
-    trained: int = 0
-    stale: int = 0
-    filtered: int = 0
+    started: int = 0  # assigned to a worker
+    trained: int = 0  # part of a super-batch whose update is done
+    stale: int = 0  # finished, but dropped because the episode or another of its group was too stale
+    filtered: int = 0  # finished, but dropped because its group's success rate was outside the bounds
     evaluated: int = 0
-    lost: int = 0
+    lost: int = 0  # running in a worker that died, or when the run stopped
 
     @property
     def ended(self) -> int:
@@ -93,12 +73,7 @@ class Ledger:
 
 
 class ReplayStore:
-    """Thread-safe; every blocking call has a time limit, after which it returns nothing.
-
-    Attributes:
-        ledger: where all episodes went.
-        published_version: the newest published policy version.
-    """
+    """Thread-safe; every blocking call has a time limit, after which it returns nothing."""
 
     def __init__(self, rules: StoreRules, *, is_open: bool = True) -> None:
         """A store that is not open assigns nothing until ``open()``."""

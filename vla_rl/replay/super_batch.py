@@ -1,7 +1,5 @@
 """Collating finished episodes into one super-batch, and the metrics of its data."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Trajectories in one .npz file: the finished but untrained episodes of a checkpoint."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields

@@ -7,8 +7,6 @@ their answer. With one environment per split, none waits for a slower one; with 
 others wait for inference.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from contextlib import nullcontext
@@ -45,21 +43,10 @@ class EnvWorker:
         mailbox: WorkerMailbox,
         assignments: AssignmentSource,
         chunk_size: int,
-        splits: int,
-        bootstrap_rule: BootstrapRule = "truncated",
-        lease: DeviceLease = nullcontext,
+        splits: int,  # groups of environments that advance independently, 1 .. env.num_envs
+        bootstrap_rule: BootstrapRule = "truncated",  # which episodes are observed once more, to bootstrap from that
+        lease: DeviceLease = nullcontext,  # of the simulator's device, if others share it
     ) -> None:
-        """
-        Args:
-            worker: index of this worker.
-            env: the simulator.
-            mailbox: connection to the inference server.
-            assignments: the replay store, as this worker sees it.
-            chunk_size: K.
-            splits: groups of environments that advance independently, 1 .. env.num_envs.
-            bootstrap_rule: which training episodes are observed once more at their end, to bootstrap from that value.
-            lease: leases the simulator's device, where others share it.
-        """
         self.worker = worker
         self.env = env
         self.mailbox = mailbox

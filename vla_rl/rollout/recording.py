@@ -1,7 +1,5 @@
 """What an env worker records of the episode that runs in one of its environments."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,24 +11,17 @@ from vla_rl.core.records import EpisodeResult, EpisodeSpec, Trajectory
 
 @dataclass(slots=True)
 class Recording:
-    """One running episode.
-
-    Attributes:
-        episode: what is played.
-        rng: random numbers of the action sampling; they depend on the episode alone, not on batching.
-        decisions: (tokens, logprobs, value, policy version) of each chunk.
-        ended: (terminated, success), once only the value of the final observation is missing.
-    """
+    """One running episode."""
 
     episode: EpisodeSpec
-    rng: np.random.Generator = field(init=False)
+    rng: np.random.Generator = field(init=False)  # of the action sampling; depends on the episode alone
     started: float = field(default_factory=time.perf_counter)
     images: list[np.ndarray] = field(default_factory=list)
     proprio: list[np.ndarray] = field(default_factory=list)
-    decisions: list[tuple] = field(default_factory=list)
+    decisions: list[tuple] = field(default_factory=list)  # (tokens, logprobs, value, policy version) of each chunk
     rewards: list[np.ndarray] = field(default_factory=list)
     num_steps: list[int] = field(default_factory=list)
-    ended: tuple[bool, bool] | None = None
+    ended: tuple[bool, bool] | None = None  # (terminated, success), if only the bootstrap value is missing
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng((self.episode.seed, self.episode.member))

@@ -11,8 +11,6 @@ LIBERO's package ships tasks and initial states but no assets. ``resolve_assets`
 This module writes only below ``cache_dir()``.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

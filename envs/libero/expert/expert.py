@@ -4,8 +4,6 @@ It is closed-loop: every action derives from the present state. So it recovers w
 and it plans again when a grasp fails. It cannot open drawers, close doors or turn knobs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any

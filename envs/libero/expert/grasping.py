@@ -6,8 +6,6 @@ everything under fingers and palm is lower. This covers rims (bowls, mugs, pans)
 bottles), with meshes and with boxes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -6,8 +6,6 @@ view (in software rendering, time goes into triangles, not into pixels). A mirro
 it covers little of the image, only that window is drawn with the mirror, and the rest without.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from functools import cache

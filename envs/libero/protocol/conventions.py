@@ -4,8 +4,6 @@ Actions follow OpenVLA's convention. The arm's displacement is passed on unchang
 the gripper, 0 = closed .. 1 = open, is binarized and inverted for robosuite (-1 = open, 1 = closed).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 NO_OP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # in robosuite's convention: stay, gripper open; for settling

@@ -3,8 +3,6 @@
 Importing the package would load torch, which costs every environment worker time and memory.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import pickle

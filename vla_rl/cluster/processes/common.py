@@ -1,7 +1,5 @@
 """What all processes share: time limits, and the lease of the device that a process computes on."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The process of a learner rank."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The process of the replay store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The process that brings weights to a node where the learner's first rank does not run."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ known time. The costs of the stages are measured in ``mode=sync``, where they ta
 ``mode=async``. With perfect overlap an iteration takes as long as its slowest stage, without any as long as their sum.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any

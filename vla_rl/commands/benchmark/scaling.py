@@ -11,8 +11,6 @@ With a profile, every point is shown with the bound and the simulation of the sa
 reference.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

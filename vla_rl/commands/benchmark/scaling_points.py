@@ -1,7 +1,5 @@
 """What `vla-rl benchmark scaling` found, and how it is shown."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence

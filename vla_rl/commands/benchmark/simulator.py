@@ -4,8 +4,6 @@ Each contestant is a separate process (``envs.libero.benchmark_worker``), and al
 turns in rounds, so that disturbances on the machine affect all of them. Medians over all rounds are compared.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -8,8 +8,6 @@ A process that dies loses its connection, and with it its lease or its place in 
 A lease costs two messages over a local socket: tens of microseconds, compared with milliseconds for a micro-batch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import selectors
@@ -31,21 +29,13 @@ _MESSAGE_BYTES = 4096
 
 @dataclass(slots=True)
 class DeviceUse:
-    """Totals of one device.
-
-    Attributes:
-        leases: number of leases granted.
-        held: seconds during which a lease was held.
-        waited: seconds that all processes together waited for a lease.
-        longest_wait: seconds.
-        died: leases that ended because their owner died.
-    """
+    """Totals of one device; times in seconds."""
 
     leases: int = 0
     held: float = 0.0
-    waited: float = 0.0
+    waited: float = 0.0  # by all processes together
     longest_wait: float = 0.0
-    died: int = 0
+    died: int = 0  # leases that ended because their owner died
 
 
 @dataclass(slots=True)

@@ -10,8 +10,6 @@ references on the device. DeepSpeed's own ``offload_states`` handles optimizer s
 Adam, leaves frozen weights on the device under ZeRO-1 and 2, and does not support stage 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -31,24 +29,15 @@ class _Parked:
 
 
 class Offloader:
-    """Moves the contents of a set of tensors between their device and the host, all together.
-
-    Attributes:
-        offloaded: whether the contents are on the host now.
-        gib: memory that the last ``offload`` freed on the device.
-    """
+    """Moves the contents of a set of tensors between their device and the host, all together."""
 
     def __init__(
         self, device: torch.device, held: Callable[[], Iterable[Tensor]], constant: Iterable[Tensor] = ()
     ) -> None:
-        """
-        Args:
-            device: where the tensors compute; tensors elsewhere are ignored.
-            held: returns the tensors; called at every ``offload``.
-            constant: tensors that are never written to. The host keeps its copy, so they are copied only once.
-        """
+        """``held`` returns the tensors, at every ``offload``; those on other devices are ignored. ``constant``: tensors
+        that are never written to; the host keeps its copy, so they are copied only once."""
         self.offloaded = False
-        self.gib = 0.0
+        self.gib = 0.0  # memory that the last ``offload`` freed on the device
         self._device, self._held, self._constant = device, held, tuple(constant)
         self._host = _HostMemory(pinned=device.type == "cuda")
         self._fixed: list[_Parked] = []

@@ -5,8 +5,6 @@ never change are shared: trained weights are synced by version (``weights``), be
 them change. An attached policy keeps nothing alive: it must end, or stop acting, before the learner ends.
 """
 
-from __future__ import annotations
-
 import pickle
 from multiprocessing.reduction import ForkingPickler
 

@@ -5,8 +5,6 @@ into the same row and rings the worker's doorbell. Every request has a ticket nu
 that has died is never taken for an answer to its successor: a row is pending exactly while ``ticket != answered``.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,12 +86,9 @@ class WorkerMailbox:
         self._arrays["answered"][:] = self._arrays["ticket"]
 
     def request(self, env_ids: Sequence[int], uniforms: np.ndarray, greedy: np.ndarray) -> None:
-        """Ask for an action chunk for the observations in these rows.
+        """Ask for an action chunk for the observations of n environments.
 
-        Args:
-            env_ids: n rows of this worker.
-            uniforms: float32 [n, K, A], the random numbers that determine the sample.
-            greedy: bool [n].
+        ``uniforms``: float32 [n, K, A], the random numbers that determine the sample; ``greedy``: bool [n].
         """
         index = np.asarray(env_ids)
         self._arrays["uniforms"][index] = uniforms

@@ -46,12 +46,9 @@ class SharedArrays:
 
     @classmethod
     def create(cls, path: Path, layout: Mapping[str, tuple[tuple[int, ...], str]], fill: int = 0) -> SharedArrays:
-        """Create the file.
+        """Create the file; ``layout``: (shape, dtype) by name. Raises FileExistsError if it exists.
 
-        Args:
-            path: of the new file. Raises FileExistsError if it exists.
-            layout: (shape, dtype) of each array by its name.
-            fill: value of every byte; a conspicuous one exposes reads of unwritten data.
+        ``fill`` is the value of every byte; a conspicuous one exposes reads of unwritten data.
         """
         entries: dict[str, dict] = {}
         offset = _HEADER_BYTES

@@ -11,8 +11,6 @@ overtaken twice during its copy notices that the buffer's own version changed, a
 buffers in shared memory; where the learner's first rank does not run, a relay process writes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -86,11 +84,7 @@ class WeightPublisher(_WeightBuffers):
 
 
 class WeightReader(_WeightBuffers):
-    """An inference server's side, and the source of a relay.
-
-    Attributes:
-        policy_version: the version copied last; -1 before the first.
-    """
+    """An inference server's side, and the source of a relay. ``policy_version`` is the version copied last."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

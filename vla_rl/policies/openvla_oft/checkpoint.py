@@ -7,8 +7,6 @@ statistics.json     percentiles of actions and proprioception, as in OpenVLA's d
 metadata.json       where the weights come from; free-form, for people and reports
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The config group ``policy``."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Converts camera images to the inputs of the two vision towers."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -9,8 +9,6 @@ Measured on demonstrations of libero_spatial task 0 (160 episodes, placeholder a
 4.01 with these values, 4.09 without the order of patches, 4.10 to 4.18 without that of bins or without the gain.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@
 Only A, B and the value head require gradients. Optimizer, weight sync and a learner's state on disk hold only them.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

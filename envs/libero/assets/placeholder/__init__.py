@@ -5,8 +5,6 @@ loads, its initial states fit and its goals can be reached. Shapes and colours d
 boxes: results on them are not results on the benchmark.
 """
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writes entries of the table as the MJCF files that LIBERO and robosuite load."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Families of placeholder products: a few lengths and colours make a carton, a can, a bottle, a bowl, a mug, a book."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reads ``table.yaml``: resolves ``like``, and turns lines into shapes."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from pathlib import Path

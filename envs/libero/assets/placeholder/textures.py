@@ -1,7 +1,5 @@
 """Small seamless pictures for floors, walls and table tops, from noise with a fixed seed."""
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 

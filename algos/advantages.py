@@ -102,15 +102,6 @@ def vtrace(
     return rewards + gamma * _following(returns, last, after) - values, returns
 
 
-def monte_carlo_returns(
-    rewards: Array, offsets: Array, bootstrap_value: Array, bootstrap_mask: Array, gamma: float
-) -> Array:
-    """Discounted sums of the following rewards: float64 [M], ``G_t = r_t + gamma G_(t+1)``. Arguments as ``gae``."""
-    rewards = _finite("rewards", rewards)
-    last = _last_rows(offsets, rewards)
-    return _discounted_sum(rewards, offsets, _bootstrap(bootstrap_value, bootstrap_mask, len(last)), gamma)
-
-
 def episode_returns(rewards: Array, num_steps: Array, offsets: Array) -> Array:
     """Undiscounted sums of rewards: float64 [B]. Arguments as ``chunk_rewards`` and ``gae``; raises as ``gae``."""
     per_chunk = _finite("rewards", chunk_rewards(rewards, num_steps))

@@ -1,8 +1,7 @@
 """What the sums of a loss are divided by."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -12,23 +11,15 @@ from vla_rl.core.records import Array
 
 @dataclass(frozen=True, slots=True)
 class LossDenominators:
-    """Counts of one optimizer step, over all micro-batches and ranks. Counts of disjoint rows add up.
+    """Counts of one optimizer step, over all micro-batches and ranks."""
 
-    Attributes:
-        chunks: chunks with at least one executed step.
-        steps: executed steps.
-    """
-
-    chunks: int
-    steps: int
+    chunks: int  # with at least one executed step
+    steps: int  # executed
 
     @classmethod
-    def of(cls, num_steps: Array) -> LossDenominators:
+    def of(cls, num_steps: Array) -> Self:
         """Counts of chunks with these numbers of executed steps (int [m]); 0 marks padding."""
         return cls(chunks=int(np.count_nonzero(num_steps)), steps=int(np.sum(num_steps)))
-
-    def __add__(self, other: LossDenominators) -> LossDenominators:
-        return LossDenominators(self.chunks + other.chunks, self.steps + other.steps)
 
     def elements(self, level: RatioLevel, action_dim: int) -> int:
         """Number of probability ratios at ``level``."""

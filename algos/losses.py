@@ -29,19 +29,12 @@ _COVERED = {"action": (2,), "chunk": (1, 2)}  # dimensions of [n, K, A] that one
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """Sums over some rows, as scalars with gradients. Terms of several micro-batches add up.
+    """Sums over some rows, as scalars with gradients. Terms of several micro-batches add up."""
 
-    Attributes:
-        policy: negated surrogate, over elements.
-        value: value loss, over chunks.
-        entropy: nats, over tokens.
-        kl: estimated divergence from a reference policy, nats, over tokens.
-    """
-
-    policy: Tensor
-    value: Tensor
-    entropy: Tensor
-    kl: Tensor
+    policy: Tensor  # negated surrogate, over elements
+    value: Tensor  # value loss, over chunks
+    entropy: Tensor  # nats, over tokens
+    kl: Tensor  # estimated divergence from a reference policy, nats, over tokens
 
 
 def total_loss(
@@ -70,9 +63,6 @@ def total_loss(
     return policy / max(elements, 1) + value_coef * terms.value / max(chunks, 1)
 
 
-# --- elements ---------------------------------------------------------------------------------------------------------
-
-
 def token_mask(num_steps: Tensor, chunk_size: int, action_dim: int) -> Tensor:
     """Which tokens were executed: bool [n, K, A], from ``num_steps`` [n]."""
     steps = torch.arange(chunk_size, device=num_steps.device) < num_steps[:, None]
@@ -98,9 +88,6 @@ def log_ratio(numerator: Tensor, denominator: Tensor, tokens: Tensor, level: Rat
     """
     difference = _at_least_float32(numerator) - _at_least_float32(denominator)
     return pool(difference, tokens, level).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-
-
-# --- losses -----------------------------------------------------------------------------------------------------------
 
 
 def clipped_surrogate(

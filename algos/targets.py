@@ -32,29 +32,17 @@ class RowTargets:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Targets of all M chunks of a super-batch, in the order of its rows.
+    """Targets of all M chunks of a super-batch, in the order of its rows."""
 
-    Attributes:
-        advantages: float32 [M].
-        returns: float32 [M], what the value function learns.
-        proximal_logprobs: float32 [M, K, A], under the policy that ratios are relative to.
-        behaviour_logprobs: float32 [M, K, A], under the policy that acted.
-        old_values: float32 [M], predictions at the start of the update.
-        staleness: float32 [M], updates since the policy that acted.
-        episode_log_weights: float32 [M], log(pi_prox / pi_behaviour) of the whole episode, or None.
-        reference_logprobs: float32 [M, K, A], under the initial policy, or None.
-        num_steps: int32 [M], executed steps.
-    """
-
-    advantages: Array
-    returns: Array
-    proximal_logprobs: Array
-    behaviour_logprobs: Array
-    old_values: Array
-    staleness: Array
-    episode_log_weights: Array | None
-    reference_logprobs: Array | None
-    num_steps: Array
+    advantages: Array  # float32 [M]
+    returns: Array  # float32 [M], what the value function learns
+    proximal_logprobs: Array  # float32 [M, K, A], under the policy that ratios are relative to
+    behaviour_logprobs: Array  # float32 [M, K, A], under the policy that acted
+    old_values: Array  # float32 [M], predictions at the start of the update
+    staleness: Array  # float32 [M], updates since the policy that acted
+    episode_log_weights: Array | None  # float32 [M], log(pi_prox / pi_behaviour) of the whole episode
+    reference_logprobs: Array | None  # float32 [M, K, A], under the initial policy
+    num_steps: Array  # int32 [M], executed steps
 
     def rows(self, index: Array | slice, device: torch.device | str = "cpu") -> RowTargets:
         """The given rows (an int array, a bool array or a slice) as tensors; an array in two fields is copied once."""

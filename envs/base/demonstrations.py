@@ -89,9 +89,6 @@ class Demonstrations:
         return self.actions[np.minimum(steps, end - 1)], steps < end
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
-
-
 def collect(
     env: VectorEnv,
     episodes: Sequence[EpisodeSpec],
@@ -205,9 +202,6 @@ def _to_file(action: np.ndarray) -> np.ndarray:
     converted = np.asarray(action, np.float64).copy()
     converted[..., -1] = 1 - 2 * converted[..., -1]
     return converted
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_demonstrations(

@@ -2,9 +2,9 @@
 
     python -m envs.libero.benchmark_worker NAME SETUP
 
-reads one request per line on stdin and writes one answer per line on stdout, as JSON. NAME is ``vla_rl`` (ours),
-``hf-libero`` (the package's own environment, unchanged) or ``lerobot`` (LeRobot's, if it is installed). All three play
-the same actions from the same initial states.
+reads requests on stdin, ``[METHOD, ARGUMENTS]``, and writes one answer each on stdout; both are lines of JSON. NAME is
+``vla_rl`` (ours), ``hf-libero`` (the package's own environment, unchanged) or ``lerobot`` (LeRobot's, if installed).
+All three play the same actions from the same initial states.
 """
 
 import json
@@ -12,13 +12,12 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -42,28 +41,70 @@ class Setup:
     chunk_size: int
 
 
-class Contestant(Protocol):
-    """``reset`` includes the settling steps. Both ``reset`` and ``step`` end with an observation."""
+class Contestant(ABC):
+    """A simulator, and the requests that its process answers. Seconds are wall time."""
 
-    def reset(self, task: int, init_state: int) -> None: ...
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
 
-    def step(self, actions: np.ndarray) -> None:
+    def time_chunks(self, count: int, seed: int, blind: bool) -> list[float]:
+        """Seconds of each of ``count`` chunks; empty if the contestant cannot step blind."""
+        size = self._setup.chunk_size
+        step = self._step_blind if blind else self._step
+        seconds = []
+        for chunk in random_actions(seed, count * size).reshape(count, size, 7):
+            start = time.perf_counter()
+            if step(chunk) is False:
+                return []
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def time_reset(self, other: bool, init_state: int) -> list[float]:
+        """Seconds until the first observation of an episode, of the task or of the other task."""
+        start = time.perf_counter()
+        self._reset(self._setup.other_task if other else self._setup.task, init_state)
+        return [time.perf_counter() - start]
+
+    def time_bare_substeps(self, count: int) -> list[float]:
+        """Seconds of the substeps of a control step without anything around them, ``count`` times; ours only."""
+        return []
+
+    def memory(self) -> dict[str, float]:
+        """Resident memory of this process with one environment, and what each further one adds, in bytes."""
+        import psutil
+
+        process = psutil.Process()
+        alone = process.memory_info().rss
+        for number in range(1, 1 + _EXTRA_ENVS):
+            self._add_env(number)
+        return {"process": alone, "env": (process.memory_info().rss - alone) / _EXTRA_ENVS}
+
+    @abstractmethod
+    def state(self) -> list[float]:
+        """Time, positions, velocities."""
+
+    @abstractmethod
+    def _reset(self, task: int, init_state: int) -> None:
+        """Start an episode, settling steps included, and observe it."""
+
+    @abstractmethod
+    def _step(self, actions: np.ndarray) -> None:
         """Execute a chunk, float64 [K, 7] in robosuite's convention, and observe the result."""
 
-    def step_blind(self, actions: np.ndarray) -> bool:
+    @abstractmethod
+    def _step_blind(self, actions: np.ndarray) -> bool:
         """The same without any image; returns False if the contestant cannot do that."""
 
-    def state(self) -> np.ndarray:
-        """float64: time, positions, velocities."""
-
-    def add_env(self, number: int) -> None:
+    @abstractmethod
+    def _add_env(self, number: int) -> None:
         """Start one more environment, the ``number``-th (from 1), and observe it."""
 
 
-class Ours:
+class Ours(Contestant):
     """This project's environment; env 0 is played."""
 
     def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         from envs.base import empty_observation
         from envs.libero.config import LiberoConfig
         from envs.libero.env import LiberoVectorEnv
@@ -78,34 +119,33 @@ class Ours:
         self._env = LiberoVectorEnv(config, 1 + _EXTRA_ENVS)
         self._view = empty_observation(self._env.spec, 1 + _EXTRA_ENVS)
 
-    def reset(self, task: int, init_state: int) -> None:
-        self._reset(0, task, init_state)
+    def _reset(self, task: int, init_state: int) -> None:
+        self._start(0, task, init_state)
 
-    def _reset(self, env_id: int, task: int, init_state: int) -> None:
+    def _start(self, env_id: int, task: int, init_state: int) -> None:
         from vla_rl.core.records import EpisodeSpec
 
         episode = EpisodeSpec(id=env_id, task=self._tasks.index(task), seed=_SEED, init_state=init_state)
         self._env.reset([env_id], [episode])
         self._env.observe([env_id], self._view)
 
-    def step(self, actions: np.ndarray) -> None:
-        self.step_blind(actions)
+    def _step(self, actions: np.ndarray) -> None:
+        self._step_blind(actions)
         self._env.observe([0], self._view)
 
-    def step_blind(self, actions: np.ndarray) -> bool:
+    def _step_blind(self, actions: np.ndarray) -> bool:
         convention = actions.astype(np.float32)[None]
         convention[..., 6] = (1 - convention[..., 6]) / 2  # 0 closed, 1 open
         self._env.step([0], convention)
         return True
 
-    def state(self) -> np.ndarray:
-        return self._env.demo_state(0)["states"]
+    def state(self) -> list[float]:
+        return self._env.demo_state(0)["states"].tolist()
 
-    def add_env(self, number: int) -> None:
-        self._reset(number, self._tasks[0], number)
+    def _add_env(self, number: int) -> None:
+        self._start(number, self._tasks[0], number)
 
-    def bare_substeps(self, count: int) -> list[float]:
-        """Seconds that MuJoCo's own step function takes for the substeps of a control step, ``count`` times."""
+    def time_bare_substeps(self, count: int) -> list[float]:
         import mujoco
 
         from envs.libero.fast.stepping import SUBSTEPS
@@ -123,13 +163,13 @@ class Ours:
         return seconds
 
 
-class _Peer(ABC):
+class _Peer(Contestant):
     """A contestant whose environments play one task each, and one episode at a time."""
 
     def __init__(self, setup: Setup) -> None:
         from envs.libero.protocol.tasks import suite_tasks
 
-        self._setup = setup
+        super().__init__(setup)
         self._tasks = suite_tasks(setup.suite)
         self._task = setup.task
         self._env = self._build(setup.task)
@@ -143,17 +183,17 @@ class _Peer(ABC):
     def _start(self, env: Any, task: int, init_state: int) -> None:
         """Start an episode, settling steps included."""
 
-    def reset(self, task: int, init_state: int) -> None:
+    def _reset(self, task: int, init_state: int) -> None:
         if task != self._task:
             self._env.close()
             self._env, self._task = self._build(task), task
         self._start(self._env, task, init_state)
 
-    def step(self, actions: np.ndarray) -> None:
+    def _step(self, actions: np.ndarray) -> None:
         for action in actions:
             self._env.step(action)
 
-    def add_env(self, number: int) -> None:
+    def _add_env(self, number: int) -> None:
         self._others.append(self._build(self._setup.task))
         self._start(self._others[-1], self._setup.task, number)
 
@@ -179,7 +219,7 @@ class HfLibero(_Peer):
         for _ in range(_SETTLE):
             env.step(NO_OP)
 
-    def step_blind(self, actions: np.ndarray) -> bool:
+    def _step_blind(self, actions: np.ndarray) -> bool:
         from libero.libero.envs.env_wrapper import ControlEnv
 
         if self._blind is None:
@@ -190,8 +230,8 @@ class HfLibero(_Peer):
             self._blind.step(action)
         return True
 
-    def state(self) -> np.ndarray:
-        return self._env.get_sim_state()
+    def state(self) -> list[float]:
+        return self._env.get_sim_state().tolist()
 
 
 class LeRobot(_Peer):
@@ -222,11 +262,11 @@ class LeRobot(_Peer):
         np.random.seed(_SEED)
         env.reset(seed=_SEED)
 
-    def step_blind(self, actions: np.ndarray) -> bool:
+    def _step_blind(self, actions: np.ndarray) -> bool:
         return False
 
-    def state(self) -> np.ndarray:
-        return self._env._env.get_sim_state()
+    def state(self) -> list[float]:
+        return self._env._env.get_sim_state().tolist()
 
 
 class _Unused(MetaPathFinder, Loader):
@@ -248,7 +288,7 @@ class _Unused(MetaPathFinder, Loader):
         """Nothing to run."""
 
 
-CONTESTANTS: dict[str, Callable[[Setup], Contestant]] = {"vla_rl": Ours, "hf-libero": HfLibero, "lerobot": LeRobot}
+CONTESTANTS: dict[str, type[Contestant]] = {"vla_rl": Ours, "hf-libero": HfLibero, "lerobot": LeRobot}
 
 
 def random_actions(seed: int, steps: int) -> np.ndarray:
@@ -256,53 +296,6 @@ def random_actions(seed: int, steps: int) -> np.ndarray:
     actions = np.random.default_rng(seed).uniform(-0.5, 0.5, (steps, 7)).astype(np.float32).astype(np.float64)
     actions[:, 6] = -1.0
     return actions
-
-
-class Server:
-    """Answers requests about one contestant."""
-
-    def __init__(self, contestant: Contestant, setup: Setup) -> None:
-        self._contestant, self._setup = contestant, setup
-
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer ``{"do": NAME, ...}`` with measurements; seconds are wall time."""
-        return getattr(self, f"_{request.pop('do')}")(**request)
-
-    def _chunks(self, count: int, seed: int, blind: bool) -> dict[str, Any]:
-        """Seconds of each of ``count`` chunks; none if the contestant cannot step blind."""
-        size = self._setup.chunk_size
-        actions = random_actions(seed, count * size).reshape(count, size, 7)
-        step = self._contestant.step_blind if blind else self._contestant.step
-        seconds = []
-        for chunk in actions:
-            start = time.perf_counter()
-            if step(chunk) is False:
-                return {"seconds": []}
-            seconds.append(time.perf_counter() - start)
-        return {"seconds": seconds}
-
-    def _reset(self, other: bool, init_state: int) -> dict[str, Any]:
-        """Seconds until the first observation of an episode, of the task or of the other task."""
-        start = time.perf_counter()
-        self._contestant.reset(self._setup.other_task if other else self._setup.task, init_state)
-        return {"seconds": [time.perf_counter() - start]}
-
-    def _state(self) -> dict[str, Any]:
-        return {"state": [float(x) for x in self._contestant.state()]}
-
-    def _bare(self, count: int) -> dict[str, Any]:
-        """Seconds of a control step's bare substeps, ``count`` times: the lower bound of every step."""
-        return {"seconds": self._contestant.bare_substeps(count) if isinstance(self._contestant, Ours) else []}
-
-    def _memory(self) -> dict[str, Any]:
-        """Resident memory of this process with one environment, and what each further one adds, in bytes."""
-        import psutil
-
-        process = psutil.Process()
-        alone = process.memory_info().rss
-        for number in range(1, 1 + _EXTRA_ENVS):
-            self._contestant.add_env(number)
-        return {"process": alone, "env": (process.memory_info().rss - alone) / _EXTRA_ENVS}
 
 
 def main() -> None:
@@ -313,10 +306,11 @@ def main() -> None:
     name, setup = sys.argv[1], Setup(**json.loads(sys.argv[2]))
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # all contestants on the same core, one after another
     assets = import_libero()
-    server = Server(CONTESTANTS[name](setup), setup)
-    print(json.dumps({"ready": name, "assets": assets.origin}), file=answers, flush=True)
+    contestant = CONTESTANTS[name](setup)
+    print(json.dumps(assets.origin), file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(server.answer(json.loads(line))), file=answers, flush=True)
+        method, values = json.loads(line)
+        print(json.dumps(getattr(contestant, method)(**values)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

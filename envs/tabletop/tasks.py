@@ -51,9 +51,6 @@ def list_tasks(families: tuple[str, ...]) -> tuple[Task, ...]:
     return tuple(Task(FAMILIES.index(family), color) for family in families for color in colors)
 
 
-# --- placement ------------------------------------------------------------------------------------------------------
-
-
 def placement_rng(task: Task, seed: int, init_state: int | None) -> np.random.Generator:
     """The source of a placement's randomness: the benchmark state's number if one is given, else the seed."""
     stream, number = (_SAMPLED, seed) if init_state is None else (_BENCHMARK, init_state)
@@ -108,9 +105,6 @@ def _off_segment(points: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.n
     return np.linalg.norm(points - nearest, axis=2)
 
 
-# --- outcome --------------------------------------------------------------------------------------------------------
-
-
 def judge(world: World, family: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(success, failure), bool [n] each and never both. ``family`` is that of every environment.
 
@@ -138,8 +132,6 @@ def progress(world: World, family: np.ndarray, rows: np.ndarray) -> np.ndarray:
     brought = 1.0 - np.linalg.norm(target - world.goal[rows], axis=1) / _DIAGONAL
     return np.where(family[rows] == 0, reached, 0.5 * reached + 0.5 * brought).astype(np.float32)
 
-
-# --- expert ---------------------------------------------------------------------------------------------------------
 
 _TRAVEL = 0.12  # height at which the expert moves over blocks
 _WORK = 0.03  # height below which it pushes and grasps

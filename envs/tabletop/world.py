@@ -11,9 +11,8 @@ step moves the finger tips by at most ``MAX_STEP`` along each axis. The rules ar
 Shape letters: n rows, B blocks of a row; block 0 is the one that the instruction names.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -45,7 +44,7 @@ class World:
     goal: np.ndarray  # float64 [n, 2], centre of the zone or plate
 
     @classmethod
-    def empty(cls, rows: int, blocks: int) -> World:
+    def empty(cls, rows: int, blocks: int) -> Self:
         return cls(
             tip=np.zeros((rows, 3)),
             aperture=np.zeros(rows),

@@ -8,7 +8,7 @@ from rich.console import Console
 from envs.base.demonstrations import read_demonstrations
 from vla_rl.commands.demonstrations import demonstration_episode
 from vla_rl.commands.run_folder import new_folder
-from vla_rl.commands.sft import clone, cloning_loss, learning_rate_schedule, shift_images
+from vla_rl.commands.sft import clone, cloning_loss, shift_images
 from vla_rl.config.run_config import RunConfig
 from vla_rl.policies.openvla_oft.checkpoint import load_policy
 from vla_rl.replay.schedule import training_episode
@@ -38,20 +38,6 @@ def test_smoothed_targets_prefer_near_bins():
     assert loss(100, 2.0) < loss(101, 2.0) < loss(104, 2.0) < loss(150, 2.0)
     assert loss(101, 0.0) == pytest.approx(loss(150, 0.0))
     assert loss(100, 1e-3) == pytest.approx(loss(100, 0.0), rel=1e-5)
-
-
-def test_learning_rate_rises_and_falls():
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = learning_rate_schedule(optimizer, 1000)
-    values = []
-    for _ in range(1000):
-        values.append(schedule.get_last_lr()[0])
-        optimizer.step()
-        schedule.step()
-    assert values[:2] == pytest.approx([0, 1 / 50])
-    assert max(values) == pytest.approx(1.0)
-    assert np.argmax(values) == 50
-    assert values[-1] < 1e-4
 
 
 def test_shifts_move_all_views_alike_and_repeat_edges():

@@ -5,14 +5,12 @@ Observations, actions and weights go through shared memory (``vla_rl.core.ipc``)
 knows nothing of Ray; ``vla_rl.cluster.processes`` builds them inside their processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.actor import ActorHandle
@@ -63,7 +61,7 @@ class Cluster:
         self.learners: list[ActorHandle] = []
         self._relays: list[ActorHandle] = []
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         self._session = RaySession(self.config, object_store_bytes(self.config, self.spec))
         return self
 
@@ -78,8 +76,6 @@ class Cluster:
                 stops.append(self.store.stop.remote())
             ray.wait([*stops, *self._loops], num_returns=len(stops) + len(self._loops), timeout=5.0)
         self._session.close()
-
-    # --- starting ---------------------------------------------------------------------------------------------------
 
     def start(self, state: Path | None, policy_version: int) -> None:
         """Create all processes, and wait until ``policy_version`` is published and inference answers.
@@ -159,8 +155,6 @@ class Cluster:
     def _lock_server(self, process: Process) -> Path:
         return lock_server_path(self._session.folder(process.node))
 
-    # --- weights and devices ----------------------------------------------------------------------------------------
-
     def publish(self, policy_version: int) -> None:
         """Weight sync: publish the learner's weights to the inference servers of all nodes."""
         self._call_learners("publish", policy_version)
@@ -195,8 +189,6 @@ class Cluster:
         for call in calls:
             with contextlib.suppress(RayActorError):  # a dead server holds no device, and is replaced
                 ray.get(call, timeout=_SETUP_TIMEOUT_S)
-
-    # --- calls and supervision --------------------------------------------------------------------------------------
 
     def get(self, refs: Any, what: str, timeout: float) -> Any:
         """The results of remote calls; all processes are watched while waiting.

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from envs.base import EnvError
 from envs.libero.assets.resolve import cache_dir, resolve_assets
@@ -129,16 +130,15 @@ def _package(module: str, distribution: str, remedy: str, *, required: bool) -> 
 
 def _gl() -> Finding:
     """The off-screen renderer that MuJoCo would use."""
-    chosen = os.environ.get("MUJOCO_GL")
+    chosen = "MUJOCO_GL" in os.environ
     libraries = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6"), "egl": ("libEGL.so.1",)}
     loading = [name for name, files in libraries.items() if library_loads(*files)]
     loads = f"loads: {', '.join(loading) or 'none'}"
     try:
-        backend = select_gl_backend()
+        with patch.dict(os.environ):  # the check changes no variable
+            backend = select_gl_backend()
     except EnvError as error:
         return Finding("off-screen GL", loads, str(error), required=True)
-    finally:
-        _restore("MUJOCO_GL", chosen)
     return Finding("off-screen GL", f"MUJOCO_GL={backend} ({'as set' if chosen else 'chosen'}); {loads}", required=True)
 
 
@@ -150,14 +150,11 @@ def _vulkan() -> Finding:
 
 
 def _assets() -> Finding:
-    offline = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"  # the check must not start a download
     try:
-        assets = resolve_assets()
+        with patch.dict(os.environ, HF_HUB_OFFLINE="1"):  # the check must not start a download
+            assets = resolve_assets()
     except EnvError as error:
         return Finding("LIBERO assets", "none", str(error), required=True)
-    finally:
-        _restore("HF_HUB_OFFLINE", offline)
     remedy = ""
     if assets.origin == "placeholder":
         remedy = "results on them are not benchmark numbers; the first run asks the hub, or set LIBERO_ASSETS to a copy"
@@ -170,10 +167,3 @@ def _space(topic: str, folder: Path, enough: int, remedy: str) -> Finding:
     usage = shutil.disk_usage(folder)
     found = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free ({folder})"
     return Finding(topic, found, remedy if usage.free < enough else "")
-
-
-def _restore(variable: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(variable, None)
-    else:
-        os.environ[variable] = value

@@ -12,8 +12,6 @@ runs/NAME/
     curves.png       drawn at the end
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os
@@ -23,7 +21,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -65,7 +63,7 @@ class RunFolder:
         self._wandb: Any = None
 
     @classmethod
-    def create(cls, config: RunConfig, spec: EnvSpec, argv: Sequence[str]) -> RunFolder:
+    def create(cls, config: RunConfig, spec: EnvSpec, argv: Sequence[str]) -> Self:
         """Create the folder, and write what is known at the start. Raises UserError if log.name is taken."""
         parent, name = Path(config.log.dir), config.log.name
         if name is None:
@@ -85,7 +83,7 @@ class RunFolder:
         return run
 
     @classmethod
-    def reopen(cls, path: Path, config: RunConfig, iteration: int) -> RunFolder:
+    def reopen(cls, path: Path, config: RunConfig, iteration: int) -> Self:
         """Continue at ``iteration``; metrics that were logged after the checkpoint are removed."""
         run = cls(path, config)
         kept = [line for line in run._metric_lines() if json.loads(line)["iteration"] <= iteration]

@@ -23,11 +23,11 @@ from vla_rl.placement.checks import load_checked_config
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LambdaLR
 
     from envs.base.demonstrations import Demonstrations
     from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+
+_WARMUP = 0.05  # share of the updates over which the learning rate rises from 0
 
 
 def sft_command(args: Any) -> int:
@@ -88,11 +88,12 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
 def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console: Console) -> list[float]:
     """``sft.updates`` steps of AdamW; returns the loss of each."""
     import torch
+    from transformers import get_cosine_schedule_with_warmup
 
     sft = config.sft
     parameters = policy.trunk_parameters()
     optimizer = torch.optim.AdamW(parameters, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay)
-    schedule = learning_rate_schedule(optimizer, sft.updates)
+    schedule = get_cosine_schedule_with_warmup(optimizer, round(_WARMUP * sft.updates), sft.updates)  # decays to 0
     chunks, mask = demos.chunks(config.policy.chunk_size)
     tokens = policy.codec.encode(chunks)
     rng = np.random.default_rng(config.seed)
@@ -115,13 +116,6 @@ def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console
             progress.update(update + 1, f"loss {np.mean(losses[-50:]):.3f}")
     policy.eval()
     return losses
-
-
-def learning_rate_schedule(optimizer: Optimizer, updates: int) -> LambdaLR:
-    """A linear warm-up from 0 over 5 % of the updates, then a cosine decay to 0."""
-    from transformers import get_cosine_schedule_with_warmup
-
-    return get_cosine_schedule_with_warmup(optimizer, round(0.05 * updates), updates)
 
 
 def cloning_loss(logits: Tensor, tokens: Tensor, mask: Tensor, smoothing: float) -> Tensor:

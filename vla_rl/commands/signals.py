@@ -1,9 +1,8 @@
 """Ctrl-C as a request: the first asks for a clean end, the second interrupts."""
 
-from __future__ import annotations
-
 import signal
 from types import FrameType, TracebackType
+from typing import Self
 
 
 class StopRequest:
@@ -13,7 +12,7 @@ class StopRequest:
         self.requested = False
         self._previous: dict[int, signal.Handlers | int | None] = {}
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> Self:
         self.listen()
         return self
 

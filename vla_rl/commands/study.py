@@ -103,17 +103,11 @@ def plan_runs(study: StudyFile, folder: Path) -> Iterator[Run]:
 
 def is_complete(run: Run) -> bool:
     """Whether all iterations are done, or the time was up. A run writes ``curves.png`` last."""
-    return (
-        (run.folder / "curves.png").is_file()
-        and read_metrics(run.folder)[-1]["iteration"] > 0
-        and not _was_stopped(run)
-    )
-
-
-def _was_stopped(run: Run) -> bool:
+    if not (run.folder / "curves.png").is_file():
+        return False
     last, train = read_metrics(run.folder)[-1], run.config.train
-    in_time = train.max_minutes is None or last["time/seconds"] < 60 * train.max_minutes
-    return last["iteration"] < train.iterations and in_time
+    time_is_up = train.max_minutes is not None and last["time/seconds"] >= 60 * train.max_minutes
+    return last["iteration"] >= train.iterations or (last["iteration"] > 0 and time_is_up)
 
 
 def execute_all(config: Path, missing: Sequence[Run], jobs: int, console: Console) -> None:

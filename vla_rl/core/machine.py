@@ -1,13 +1,12 @@
 """What this machine has, read without loading a heavy library."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 GIB = 1024**3
 
@@ -29,7 +28,7 @@ class Machine:
     gpus: tuple[Gpu, ...]
 
     @classmethod
-    def detect(cls) -> Machine:
+    def detect(cls) -> Self:
         return cls(_cpus(), _memory(), _gpus())
 
 

@@ -76,15 +76,11 @@ class Learner:
         self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
         self._timer = DeviceTimer(self._device, self.meter)
         policy.to(device=self._device, dtype=torch_dtype(config.learner.precision))
-        needs_copy = (
-            algorithm.needs_reference and not policy.adapted
-        )  # with adapters, the frozen weights are the reference
+        needs_copy = algorithm.needs_reference and not policy.adapted  # adapters: the frozen weights are the reference
         self._reference = copy.deepcopy(policy).requires_grad_(False) if needs_copy else None
         self._engine, self._optimizer = make_engine(policy, config.learner)
         self.policy: OpenVLAOFT = self._engine.module
         self._memory = make_offloader(self._engine, self._reference, self._device)
-
-    # --- one update -------------------------------------------------------------------------------------------------
 
     def update(self, batch: SuperBatch) -> dict[str, float]:
         """Update policy ``batch.policy_version`` to the next version, by all epochs and minibatches.
@@ -250,8 +246,6 @@ class Learner:
             torch.distributed.all_reduce(tensor)
         return tensor.cpu().numpy()
 
-    # --- weights and checkpoints ------------------------------------------------------------------------------------
-
     def parameters(self) -> dict[str, torch.Tensor]:
         """All trained parameters, whole, on every rank; collective under ZeRO-3. May be views of the live weights."""
         trained = self.policy.trained_parameters()
@@ -289,8 +283,6 @@ class Learner:
         if not (folder / "state").is_dir():
             raise FileNotFoundError(f"no learner state in {folder}")
         self._engine.load_checkpoint(str(folder), tag="state", custom_load_fn=load_trained)
-
-    # --- memory -----------------------------------------------------------------------------------------------------
 
     def offload(self) -> None:
         """Move all tensors to the host. Nothing but ``onload`` may be called then."""

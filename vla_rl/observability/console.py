@@ -1,11 +1,10 @@
 """What a person sees of long work: live displays in a terminal, lines in a log file."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -33,7 +32,7 @@ class ProgressDisplay:
         self._task = self._bar.add_task(title, total=total) if self._bar else None
         self._started = self._printed = time.monotonic()
 
-    def __enter__(self) -> ProgressDisplay:
+    def __enter__(self) -> Self:
         if self._bar:
             self._bar.start()
         return self
@@ -71,11 +70,7 @@ _ROWS = (
     ("explained variance", "learner/explained_variance", "{:.2f}"),
     ("memory, all processes", "memory/gib", "{:.1f} GiB"),
 )
-_STAGES = (
-    ("simulators", "busy/env_workers"),
-    ("inference", "busy/inference"),
-    ("learner", "busy/learner"),
-)
+_STAGES = (("simulators", "busy/env_workers"), ("inference", "busy/inference"), ("learner", "busy/learner"))
 _BAR = 24
 
 
@@ -102,7 +97,7 @@ class TrainingView:
         self._task = self._progress.add_task("iterations", total=iterations, completed=done)
         self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
 
-    def __enter__(self) -> TrainingView:
+    def __enter__(self) -> Self:
         self.say(self._title)
         for task, instruction in enumerate(self._spec.instructions[:10]):
             self.say(f"  task {task}: {instruction}")

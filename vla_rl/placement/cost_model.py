@@ -6,11 +6,10 @@
 ``vla_rl.placement.simulation`` adds what this leaves out: queues, device leases and stragglers.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from typing import Self
 
 from vla_rl.config.run_config import RunConfig
 from vla_rl.placement.plan import Plan
@@ -34,7 +33,7 @@ class Workload:
     max_wait: float  # seconds that an inference request may wait for others
 
     @classmethod
-    def of(cls, config: RunConfig, horizon: int, spread: float) -> Workload:
+    def of(cls, config: RunConfig, horizon: int, spread: float) -> Self:
         return cls(
             episodes=config.train.batch_episodes,
             horizon=horizon,

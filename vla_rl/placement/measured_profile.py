@@ -75,10 +75,7 @@ def fit_line(line: LineSums) -> LinearCost:
 class ProfileBuilder:
     """Turns a run's measured costs into a profile whose ``sources`` tell measured from assumed numbers.
 
-    Args:
-        run: name of the run.
-        memory: by the sizes of the policy's parameters.
-
+    ``run``: its name, for the sources. ``memory``: of the policy, by the sizes of its parameters.
     Raises UserError if ``placement.profile`` cannot be read.
     """
 

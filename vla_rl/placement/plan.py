@@ -14,14 +14,12 @@ With several nodes, all alike, device d belongs to node d mod nodes: however the
 part of each role. An env worker and its inference server run on one node, because they share memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, cycle, pairwise
-from typing import Literal
+from typing import Literal, Self
 
 from envs.maniskill.config import ManiSkillConfig
 from envs.workload.config import WorkloadConfig
@@ -51,7 +49,7 @@ class Resources:
     nodes: int = 1
 
     @classmethod
-    def of(cls, machine: Machine, config: RunConfig) -> Resources:
+    def of(cls, machine: Machine, config: RunConfig) -> Self:
         """Without a GPU, the cores are the devices; ``placement.devices`` says how many virtual devices there are.
 
         ``machine``: one of the nodes.

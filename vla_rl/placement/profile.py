@@ -4,10 +4,8 @@ A profile is a YAML file (``configs/profiles``). Times are in seconds, memory is
 run asks of that machine (batch sizes, episodes) is in the run's configuration.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
@@ -37,8 +35,8 @@ class LinearCost(_Part):
     def __call__(self, n: float) -> float:
         return self.fixed + self.each * n if n else 0.0
 
-    def __mul__(self, factor: float) -> LinearCost:
-        return LinearCost(fixed=self.fixed * factor, each=self.each * factor)
+    def __mul__(self, factor: float) -> Self:
+        return type(self)(fixed=self.fixed * factor, each=self.each * factor)
 
 
 class Memory(_Part):
@@ -76,7 +74,7 @@ class Profile(_Part):
     def __hash__(self) -> int:
         return hash((self.name, self.simulate, self.infer, self.train))  # equality compares all fields
 
-    def scaled(self, factor: float) -> Profile:
+    def scaled(self, factor: float) -> Self:
         """The profile with all times multiplied by ``factor``."""
         return self.model_copy(update={name: getattr(self, name) * factor for name in (*CURVES, *TIMES)})
 

@@ -43,14 +43,7 @@ class Migration:
 class Replanner:
     """Measures a run's costs while it runs, and proposes a migration when another plan is worth it.
 
-    Args:
-        run: name of the run, for the sources of its profile.
-        memory: of the policy, by the sizes of its parameters.
-        state: what ``state()`` returned, from a checkpoint.
-
-    Attributes:
-        migrations: how many have been proposed so far.
-
+    ``run`` and ``memory``: see ``ProfileBuilder``. ``state``: what ``state()`` returned, from a checkpoint.
     Raises UserError if ``placement.profile`` cannot be read.
     """
 
@@ -61,7 +54,7 @@ class Replanner:
         self._builder = ProfileBuilder(config, spec, run, memory)
         self._costs = MeasuredCosts(dict(state["costs"]) if state else {})  # of the whole run
         self._recent = MeasuredCosts()  # since the last search for a plan
-        self.migrations: int = state["migrations"] if state else 0
+        self.migrations: int = state["migrations"] if state else 0  # how many have been proposed so far
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON."""

@@ -123,8 +123,6 @@ class SimulatedRun:
         busy["cores"] = busy.get("cores", 0.0) / self._num_cores
         return Outcome(played_batches / seconds, busy, (self._rows - rows) / max(1, self._batches - fired))
 
-    # --- resources --------------------------------------------------------------------------------------------------
-
     def _compute(self, process: Process, seconds: float) -> Steps:
         """Hold the device or a core for this time, after waiting for others that share it."""
         on_cores = not process.devices
@@ -139,8 +137,6 @@ class SimulatedRun:
             since = max(start, self._measured_from)  # counts only the part after the warm-up
             self._use[name] = self._use.get(name, 0.0) + self.clock.now - since
             self.activities.append(Activity(name, process.role, start, self.clock.now))
-
-    # --- simulators -------------------------------------------------------------------------------------------------
 
     def _simulate(self, worker: _Worker) -> Steps:
         size = self.workload.chunk_size
@@ -185,8 +181,6 @@ class SimulatedRun:
         if len(server.pending) >= server.needed and not server.enough.triggered:
             server.enough.succeed()
 
-    # --- inference --------------------------------------------------------------------------------------------------
-
     def _infer(self, server: _Server) -> Steps:
         pending = server.pending
         while True:
@@ -217,8 +211,6 @@ class SimulatedRun:
         """Triggered when ``needed`` requests are pending. One event for all rows keeps the simulation fast."""
         server.needed, server.enough = needed, self.clock.event()
         return server.enough
-
-    # --- store and learner ------------------------------------------------------------------------------------------
 
     def _finish(self, split: _Split, env_id: int) -> None:
         self._running -= 1

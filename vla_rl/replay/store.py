@@ -10,14 +10,12 @@ updates is known when the batch is filled, so its staleness is exact.
 Conservation: every episode that was assigned ends exactly once (``Ledger``).
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.records import EnvSpec, EpisodeResult, EpisodeSpec, GroupRules, SuperBatch, Trajectory
@@ -41,7 +39,7 @@ class StoreRules:
     init_states: int | None = None  # benchmark initial states to start from; None: the simulator samples starts
 
     @classmethod
-    def of(cls, config: RunConfig, spec: EnvSpec) -> StoreRules:
+    def of(cls, config: RunConfig, spec: EnvSpec) -> Self:
         """The rules of a training run."""
         train = config.train
         return cls(
@@ -99,8 +97,6 @@ class ReplayStore:
         self._changed = threading.Condition()
         self._collator = threading.Thread(target=self._fill, name="collate", daemon=True)
         self._collator.start()
-
-    # --- workers ----------------------------------------------------------------------------------------------------
 
     def take(self, worker: int, count: int, timeout: float) -> list[EpisodeSpec]:
         """Assign up to ``count`` episodes to a worker: evaluations first, then what the gate admits."""
@@ -175,8 +171,6 @@ class ReplayStore:
             start = start_state(number, rules.num_tasks, rules.init_states, rules.seed)
         return training_group(number, rules.groups.size, self._tasks.task(number), rules.seed, start)
 
-    # --- learner ----------------------------------------------------------------------------------------------------
-
     def next_batch(self, timeout: float) -> SuperBatch | None:
         """The next super-batch once it is filled and collated; None after ``timeout`` seconds."""
         with self._changed:
@@ -222,8 +216,6 @@ class ReplayStore:
             self._changed.notify_all()  # the gate has opened further
         return self._buffer.ready(self.rules.batch_episodes)
 
-    # --- evaluation -------------------------------------------------------------------------------------------------
-
     def assign_evaluation(self, episodes: Sequence[EpisodeSpec]) -> None:
         """Assign these before any further training episode; they get new ids."""
         with self._changed:
@@ -241,8 +233,6 @@ class ReplayStore:
     def evaluations_done(self) -> int:
         with self._changed:
             return len(self._results)
-
-    # --- life -------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Assign episodes from now on."""

@@ -89,8 +89,6 @@ class Expert:
                 yield from self._lower(goal, grasp, heights)
             yield from self._release(grasp)
 
-    # --- phases -----------------------------------------------------------------------------------------------------
-
     def _reach(self, grasp: Grasp, heights: HeightMap) -> Iterator[np.ndarray]:
         """Move above the grasp, then descend with open fingers."""
         obstacle = heights.highest_in_corridor(self._eef, grasp.position, 0.08)
@@ -155,8 +153,6 @@ class Expert:
         for _ in range(8):
             yield self._move(place, yaw, _OPEN)
 
-    # --- control ----------------------------------------------------------------------------------------------------
-
     def _move(self, position: np.ndarray, yaw: float, gripper: float, anchor: np.ndarray | None = None) -> np.ndarray:
         """The action towards a position of the grip site, fingers pointing down; ``anchor`` overrides its x and y."""
         target = position if anchor is None else np.array([*anchor, position[2]])
@@ -176,8 +172,6 @@ class Expert:
     def _turned(self, yaw: float) -> float:
         """Radians between the present and the wanted orientation."""
         return float(np.linalg.norm(_rotation_vector(_pointing_down(yaw) @ self._eef_mat.T)))
-
-    # --- what the expert knows about the scene ------------------------------------------------------------------------
 
     @property
     def _eef(self) -> np.ndarray:

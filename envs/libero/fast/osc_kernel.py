@@ -8,9 +8,7 @@ for bit. MuJoCo's functions are called by address, without its Python bindings: 
 overflow of its memory arena, ends the process instead of raising.
 """
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import mujoco
 import numpy as np
@@ -86,7 +84,7 @@ class Controller(NamedTuple):
     mass: np.ndarray  # float64 [7, 7]
 
     @classmethod
-    def empty(cls) -> Controller:
+    def empty(cls) -> Self:
         vectors = (3, (3, 3), 7, 2, 3, (3, 3), 3, 3, 7, 7)
         matrices = ((3, 7), (3, 7), (6, 7), (7, 7))
         return cls(*(np.zeros(shape) for shape in vectors), *(np.zeros(shape, order="F") for shape in matrices))

@@ -1,7 +1,7 @@
 """`vla-rl benchmark simulator`: the speed of LIBERO on one core, compared with hf-libero and LeRobot.
 
-Each contestant is a separate process (``envs.libero.benchmark_worker``), and all are pinned to the same core. They take
-turns in rounds, so that disturbances on the machine affect all of them. Medians over all rounds are compared.
+Each contestant is a separate process (``envs.libero.benchmark_worker``), and all are pinned to the same core. Each
+plays once per round, so that disturbances on the machine affect all of them. Medians over all rounds are compared.
 """
 
 import json
@@ -26,7 +26,7 @@ from vla_rl.core.files import write_json
 from vla_rl.observability.console import ProgressDisplay, make_console
 
 GPU_RENDER_S = 2e-3  # of one image, for the arithmetic of a machine with a GPU
-_CHUNKS = 3  # a turn
+_CHUNKS = 3  # per round
 
 
 @dataclass(slots=True)
@@ -50,20 +50,21 @@ class _Contestant:
     def __init__(self, name: str, setup: Setup) -> None:
         self.name, self.figures = name, Figures()
         # Not a pipe, which nobody would empty meanwhile. Closed with the process.
-        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "envs.libero.benchmark_worker", name, json.dumps(asdict(setup))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._complaints,
+            stderr=self._stderr,
             env=os.environ | {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "1"},
             text=True,
         )
-        self.assets: str = self._answer()["assets"]
+        self.assets: str = self._answer()
 
-    def ask(self, what: str, **values: Any) -> Any:
+    def ask(self, method: str, **values: Any) -> Any:
+        """The result of a method of ``envs.libero.benchmark_worker.Contestant``."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": what} | values) + "\n")
+        self._process.stdin.write(json.dumps([method, values]) + "\n")
         self._process.stdin.flush()
         return self._answer()
 
@@ -71,18 +72,18 @@ class _Contestant:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            self._complaints.seek(0)
-            raise UserError(f"{self.name} failed:\n{self._complaints.read()[-2000:]}")
+            self._stderr.seek(0)
+            raise UserError(f"{self.name} failed:\n{self._stderr.read()[-2000:]}")
         return json.loads(line)
 
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
-        self._complaints.close()
+        self._stderr.close()
 
 
 def contest(setup: Setup, names: Sequence[str], rounds: int, console: Console) -> dict[str, Any]:
-    """All contestants in turns; returns the measurements, JSON-able.
+    """Let all contestants play every round; returns the measurements, JSON-able.
 
     Raises UserError if one cannot be started, or if they do not reach the same state.
     """
@@ -109,14 +110,14 @@ def _play_round(contestant: _Contestant, number: int, *, first: bool) -> list[fl
     """One contestant's part of a round; returns the simulator's state after its rendered chunks."""
     figures = Figures() if first else contestant.figures  # the first round compiles and fills caches
     for other in (True, False):
-        figures.switch += contestant.ask("reset", other=other, init_state=number)["seconds"]
-    figures.reset += contestant.ask("reset", other=False, init_state=number + 1)["seconds"]
-    figures.chunk += contestant.ask("chunks", count=_CHUNKS, seed=number, blind=False)["seconds"]
-    state: list[float] = contestant.ask("state")["state"]
+        figures.switch += contestant.ask("time_reset", other=other, init_state=number)
+    figures.reset += contestant.ask("time_reset", other=False, init_state=number + 1)
+    figures.chunk += contestant.ask("time_chunks", count=_CHUNKS, seed=number, blind=False)
+    state: list[float] = contestant.ask("state")
     if first:  # before a peer builds a second environment for its blind steps
         contestant.figures.memory = contestant.ask("memory")
-    figures.blind_chunk += contestant.ask("chunks", count=_CHUNKS, seed=number, blind=True)["seconds"]
-    figures.bare += contestant.ask("bare", count=10)["seconds"]
+    figures.blind_chunk += contestant.ask("time_chunks", count=_CHUNKS, seed=number, blind=True)
+    figures.bare += contestant.ask("time_bare_substeps", count=10)
     return state
 
 

@@ -11,8 +11,6 @@ Plain files are used instead of ``multiprocessing.shared_memory``, whose resourc
 segment when any process that attached to it exits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import mmap
@@ -22,6 +20,7 @@ import struct
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -45,7 +44,7 @@ class SharedArrays:
         self.arrays = arrays
 
     @classmethod
-    def create(cls, path: Path, layout: Mapping[str, tuple[tuple[int, ...], str]], fill: int = 0) -> SharedArrays:
+    def create(cls, path: Path, layout: Mapping[str, tuple[tuple[int, ...], str]], fill: int = 0) -> Self:
         """Create the file; ``layout``: (shape, dtype) by name. Raises FileExistsError if it exists.
 
         ``fill`` is the value of every byte; a conspicuous one exposes reads of unwritten data.
@@ -76,7 +75,7 @@ class SharedArrays:
         return cls.attach(path)
 
     @classmethod
-    def attach(cls, path: Path) -> SharedArrays:
+    def attach(cls, path: Path) -> Self:
         """Map an existing file. Raises FileNotFoundError."""
         fd = os.open(path, os.O_RDWR)
         try:

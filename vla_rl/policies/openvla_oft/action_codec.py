@@ -5,10 +5,9 @@ OpenVLA uses the vocabulary id v = vocab_size - digitize(a, edges), so b = vocab
 There are only 255 intervals, so bins 254 and 255 decode to the same action; +1 itself encodes to 255.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -39,7 +38,7 @@ class Bounds:
         return len(self.q01)
 
     @classmethod
-    def from_samples(cls, samples: np.ndarray, mask: Sequence[bool] | None = None) -> Bounds:
+    def from_samples(cls, samples: np.ndarray, mask: Sequence[bool] | None = None) -> Self:
         """Percentiles of float [..., D] samples. By default every dimension is normalized."""
         if samples.size == 0:
             raise ValueError(f"statistics of no samples: found shape {samples.shape}")
@@ -71,7 +70,7 @@ class Bounds:
         return {"q01": list(self.q01), "q99": list(self.q99), "mask": list(self.mask)}
 
     @classmethod
-    def from_dict(cls, values: object) -> Bounds:
+    def from_dict(cls, values: object) -> Self:
         """Restore ``to_dict``. Raises ValueError for wrong keys, types or lengths."""
         if not isinstance(values, Mapping) or not {"q01", "q99", "mask"} <= values.keys():
             raise ValueError(f"bounds: expected the keys q01, q99 and mask, found {values!r}")
@@ -93,7 +92,7 @@ class ActionCodec:
         return self.bounds.dim
 
     @classmethod
-    def from_actions(cls, actions: np.ndarray, mask: Sequence[bool] | None = None) -> ActionCodec:
+    def from_actions(cls, actions: np.ndarray, mask: Sequence[bool] | None = None) -> Self:
         """From demonstrated actions, float [..., A].
 
         By default every dimension but the last is normalized. The last one, the gripper, is 0 or 1 in the data, and

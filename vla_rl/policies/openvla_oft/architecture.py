@@ -4,12 +4,10 @@ The 7b preset has the dimensions of OpenVLA (arXiv:2406.09246) as fine-tuned by 
 discrete actions. The tiny and nano presets are the same network with small numbers, sized for CPU cores.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -117,86 +115,12 @@ class Architecture:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: object) -> Architecture:
+    def from_dict(cls, values: object) -> Self:
         """Raises ValueError, which names every missing, unknown or wrongly typed key, or the impossible value."""
         try:  # through JSON, whose strict mode takes mappings for records and lists for tuples
             return TypeAdapter(cls).validate_json(json.dumps(values))
         except ValidationError as failure:
             raise ValueError("; ".join(map(_describe, failure.errors(include_url=False)))) from None
-
-
-_llama = partial(LanguageModel, rms_norm_eps=1e-6, rope_theta=10_000.0, initializer_range=0.02)
-
-
-def nano(*, views: int = 1, proprio_dim: int = 0, chunk_size: int = 4, action_dim: int = 7) -> Architecture:
-    """For the tabletop and for tests: 64 patches of 8 pixels at 64 pixels, about 0.6 million parameters."""
-    tower = VisionTower(width=48, layers=3, heads=2, intermediate=192)
-    return dataclasses.replace(
-        tiny(views=views, proprio_dim=proprio_dim, chunk_size=chunk_size, action_dim=action_dim),
-        name="nano",
-        image_size=64,
-        patch_size=8,
-        dino=tower,
-        siglip=tower,
-        projector_hidden=128,
-        llm=_llama(width=96, layers=3, heads=4, intermediate=256),
-        value_hidden=(64, 32),
-    )
-
-
-def tiny(*, views: int = 1, proprio_dim: int = 0, chunk_size: int = 8, action_dim: int = 7) -> Architecture:
-    """A network for two CPU cores: 64 patches of 12 pixels at 96 pixels, about 2.4 million parameters."""
-    tower = VisionTower(width=96, layers=4, heads=3, intermediate=384)
-    return Architecture(
-        name="tiny",
-        image_size=96,
-        patch_size=12,
-        center_crop=False,
-        views=views,
-        proprio_dim=proprio_dim,
-        chunk_size=chunk_size,
-        action_dim=action_dim,
-        dino=tower,
-        dino_registers=1,
-        siglip=tower,
-        projector_hidden=384,
-        llm=_llama(width=160, layers=4, heads=5, intermediate=432),
-        value_hidden=(128, 64),
-        vocab_size=512,
-        bos_id=1,
-        eos_id=2,
-        final_id=3,
-    )
-
-
-def openvla_7b(*, views: int = 1, proprio_dim: int = 0, chunk_size: int = 8, action_dim: int = 7) -> Architecture:
-    """OpenVLA-7B: DINOv2 ViT-L/14 with 4 registers, SigLIP SO400M/14 at 224 pixels, Llama 2 7B.
-
-    ``rms_norm_eps`` is the library's default: the published config overrides only vocabulary size and padding.
-    """
-    return Architecture(
-        name="7b",
-        image_size=224,
-        patch_size=14,
-        center_crop=True,
-        views=views,
-        proprio_dim=proprio_dim,
-        chunk_size=chunk_size,
-        action_dim=action_dim,
-        dino=VisionTower(width=1024, layers=24, heads=16, intermediate=4096),
-        dino_registers=4,
-        siglip=VisionTower(width=1152, layers=27, heads=16, intermediate=4304),
-        projector_hidden=4 * (1024 + 1152),
-        llm=_llama(width=4096, layers=32, heads=32, intermediate=11008),
-        value_hidden=(512, 128),
-        vocab_size=32_000,
-        bos_id=1,
-        eos_id=2,
-        final_id=29_871,
-    )
-
-
-PRESETS = {"nano": nano, "tiny": tiny, "7b": openvla_7b}
 
 
 def _check_divisible(name: str, value: int, divisor_name: str, divisor: int) -> None:
@@ -218,3 +142,64 @@ def _describe(error: Any) -> str:
             return f"{where}: expected a mapping, found {type(found).__name__}"
         case _:
             return f"{where}={found!r}: {error['msg'].replace('Input should', 'should')}"
+
+
+_llama = partial(LanguageModel, rms_norm_eps=1e-6, rope_theta=10_000.0, initializer_range=0.02)
+_vla = partial(Architecture, views=1, proprio_dim=0, chunk_size=8, action_dim=7)  # presets take these as arguments
+
+# A network for two CPU cores: 64 patches of 12 pixels at 96 pixels, about 2.4 million parameters.
+_tower = VisionTower(width=96, layers=4, heads=3, intermediate=384)
+tiny = partial(
+    _vla,
+    name="tiny",
+    image_size=96,
+    patch_size=12,
+    center_crop=False,
+    dino=_tower,
+    dino_registers=1,
+    siglip=_tower,
+    projector_hidden=384,
+    llm=_llama(width=160, layers=4, heads=5, intermediate=432),
+    value_hidden=(128, 64),
+    vocab_size=512,
+    bos_id=1,
+    eos_id=2,
+    final_id=3,
+)
+
+# For the tabletop and for tests: 64 patches of 8 pixels at 64 pixels, about 0.6 million parameters.
+_small_tower = VisionTower(width=48, layers=3, heads=2, intermediate=192)
+nano = partial(
+    tiny,
+    name="nano",
+    image_size=64,
+    patch_size=8,
+    chunk_size=4,
+    dino=_small_tower,
+    siglip=_small_tower,
+    projector_hidden=128,
+    llm=_llama(width=96, layers=3, heads=4, intermediate=256),
+    value_hidden=(64, 32),
+)
+
+# OpenVLA-7B: DINOv2 ViT-L/14 with 4 registers, SigLIP SO400M/14 at 224 pixels, Llama 2 7B. ``rms_norm_eps`` is the
+# library's default: the published config overrides only vocabulary size and padding.
+openvla_7b = partial(
+    _vla,
+    name="7b",
+    image_size=224,
+    patch_size=14,
+    center_crop=True,
+    dino=VisionTower(width=1024, layers=24, heads=16, intermediate=4096),
+    dino_registers=4,
+    siglip=VisionTower(width=1152, layers=27, heads=16, intermediate=4304),
+    projector_hidden=4 * (1024 + 1152),
+    llm=_llama(width=4096, layers=32, heads=32, intermediate=11008),
+    value_hidden=(512, 128),
+    vocab_size=32_000,
+    bos_id=1,
+    eos_id=2,
+    final_id=29_871,
+)
+
+PRESETS = {"nano": nano, "tiny": tiny, "7b": openvla_7b}

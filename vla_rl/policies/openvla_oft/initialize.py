@@ -84,21 +84,14 @@ def _embed(code: Tensor, width: int) -> Tensor:
 
 def make_policy(
     architecture: Architecture,
-    instructions: Sequence[str],
+    instructions: Sequence[str],  # one for each task number; ``set_instructions`` may change them later
     codec: ActionCodec,
-    proprio: Bounds | None = None,
+    proprio: Bounds | None = None,  # needed if ``architecture.proprio_dim`` is not 0
     *,
-    vocabulary: Sequence[str] = (),
+    vocabulary: Sequence[str] = (),  # further texts whose words to include, so that other tasks can be trained later
     seed: int = 0,
 ) -> OpenVLAOFT:
     """A policy with random weights, drawn by ``seed``, whose vocabulary has the words of its instructions.
-
-    Args:
-        architecture: its sizes.
-        instructions: one for each task number; ``set_instructions`` may change them later.
-        codec: statistics of the actions.
-        proprio: statistics of proprioception, needed if ``architecture.proprio_dim`` is not 0.
-        vocabulary: further texts whose words to include, so that the policy can be trained on other tasks later.
 
     Raises ValueError if statistics and architecture disagree or the words do not fit the vocabulary.
     """

@@ -10,13 +10,11 @@ Sources: OpenVLA (arXiv:2406.09246); parallel decoding: OpenVLA-OFT (arXiv:2502.
 action ids at the sampling temperature: SimpleVLA-RL (arXiv:2509.09674).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -221,7 +219,7 @@ class OpenVLAOFT(nn.Module):
         trained = self.trained_parameters()
         return (parameter for name, parameter in trained.items() if not name.startswith("value_head."))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OpenVLAOFT:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Keeps the rotary frequencies in float32 when weights change their dtype: rounding would blur positions."""
         rotary = self.language_model.rotary_emb
         exact = rotary.inv_freq

@@ -1,11 +1,10 @@
 """Converts instructions to token ids: OpenVLA's prompt, any ``tokenizer.json``, and small word vocabularies."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
 from collections.abc import Iterable
+from typing import Self
 
 from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.models import WordLevel
@@ -53,7 +52,7 @@ class PromptTokenizer:
         self._architecture = architecture
 
     @classmethod
-    def from_json(cls, text: str, architecture: Architecture) -> PromptTokenizer:
+    def from_json(cls, text: str, architecture: Architecture) -> Self:
         """From the text of a ``tokenizer.json``. Raises ValueError if it is not one."""
         try:
             content = json.loads(text)

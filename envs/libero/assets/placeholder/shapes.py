@@ -5,11 +5,9 @@ boxes and capsules only, because MuJoCo gives boxes several contact points at on
 Shapes are upright: z points up, and the bottom of an object is at z = 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, Self
 
 import numpy as np
 
@@ -41,9 +39,9 @@ class Geom:
     solid: bool = True
     mesh: Mesh | None = None
 
-    def moved(self, rot: np.ndarray, shift: np.ndarray) -> Geom:
+    def moved(self, rot: np.ndarray, shift: np.ndarray) -> Self:
         """The same primitive after ``x -> rot @ x + shift``."""
-        return Geom(self.kind, rot @ self.pos + shift, rot @ self.rot, self.size, self.color, self.solid, self.mesh)
+        return replace(self, pos=rot @ self.pos + shift, rot=rot @ self.rot)
 
 
 class Shape(Protocol):
@@ -57,9 +55,6 @@ def rotation(axis: Literal["x", "y", "z"], degrees: float) -> np.ndarray:
     matrix = np.eye(3)
     matrix[i, i], matrix[i, j], matrix[j, i], matrix[j, j] = c, -s, s, c
     return matrix
-
-
-# --- elements -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

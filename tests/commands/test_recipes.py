@@ -35,7 +35,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "learner": {"lr": 5e-6, "max_grad_norm": 1.0, "weight_decay": 0.01, "betas": (0.9, 0.999)},
         "groups": 64,
         "per_step": ("episodes", 128),
-        "slots": 64,
+        "envs": 64,
     },
     "rl4vla_maniskill": {
         "algo": {"gamma": 0.99, "gae_lambda": 0.95, "bootstrap": "never", "value_coef": 1.0, "ratio_level": "action"},
@@ -44,7 +44,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "env": {"max_episode_steps": 80, "shaping": 0.2, "shader": "default"},
         "learner": {"lr": 1e-4, "value_lr": 3e-3, "max_grad_norm": 10.0, "micro_batch": 8},
         "per_step": ("chunks", 8 * 20),
-        "slots": 64,
+        "envs": 64,
     },
     "rlinf_libero10_grpo": {
         "algo": {"group_size": 8, "clip_high": 0.28, "dual_clip": None, "success_low": 0.0, "success_high": 1.0},
@@ -53,7 +53,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "learner": {"lr": 2e-5, "max_grad_norm": 1.0, "micro_batch": 32},
         "groups": 8 * 16,
         "per_step": ("chunks", 16384),
-        "slots": 64,
+        "envs": 64,
     },
     "rlinf_maniskill_ppo": {
         "algo": {"gamma": 0.99, "bootstrap": "always", "huber_delta": 10.0, "value_clip": 0.2, "value_coef": 1.0},
@@ -62,7 +62,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "env": {"max_episode_steps": 80, "shaping": 0.2},
         "learner": {"lr": 1e-4, "value_lr": 3e-3, "max_grad_norm": 10.0, "micro_batch": 80},
         "per_step": ("chunks", 640),
-        "slots": 128,
+        "envs": 128,
     },
     "ript_libero": {
         "algo": {"group_size": 8, "baseline": "leave_one_out", "scale": "none", "clip_low": 0.1, "clip_high": 0.1},
@@ -72,7 +72,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "learner": {"lr": 5e-5, "weight_decay": 1e-4, "max_grad_norm": 1.0},
         "groups": 24,
         "per_step": ("episodes", 4 * 4),
-        "slots": 4,
+        "envs": 4,
     },
 }
 
@@ -110,7 +110,7 @@ def test_published_numbers_stand_in_it(name: str) -> None:
     if "lora" in published:
         assert _values(config.policy.lora, published["lora"]) == published["lora"]
     assert config.mode == "sync"
-    assert config.placement.env_workers * config.placement.envs_per_worker == published["slots"]
+    assert config.placement.env_workers * config.placement.envs_per_worker == published["envs"]
     episodes, steps = config.train.batch_episodes, config.algo.minibatches
     if "groups" in published:
         assert episodes == published["groups"] * config.algo.groups.size

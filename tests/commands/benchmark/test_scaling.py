@@ -135,7 +135,7 @@ def test_points_of_another_config_are_not_mixed(
     simulated = [*command, "--backend", "simulated", "--devices", "1", "--mode", "collocated"]
     assert main(simulated) == 0
     assert main([*simulated, "learner.micro_batch=4"]) == 2
-    assert "its points are of another config; name another file" in capsys.readouterr().err
+    assert "its points belong to another config; name another file" in capsys.readouterr().err
 
 
 def test_a_point_that_this_machine_limits_is_discarded(
@@ -158,7 +158,7 @@ def test_an_unknown_mode_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_the_reference_waits_for_all_that_play_and_for_nobody_else() -> None:
-    """A final observation, which some slots ask for when the others are done, would wait for the time limit."""
+    """A final observation, which some environments ask for when the others are done, would wait for the time limit."""
     profile = load_profile(ROOT / "configs/profiles/maniskill_openvla_h100.yaml")
     config = load_config(ROOT / "configs/scaling/maniskill.yaml", [], machine_checks(Machine.detect()))
     assert config.algo.bootstrap_rule != "never"

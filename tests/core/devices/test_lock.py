@@ -1,4 +1,4 @@
-"""vla_rl.core.devices.lock: turns never overlap, never get lost, and come in order, whoever dies."""
+"""vla_rl.core.devices.lock: leases never overlap, never get lost, and are granted in order, whichever process dies."""
 
 from __future__ import annotations
 

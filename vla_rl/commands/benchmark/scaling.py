@@ -155,8 +155,8 @@ def _known(case: Case, points: Sequence[Point]) -> Point | None:
     """Auto's point where its layout is one that has been measured: that run would be the same."""
     if case.mode != "auto":
         return None
-    beside = [p for p in points if p.devices == case.devices and p.mode != REFERENCE]
-    same = next((p for p in beside if p.layout == case.plan.layout.describe()), None)
+    candidates = [p for p in points if p.devices == case.devices and p.mode != REFERENCE]
+    same = next((p for p in candidates if p.layout == case.plan.layout.describe()), None)
     return same and replace(same, mode="auto")
 
 

@@ -27,7 +27,7 @@ class Point:
     layout: str
     backend: Backend
     batches_per_s: float  # of super-batches of the mean size, where there is a profile
-    env_steps_per_s: float  # played; the reference's are in part behind an episode's end
+    env_steps_per_s: float  # played; some of the reference's are after an episode's end
     chunks_per_s: float
     efficiency: float | None  # of the bound
     simulated: float | None  # batches a second that the discrete-event simulation predicts
@@ -37,7 +37,7 @@ class Point:
 
 
 def read_points(file: Path | None, about: Mapping[str, Any]) -> list[Point]:
-    """Those of an earlier start of the same benchmark.
+    """The points that an earlier start of the same benchmark has written.
 
     Raises UserError where ``file`` holds anything else than points with the same ``about``.
     """
@@ -51,13 +51,13 @@ def read_points(file: Path | None, about: Mapping[str, Any]) -> list[Point]:
     others = [name for name in about if record.get(name) != about[name]]
     if others:
         raise UserError(
-            f"--json {file}: its points are of another {' and '.join(others)}; name another file to begin anew"
+            f"--json {file}: its points belong to another {' and '.join(others)}; name another file to start again"
         )
     return points
 
 
 def write_points(points: Sequence[Point], file: Path | None, about: Mapping[str, Any]) -> None:
-    """With what they are of, for ``read_points``."""
+    """``about``: what they were measured with, which ``read_points`` checks."""
     if file is not None:
         file.write_text(json.dumps({**about, "points": [asdict(p) for p in points]}, indent=2) + "\n")
 
@@ -118,11 +118,11 @@ def _cells(p: Point, points: Sequence[Point]) -> dict[str, str]:
 
 def gain_of(point: Point, points: Sequence[Point]) -> tuple[float | None, float | None]:
     """Over the reference on as many devices, and what the best bound of all modes there allows; None: not known."""
-    beside = [p for p in points if p.devices == point.devices]
-    reference = next((p.batches_per_s for p in beside if p.mode == REFERENCE), None)
+    same_devices = [p for p in points if p.devices == point.devices]
+    reference = next((p.batches_per_s for p in same_devices if p.mode == REFERENCE), None)
     if reference is None:
         return None, None
-    bounds = [p.batches_per_s / p.efficiency for p in beside if p.mode != REFERENCE and p.efficiency]
+    bounds = [p.batches_per_s / p.efficiency for p in same_devices if p.mode != REFERENCE and p.efficiency]
     return point.batches_per_s / reference, max(bounds) / reference if bounds else None
 
 

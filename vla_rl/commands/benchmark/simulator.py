@@ -49,7 +49,7 @@ class _Contestant:
 
     def __init__(self, name: str, setup: Setup) -> None:
         self.name, self.figures = name, Figures()
-        # Not a pipe, which nobody would empty meanwhile. Closed with the process.
+        # A file, because a pipe that is not read could block the process. Closed with the process.
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "envs.libero.benchmark_worker", name, json.dumps(asdict(setup))],

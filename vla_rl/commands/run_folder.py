@@ -6,8 +6,8 @@ runs/NAME/
     metrics.jsonl    one line per iteration
     tensorboard/     the same for TensorBoard (and Weights & Biases, with log.wandb)
     checkpoints/     see ``checkpoints``
-    profile.yaml     what things cost, as the run has measured it; with every checkpoint
-    migrations.jsonl      one line for each move to a better plan (placement.replan_every)
+    profile.yaml     the costs that the run has measured; written with every checkpoint
+    migrations.jsonl one line per migration to a better plan (placement.replan_every)
     evaluations/     a JSON file per evaluation, and a video
     curves.png       drawn at the end
 """
@@ -29,7 +29,7 @@ from vla_rl.commands.checkpoints import Checkpoints
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
-from vla_rl.core.files import write_json
+from vla_rl.core.files import replacing, write_json
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.profile import Profile, save_profile
 
@@ -86,8 +86,9 @@ class RunFolder:
     def reopen(cls, path: Path, config: RunConfig, iteration: int) -> Self:
         """Continue at ``iteration``; metrics that were logged after the checkpoint are removed."""
         run = cls(path, config)
-        kept = [line for line in run._metric_lines() if json.loads(line)["iteration"] <= iteration]
-        run._metrics_file.write_text("".join(line + "\n" for line in kept))
+        kept = [json.dumps(record) + "\n" for record in run.metrics() if record["iteration"] <= iteration]
+        with replacing(run._metrics_file) as partial:
+            partial.write_text("".join(kept))
         (path / "config.yaml").write_text(dump_config(config))
         run._open_loggers(iteration)
         return run
@@ -96,14 +97,11 @@ class RunFolder:
     def _metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
 
-    def _metric_lines(self) -> list[str]:
-        """Complete lines only: a crash may have cut off the last one."""
+    def metrics(self) -> list[dict[str, float]]:
+        """All records, without a last line that a crash has cut off."""
         if not self._metrics_file.exists():
             return []
-        return [line for line in self._metrics_file.read_text().split("\n")[:-1] if line]
-
-    def metrics(self) -> list[dict[str, float]]:
-        return [json.loads(line) for line in self._metric_lines()]
+        return [json.loads(line) for line in self._metrics_file.read_text().split("\n")[:-1] if line]
 
     def _open_loggers(self, iteration: int) -> None:
         log = self.config.log
@@ -139,9 +137,9 @@ class RunFolder:
     def save_profile(self, profile: Profile) -> None:
         save_profile(profile, self.path / "profile.yaml")
 
-    def log_migration(self, iteration: int, move: Mapping[str, Any]) -> None:
+    def log_migration(self, iteration: int, migration: Mapping[str, Any]) -> None:
         with (self.path / "migrations.jsonl").open("a") as file:
-            file.write(json.dumps({"iteration": iteration, "time": time.time()} | dict(move)) + "\n")
+            file.write(json.dumps({"iteration": iteration, "time": time.time()} | dict(migration)) + "\n")
 
     def save_evaluation(self, name: str, record: Mapping[str, Any], frames: Sequence[Sequence[np.ndarray]]) -> None:
         """evaluations/NAME.json and, if there are frames, NAME.mp4: the episodes one after the other."""
@@ -168,7 +166,7 @@ def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
 
 
 def metadata(spec: EnvSpec, argv: Sequence[str]) -> dict[str, Any]:
-    """What is needed to trust or repeat a result."""
+    """JSON-able facts that are needed to trust or repeat a result."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [Path(argv[0]).name, *argv[1:]],
@@ -183,7 +181,7 @@ def metadata(spec: EnvSpec, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def machine_record() -> dict[str, Any]:
-    """The machine, as part of a result."""
+    """This machine's system, processor and memory, JSON-able: part of every result."""
     return {
         "system": platform.platform(),
         "cpu": _cpu_name(),

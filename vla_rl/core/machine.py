@@ -65,23 +65,19 @@ def _cgroup_words(name: str) -> list[str]:
 
 
 def _gpus() -> tuple[Gpu, ...]:
-    """GPUs that the NVIDIA driver reports, as far as CUDA_VISIBLE_DEVICES shows them to this process."""
+    """GPUs that the NVIDIA driver reports and CUDA_VISIBLE_DEVICES shows to this process; none without a driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
         return ()
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver
-        return ()
     found = []
-    try:
+    with contextlib.suppress(pynvml.NVMLError):  # no driver, or one that has failed
+        pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
             with contextlib.suppress(pynvml.NVMLError):  # a GPU that has failed
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 found.append(Gpu(pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).total))
-    finally:
         pynvml.nvmlShutdown()
     return tuple(found if visible is None else found[: len(visible.split(","))])
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_rl.core.records import EpisodeSpec, Trajectory
+from vla_rl.core.records import Array, EpisodeSpec, Trajectory
 
-_ARRAYS = tuple(f.name for f in fields(Trajectory) if f.type == "Array")
-_SCALARS = tuple(f.name for f in fields(Trajectory) if f.type != "Array" and f.name != "episode")
+_ARRAYS = tuple(f.name for f in fields(Trajectory) if f.type is Array)
+_SCALARS = tuple(f.name for f in fields(Trajectory) if f.type is not Array and f.name != "episode")
 
 
 def save_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:

@@ -20,7 +20,7 @@ from vla_rl.placement.profile import load_profile, save_profile
 LIBERO = "libero_openvla_oft_h100.yaml"
 SHORT = ["train.batch_episodes=8", "env.max_episode_steps=64", "placement.time_scale=0.15", "placement.env_workers=1"]
 YOUNG = ["train.max_staleness=1", "learner.micro_batch=8"]
-# Six updates, for rates are of what was played: over two they are off by half at times.
+# Six updates: rates count what was played, and over two updates they can be off by half.
 MEASURED = ["--devices", "2", "--iterations", "6"]
 
 
@@ -73,7 +73,7 @@ def _point(devices: int, mode: str, batches_per_s: float, efficiency: float | No
     return Point(devices, mode, "", "simulated", batches_per_s, 1.0, 1.0, efficiency, None, None, None)
 
 
-def test_gains_are_over_the_reference_beside_and_allowed_by_the_best_bound() -> None:
+def test_gains_are_over_the_reference_on_as_many_devices_and_limited_by_the_best_bound() -> None:
     slow, fast, reference = (
         _point(2, "pipelined", 1.5, 1.0),
         _point(2, "hybrid", 2.0, 0.8),
@@ -88,19 +88,11 @@ def test_gains_are_over_the_reference_beside_and_allowed_by_the_best_bound() -> 
     assert gain_of(_point(2, "real", 4.0, None), [reference]) == (4.0, None)
 
 
-def test_a_benchmark_goes_on_where_it_stood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_benchmark_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     result = tmp_path / "points.json"
-    command = [
-        "benchmark",
-        "scaling",
-        "configs/scaling/libero.yaml",
-        *SHORT,
-        "--backend",
-        "simulated",
-        "--json",
-        str(result),
-    ]
+    command = ["benchmark", "scaling", "configs/scaling/libero.yaml", *SHORT, "--backend", "simulated"]
+    command += ["--json", str(result)]
     assert main([*command, "--devices", "2", "--mode", "collocated"]) == 0
     record = json.loads(result.read_text())
     record["points"][0]["batches_per_s"] = 123.0
@@ -109,7 +101,7 @@ def test_a_benchmark_goes_on_where_it_stood(tmp_path: Path, monkeypatch: pytest.
     one, two = ({p["mode"]: p for p in json.loads(result.read_text())["points"] if p["devices"] == n} for n in (1, 2))
     assert list(one) == ["collocated", "auto", REFERENCE], "the others need two devices"
     assert list(two) == ["collocated", "pipelined", "hybrid", "auto", REFERENCE]
-    assert two["collocated"]["batches_per_s"] == 123.0, "what is there is not repeated"
+    assert two["collocated"]["batches_per_s"] == 123.0, "measured points are not repeated"
     same = {p["batches_per_s"] for p in two.values() if p["layout"] == two["auto"]["layout"] and p["mode"] != REFERENCE}
     assert len(same) == 1, "auto is one of them"
 
@@ -157,8 +149,8 @@ def test_an_unknown_mode_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "--mode hybird: known are all, collocated, pipelined, hybrid, auto, sync" in capsys.readouterr().err
 
 
-def test_the_reference_waits_for_all_that_play_and_for_nobody_else() -> None:
-    """A final observation, which some environments ask for when the others are done, would wait for the time limit."""
+def test_the_reference_waits_for_all_environments_and_never_for_the_time_limit() -> None:
+    """A final observation, requested when the other environments are done, would wait for the time limit."""
     profile = load_profile(ROOT / "configs/profiles/maniskill_openvla_h100.yaml")
     config = load_config(ROOT / "configs/scaling/maniskill.yaml", [], machine_checks(Machine.detect()))
     assert config.algo.bootstrap_rule != "never"

@@ -1,4 +1,4 @@
-"""`vla-rl benchmark simulator libero`: the contestants play the same, and the figures are put together rightly."""
+"""`vla-rl benchmark simulator libero`: contestants play the same actions, and figures are computed correctly."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from envs.libero.benchmark_worker import Setup, random_actions
-from vla_rl.commands.benchmark.simulator import _cells, _require_equal, contest
+from vla_rl.commands.benchmark.simulator import _cells, _require_equal, run_contestants
 from vla_rl.commands.cli import main
 from vla_rl.core.errors import UserError
 
@@ -32,13 +32,13 @@ def test_cells_compare_with_the_first():
 
 def test_a_contestant_that_cannot_start_says_why():
     with pytest.raises(UserError, match=r"vla_rl failed:[\s\S]*libero_spatial"):
-        contest(Setup("libero_spatial", 99, 1, 1, 32, 4), ["vla_rl"], 1, Console(quiet=True))
+        run_contestants(Setup("libero_spatial", 99, 1, 1, 32, 4), ["vla_rl"], 1, Console(quiet=True))
 
 
 @pytest.mark.slow
 @pytest.mark.libero
 def test_the_reference_environment_arrives_at_the_same_states_later():
-    result = contest(TINY, ["vla_rl", "hf-libero"], 1, Console(quiet=True))
+    result = run_contestants(TINY, ["vla_rl", "hf-libero"], 1, Console(quiet=True))
     json.dumps(result)
     ours, theirs = (result["seconds"][name]["median"] for name in ("vla_rl", "hf-libero"))
     assert ours["bare"] * TINY.chunk_size < ours["blind_chunk"] < ours["chunk"]

@@ -1,8 +1,9 @@
 """`vla-rl benchmark overlap`: do simulator, inference and learner run at the same time?
 
 The runtime is the real one (tiny model, Ray, DeepSpeed), on a simulator of known cost, and each stage sleeps for a
-known time. The costs of the stages are measured in ``mode=sync``, where they take turns; then the same work runs in
-``mode=async``. With perfect overlap an iteration takes as long as its slowest stage, without any as long as their sum.
+known time. The costs of the stages are measured in ``mode=sync``, where they run one after the other; then the same
+work runs in ``mode=async``. With perfect overlap an iteration takes as long as its slowest stage; without any, as long
+as their sum.
 """
 
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import read_metrics
 
 ENVS, BATCH, EPISODES, CHUNKS, CHUNK_SIZE = 8, 4, 16, 2, 8  # an iteration: 16 episodes of 2 chunks of 8 steps
-ENV_STEPS = EPISODES * CHUNKS * CHUNK_SIZE  # of an iteration
+ENV_STEPS = EPISODES * CHUNKS * CHUNK_SIZE  # per iteration
 WARMUP = 2  # iterations until queues are filled
 COOLDOWN = 3  # last iterations of mode=async, whose episodes have all been played before
 

@@ -62,7 +62,7 @@ class Case:
 
     @property
     def least_seconds(self) -> float | None:
-        """Of a super-batch, by the bound; the reference's phases add up."""
+        """Least seconds per super-batch, by the bound. The reference runs its phases one after the other."""
         if self.expected is None:
             return None
         return self.expected.bound.sequential_seconds if self.mode == REFERENCE else self.expected.bound.seconds
@@ -70,12 +70,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Of one iteration, in the profile's time."""
+    """Means per iteration, in the profile's time."""
 
     seconds: float
-    steps: float  # played
+    steps: float  # control steps played
     chunks: float
-    machine: float | None = None
+    machine: float | None = None  # share of this machine's cores in use
 
 
 def scaling_command(args: Any) -> int:
@@ -110,7 +110,7 @@ def scaling_command(args: Any) -> int:
                 console.print("discarded: this machine was the limit; raise placement.time_scale")
                 continue
             points.append(point)
-            write_points(points, args.json, about)  # of a long benchmark nothing is lost
+            write_points(points, args.json, about)  # after every point: an interrupted benchmark continues
     points.sort(key=lambda p: (p.devices, MODES.index(p.mode)))
     title = f"{args.config.stem if profile is None else profile.name}, {backend} devices"
     console.print(make_table(points, title))
@@ -123,7 +123,7 @@ def scaling_command(args: Any) -> int:
 
 
 def choose_backend(config: RunConfig, asked: Backend | None) -> Backend:
-    """The one that the config is made for, or that was asked for. Raises UserError where the two do not fit."""
+    """The back end that was asked for, else the config's own. Raises UserError if the two do not fit."""
     virtual = config.placement.virtual is not None
     backend: Backend = asked or ("virtual" if virtual else "real")
     if backend == "real" and virtual:
@@ -136,7 +136,7 @@ def choose_backend(config: RunConfig, asked: Backend | None) -> Backend:
 
 
 def prepare(config: RunConfig, profile: Profile | None, devices: int, mode: str) -> Case:
-    """A point's config and its best layout. Raises PlanError where the mode cannot be."""
+    """A point's config and its best layout. Raises PlanError if the mode is impossible there."""
     layout_mode: Mode | None = None if mode == "auto" else "collocated" if mode == REFERENCE else mode  # type: ignore[assignment]
     if not isinstance(config.env, WorkloadConfig) or profile is None:
         scaled = _multiplied(config, devices, layout_mode or "auto")
@@ -152,7 +152,7 @@ def prepare(config: RunConfig, profile: Profile | None, devices: int, mode: str)
 
 
 def _known(case: Case, points: Sequence[Point]) -> Point | None:
-    """Auto's point where its layout is one that has been measured: that run would be the same."""
+    """The point of mode auto, if the layout that it chose has been measured already: the run would be the same."""
     if case.mode != "auto":
         return None
     candidates = [p for p in points if p.devices == case.devices and p.mode != REFERENCE]
@@ -173,7 +173,7 @@ def measure_point(case: Case, backend: Backend, iterations: int) -> Point:
         found = run_virtual(case.config, case.profile, case.plan, iterations)
     else:
         found = run_real(case.config, iterations)
-    size = found.steps / case.workload.steps if case.workload else 1.0  # of a mean super-batch
+    size = found.steps / case.workload.steps if case.workload else 1.0  # in units of a mean super-batch
     batches_per_s = size / found.seconds
     return Point(
         devices=case.devices,
@@ -192,7 +192,7 @@ def measure_point(case: Case, backend: Backend, iterations: int) -> Point:
 
 
 def _multiplied(config: RunConfig, devices: int, mode: str) -> RunConfig:
-    """The workload of one device, for several."""
+    """Multiply the workload of one device by the number of devices."""
     episodes, workers = config.train.batch_episodes * devices, config.placement.env_workers * devices
     placement = {"devices": devices, "env_workers": workers, "mode": mode}
     return config.with_values(
@@ -201,7 +201,7 @@ def _multiplied(config: RunConfig, devices: int, mode: str) -> RunConfig:
 
 
 def for_devices(config: RunConfig, profile: Profile, devices: int) -> RunConfig:
-    """The workload of one device, for several; the simulator's costs as the profile says."""
+    """Multiply the workload of one device by the number of devices, with the simulator's costs of the profile."""
     env, scale = config.env, config.placement.time_scale * max(1.0, devices / _LIGHT)
     assert isinstance(env, WorkloadConfig)
     simulate, render, chunk = profile.simulate, profile.render, config.policy.chunk_size
@@ -229,7 +229,7 @@ def as_reference(config: RunConfig, profile: Profile) -> tuple[RunConfig, Profil
     train = profile.train.model_copy(update={"each": profile.train.each * (1 - env.length_spread / 2)})
     devices = placement.devices or 1
     workers = 1 if env.on_devices else placement.env_workers // devices
-    envs = workers * placement.envs_per_worker  # of one server: all that play wait for each other
+    envs = workers * placement.envs_per_worker  # of one server; in lockstep, all of them wait for each other
     lockstep = {
         "mode": "sync",
         "env.length_spread": 0.0,
@@ -242,7 +242,7 @@ def as_reference(config: RunConfig, profile: Profile) -> tuple[RunConfig, Profil
 
 
 def run_virtual(config: RunConfig, profile: Profile, plan: Plan, iterations: int) -> Measurement:
-    """On virtual devices, in the profile's time."""
+    """Train on virtual devices; the result is in the profile's time."""
     layout = plan.layout
     with tempfile.TemporaryDirectory() as folder:
         save_profile(profile, Path(folder) / "profile.yaml")

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from rich.table import Table
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.files import write_json
 from vla_rl.observability.plots import figure
 from vla_rl.placement.plan import Mode
 
@@ -20,16 +21,16 @@ MODES: Sequence[str] = (*get_args(Mode), "auto", REFERENCE)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement; in the time of the profile where there is one (seconds are divided by the time scale)."""
+    """One measurement. With a profile, times are the profile's: measured seconds divided by the time scale."""
 
     devices: int
     mode: str  # or REFERENCE
     layout: str
     backend: Backend
-    batches_per_s: float  # of super-batches of the mean size, where there is a profile
+    batches_per_s: float  # with a profile, super-batches are counted in units of the mean size
     env_steps_per_s: float  # played; some of the reference's are after an episode's end
     chunks_per_s: float
-    efficiency: float | None  # of the bound
+    efficiency: float | None  # share of the bound
     simulated: float | None  # batches a second that the discrete-event simulation predicts
     limit: str | None  # the resource that bounds it
     machine: float | None  # share of this machine's cores in use; on virtual devices by the runtime alone
@@ -57,9 +58,9 @@ def read_points(file: Path | None, about: Mapping[str, Any]) -> list[Point]:
 
 
 def write_points(points: Sequence[Point], file: Path | None, about: Mapping[str, Any]) -> None:
-    """``about``: what they were measured with, which ``read_points`` checks."""
+    """Write all points to ``file``, if given. ``about``: what they were measured with; ``read_points`` checks it."""
     if file is not None:
-        file.write_text(json.dumps({**about, "points": [asdict(p) for p in points]}, indent=2) + "\n")
+        write_json(file, {**about, "points": [asdict(p) for p in points]})
 
 
 def write_csv(points: Sequence[Point], file: Path) -> None:
@@ -70,7 +71,7 @@ def write_csv(points: Sequence[Point], file: Path) -> None:
 
 
 def line_of(p: Point) -> str:
-    """One point, as soon as it is measured."""
+    """One point as a line of text, printed as soon as it is measured."""
     parts = [f"{p.devices} device(s), {p.mode} ({p.layout}): {p.batches_per_s:.4g} batches/s"]
     if p.efficiency is not None:
         parts.append(f"{p.efficiency:.0%} of the bound ({p.limit})")
@@ -84,8 +85,8 @@ def line_of(p: Point) -> str:
 
 
 def make_table(points: Sequence[Point], title: str) -> Table:
-    """Per device count and mode. ``simulated``: how far off that was; ``gain`` and ``allowed``: see ``gain_of``;
-    ``cores``: the share of this machine's that were in use; ``time``: how virtual devices stretch it."""
+    """A row per device count and mode. ``simulated``: the simulation's error; ``gain``, ``allowed``: see ``gain_of``;
+    ``cores``: share of this machine's cores in use; ``time``: the factor by which virtual devices stretch time."""
     rows = [_cells(p, points) for p in points]
     table = Table(title=title)
     for name in rows[0] if rows else ():
@@ -117,7 +118,10 @@ def _cells(p: Point, points: Sequence[Point]) -> dict[str, str]:
 
 
 def gain_of(point: Point, points: Sequence[Point]) -> tuple[float | None, float | None]:
-    """Over the reference on as many devices, and what the best bound of all modes there allows; None: not known."""
+    """The gain over the reference on as many devices, and the gain that the best bound of all modes allows there.
+
+    None where a figure is unknown.
+    """
     same_devices = [p for p in points if p.devices == point.devices]
     reference = next((p.batches_per_s for p in same_devices if p.mode == REFERENCE), None)
     if reference is None:

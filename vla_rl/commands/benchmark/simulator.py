@@ -25,13 +25,13 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
 from vla_rl.observability.console import ProgressDisplay, make_console
 
-GPU_RENDER_S = 2e-3  # of one image, for the arithmetic of a machine with a GPU
+GPU_RENDER_S = 2e-3  # assumed time per image on a GPU, for the arithmetic row of the table
 _CHUNKS = 3  # per round
 
 
 @dataclass(slots=True)
 class Figures:
-    """Seconds measured of one contestant."""
+    """One contestant's measurements, in seconds."""
 
     chunk: list[float] = field(default_factory=list)  # one rendered chunk
     blind_chunk: list[float] = field(default_factory=list)  # without rendering
@@ -82,7 +82,7 @@ class _Contestant:
         self._stderr.close()
 
 
-def contest(setup: Setup, names: Sequence[str], rounds: int, console: Console) -> dict[str, Any]:
+def run_contestants(setup: Setup, names: Sequence[str], rounds: int, console: Console) -> dict[str, Any]:
     """Let all contestants play every round; returns the measurements, JSON-able.
 
     Raises UserError if one cannot be started, or if they do not reach the same state.
@@ -137,7 +137,7 @@ def simulator_command(args: Any) -> int:
     results = []
     for cameras in (1, 2):
         setup = Setup(args.suite, 0, 1, cameras, args.image_size, args.chunk_size)
-        result = contest(setup, names, args.rounds, console)
+        result = run_contestants(setup, names, args.rounds, console)
         console.print(_table(result))
         results.append(result)
     if "lerobot" not in names:

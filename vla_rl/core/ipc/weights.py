@@ -84,7 +84,7 @@ class WeightPublisher(_WeightBuffers):
 
 
 class WeightReader(_WeightBuffers):
-    """An inference server's side, and the source of a relay. ``policy_version`` is the version copied last."""
+    """An inference server's side, and the source of a relay. ``policy_version``: copied last; -1 before the first."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -89,7 +89,7 @@ def test_batches_are_capped_and_a_full_one_does_not_wait(address, start):
     for mailbox in mailboxes:
         assert len(_wait(mailbox, SLOTS)) == SLOTS
     assert policy.batches == [6, 6]
-    assert time.monotonic() - begin < 5.0
+    assert time.monotonic() - begin < 20.0
 
 
 def test_a_lone_request_is_answered_at_its_deadline(address, start):
@@ -98,7 +98,7 @@ def test_a_lone_request_is_answered_at_its_deadline(address, start):
     begin = time.monotonic()
     _ask(mailbox, [1], [5])
     assert _wait(mailbox, 1) == {1}
-    assert 0.19 < time.monotonic() - begin < 2.0
+    assert 0.19 < time.monotonic() - begin < 10.0
 
 
 def test_while_a_server_is_away_requests_wait(address, start):

@@ -66,7 +66,7 @@ def test_doorbell_waits_without_polling_and_times_out(tmp_path):
     used = time.process_time()
     start = time.monotonic()
     assert bell.wait(0.3) == []
-    assert 0.25 < time.monotonic() - start < 2.0
+    assert 0.25 < time.monotonic() - start < 10.0
     assert time.process_time() - used < 0.1
 
 
@@ -75,7 +75,7 @@ def test_doorbell_wakes_a_waiting_thread(tmp_path):
     threading.Timer(0.1, lambda: Doorbell(tmp_path / "bell").ring([WAKE])).start()
     start = time.monotonic()
     assert bell.wait(20.0) == [WAKE]
-    assert time.monotonic() - start < 5.0
+    assert time.monotonic() - start < 10.0
 
 
 def test_a_reader_that_never_reads_does_not_block_the_writer(tmp_path):

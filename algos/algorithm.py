@@ -36,6 +36,7 @@ class Algorithm(ABC):
 
     Config: ClassVar[type[AlgorithmConfig]]
     config: AlgorithmConfig
+    value_coef = 1.0  # coefficient of the value loss
 
     def __init__(self, config: AlgorithmConfig) -> None:
         self.config = config
@@ -56,6 +57,10 @@ class Algorithm(ABC):
         Returns advantages [M] and returns [M].
         """
 
+    def element_weights(self, batch: SuperBatch) -> Array:
+        """[M]: weight of each of a chunk's elements in the averages of surrogate, entropy and divergence."""
+        return np.ones(batch.num_chunks)
+
     def value_loss(self, values: Tensor, rows: RowTargets, chunks: Tensor) -> Tensor:
         """Sum of the value loss of ``values`` [n] over the chunks of a mask, bool [n].
 
@@ -63,9 +68,9 @@ class Algorithm(ABC):
         """
         return 0.0 * values.masked_fill(~chunks, 0.0).sum()
 
-    def coefficients(self, policy_version: int) -> tuple[float, float]:
-        """Coefficients of the policy's terms (surrogate, entropy, KL) and of the value loss."""
-        return 1.0, 1.0
+    def trains_policy(self, policy_version: int) -> bool:
+        """Whether this update trains the policy; false where only the value head is trained."""
+        return True
 
     def targets(
         self,
@@ -89,9 +94,11 @@ class Algorithm(ABC):
         old_values = batch.values if values is None else np.asarray(values, np.float32)
         check_batch(batch, recorded=batch.logprobs, proximal=proximal, reference=reference_logprobs)
         advantages, returns = self.compute_advantages(batch, proximal, old_values)
-        weights = None
-        if self.config.importance_level == "episode":
-            weights = episode_log_ratios(proximal, batch.logprobs, batch.num_steps, batch.offsets).astype(np.float32)
+        log_weights = None
+        if self.config.weight_level == "episode":
+            log_weights = episode_log_ratios(proximal, batch.logprobs, batch.num_steps, batch.offsets).astype(
+                np.float32
+            )
         return Targets(
             advantages=advantages.astype(np.float32),
             returns=returns.astype(np.float32),
@@ -99,9 +106,10 @@ class Algorithm(ABC):
             behaviour_logprobs=batch.logprobs,
             old_values=old_values,
             staleness=batch.staleness.astype(np.float32),
-            episode_log_weights=weights,
+            episode_log_weights=log_weights,
             reference_logprobs=reference_logprobs,
             num_steps=batch.num_steps,
+            weights=self.element_weights(batch).astype(np.float32),
         )
 
     def loss(
@@ -138,13 +146,20 @@ class Algorithm(ABC):
         tokens = token_mask(rows.num_steps, *logprobs.shape[1:])
         policy, metrics = policy_loss(c, logprobs, rows, tokens)
         value = self.value_loss(values, rows, element_mask(tokens, "chunk"))
-        kl = reference_divergence(logprobs, rows, tokens)
-        terms = LossTerms(policy, value, pool(entropy, tokens, "chunk").sum(), kl)
-        p, v = self.coefficients(policy_version)
-        coefs = {"policy_coef": p, "value_coef": v, "entropy_coef": p * c.entropy_coef, "kl_coef": p * c.kl_coef}
+        entropies = pool(entropy, tokens, "chunk")
+        divergences = reference_divergence(c, logprobs, rows, tokens)
+        terms = LossTerms(policy, value, (rows.weights * entropies).sum(), (rows.weights * divergences).sum())
+        p = float(self.trains_policy(policy_version))
+        entropy_coef = p * c.entropy_coef_at(policy_version)
+        coefs = {"policy_coef": p, "entropy_coef": entropy_coef, "kl_coef": p * c.kl_coef}
         elements = denominators.elements(c.ratio_level, logprobs.shape[2])
-        loss = total_loss(terms, elements, denominators.chunks, **coefs)
-        return loss, metrics | loss_metrics(terms, element_mask(tokens, c.ratio_level), tokens)
+        loss = total_loss(terms, elements, denominators.chunks, value_coef=self.value_coef, **coefs)
+        mask = element_mask(tokens, c.ratio_level)
+        return loss, metrics | loss_metrics(terms, entropies, divergences, mask, tokens)
+
+    def ends_update(self, sums: Mapping[str, float]) -> bool:
+        """Whether the update ends after an optimizer step with these sums over all of its loss calls."""
+        return self.config.target_kl is not None and sums["k3"] > self.config.target_kl * sums["elements"]
 
     def finish_metrics(self, sums: Mapping[str, float], targets: Targets) -> dict[str, float]:
         """Metrics of an update, from the sums of all its loss calls on all ranks (see ``algos.metrics``).

@@ -16,10 +16,11 @@ class AlgorithmConfig(ConfigGroup):
 
     name: str
 
-    objective: Literal["clip", "sapo", "gipo"] = Field(
+    objective: Literal["clip", "cispo", "sapo", "gipo"] = Field(
         "clip",
-        description="What keeps probability ratios near 1. clip: a hard limit. sapo (arXiv:2511.20347) and gipo "
-        "(arXiv:2603.03955): gradients that fade with the distance.",
+        description="What keeps probability ratios near 1. clip: a hard limit (PPO). cispo (arXiv:2506.13585): a "
+        "limited weight, so that every element keeps its gradient. sapo (arXiv:2511.20347) and gipo "
+        "(arXiv:2603.03955): weights that fade with the distance.",
     )
     tau_positive: PositiveFloat = Field(
         1.0, description="sapo: how fast gradients fade where the advantage is positive."
@@ -27,14 +28,29 @@ class AlgorithmConfig(ConfigGroup):
     tau_negative: PositiveFloat = Field(1.05, description="sapo: how fast gradients fade where it is negative.")
     clip_low: PositiveFloat = Field(0.2, description="Ratios are clipped to [1 - clip_low, 1 + clip_high].")
     clip_high: PositiveFloat = Field(0.2, description="See clip_low.")
-    gipo_sigma: PositiveFloat = Field(0.5, description="gipo: log-ratio at which the gradient has fallen to 61 %.")
+    gipo_sigma: PositiveFloat = Field(
+        0.5, description="gipo: distance of a log-ratio from 0 at which its trust weight has fallen to 61 %."
+    )
     dual_clip: float | None = Field(
-        None, gt=1.0, description="Upper limit of ratios where the advantage is negative (arXiv:1912.09729)."
+        None, gt=1.0, description="clip: upper limit of ratios where the advantage is negative (arXiv:1912.09729)."
     )
     ratio_level: RatioLevel = Field("action", description="What one probability ratio covers.")
+    ratio_mean: bool = Field(
+        False,
+        description="Take the geometric mean over the tokens that a ratio covers instead of their product. With "
+        "ratio_level=chunk this is GSPO (arXiv:2507.18071).",
+    )
     entropy_coef: float = Field(0.0, ge=0.0, description="Coefficient of the entropy bonus.")
+    entropy_decay: Positive | None = Field(
+        None, description="Iterations over which entropy_coef falls to 0, linearly; null: it stays."
+    )
     epochs: Positive = Field(1, description="Passes over a super-batch.")
     minibatches: Positive = Field(4, description="Optimizer steps per epoch.")
+    target_kl: PositiveFloat | None = Field(
+        None,
+        description="End an update early, after the first optimizer step that has found a larger approx_kl (nats per "
+        "element); null: never.",
+    )
     proximal: Literal["behaviour", "recomputed", "interpolated"] = Field(
         "behaviour",
         description="The policy that ratios are relative to. behaviour: the one that acted. The other two decouple it "
@@ -45,14 +61,33 @@ class AlgorithmConfig(ConfigGroup):
         None, description="What one weight pi_prox / pi_behaviour covers; ratio_level or coarser; null: ratio_level."
     )
     importance_cap: PositiveFloat | None = Field(None, description="Upper limit of the weights pi_prox / pi_behaviour.")
-    importance_band: float | None = Field(None, gt=1.0, description="Weights outside [1/band, band] count as 0.")
+    importance_low: float | None = Field(
+        None, gt=0.0, lt=1.0, description="Weights pi_prox / pi_behaviour below this count as 0; null: none does."
+    )
+    importance_high: float | None = Field(
+        None, gt=1.0, description="Weights pi_prox / pi_behaviour above this count as 0; null: none does."
+    )
     kl_coef: float = Field(
         0.0, ge=0.0, description="Coefficient of the KL divergence from the initial policy; costs a forward pass."
     )
+    kl_estimate: Literal["k3", "weighted_k3"] = Field(
+        "k3",
+        description="k3: as in GRPO; its gradient is biased. weighted_k3 (arXiv:2512.02556): times pi / pi_behaviour, "
+        "with its gradient; value and gradient are then right for stale data as well.",
+    )
+
+    @model_validator(mode="after")
+    def _limits_are_used(self) -> Self:
+        if self.dual_clip is not None and self.objective != "clip":
+            raise ValueError(
+                f"dual_clip={self.dual_clip} limits ratios of objective=clip, {self.objective} has its own limit: "
+                "set dual_clip=null, or objective=clip"
+            )
+        return self
 
     @model_validator(mode="after")
     def _weights_exist(self) -> Self:
-        for name in ("importance_level", "importance_cap", "importance_band"):
+        for name in ("importance_level", "importance_cap", "importance_low", "importance_high"):
             value = getattr(self, name)
             if value is not None and self.proximal == "behaviour":
                 raise ValueError(
@@ -76,6 +111,21 @@ class AlgorithmConfig(ConfigGroup):
                 "has: set proximal=recomputed, or importance_level=chunk"
             )
         return self
+
+    def entropy_coef_at(self, policy_version: int) -> float:
+        """The entropy coefficient of an update."""
+        left = 1.0 if self.entropy_decay is None else max(0.0, 1.0 - policy_version / self.entropy_decay)
+        return left * self.entropy_coef
+
+    @property
+    def weight_level(self) -> WeightLevel:
+        """What one importance weight covers, in effect."""
+        return self.importance_level or self.ratio_level
+
+    @property
+    def weight_cap(self) -> float | None:
+        """Upper limit of the importance weights, in effect."""
+        return self.importance_cap
 
     @property
     def groups(self) -> GroupRules:

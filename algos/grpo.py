@@ -32,12 +32,14 @@ class GroupRelativeConfig(AlgorithmConfig):
     average: Literal["elements", "episodes", "constant"] = Field(
         "elements",
         description="How the loss is averaged. elements: over all ratios. episodes: within each episode, then over "
-        "episodes. constant: sum over ratios divided by the number in the longest episode of the batch (Dr. GRPO).",
+        "episodes. constant: sum over ratios divided by the number that the time limit allows (Dr. GRPO).",
     )
-    success_low: Fraction = Field(0.1, description="Groups with a lower success rate are replaced (dynamic sampling).")
-    success_high: Fraction = Field(0.9, description="Groups with a higher success rate are replaced.")
+    success_low: Fraction = Field(0.0, description="Groups with a lower success rate are replaced, too.")
+    success_high: Fraction = Field(1.0, description="Groups with a higher success rate are replaced, too.")
     max_filtered: NonNegative = Field(
-        64, description="Groups replaced in a row, after which the next group is trained on whatever its success rate."
+        64,
+        description="Dynamic sampling: groups whose episodes all have the same return are replaced by others. After "
+        "this many in a row, the next group is trained on in any case; 0: none is replaced.",
     )
 
     @model_validator(mode="after")
@@ -62,22 +64,22 @@ class GroupRelative(Algorithm):
         returns = episode_returns(batch.rewards, batch.num_steps, batch.offsets)
         c = self.config
         advantages = group_advantages(returns, batch.group, baseline=c.baseline, scale=c.scale)
-        # The surrogate is linear in the advantage, which therefore can carry an episode's weight in the average.
-        per_chunk = np.repeat(advantages * self._weights(batch), np.diff(batch.offsets))
-        return per_chunk, np.zeros(batch.num_chunks)
+        return np.repeat(advantages, np.diff(batch.offsets)), np.zeros(batch.num_chunks)
 
-    def _weights(self, batch: SuperBatch) -> Array:
-        """float64 [B]: weight of each of an episode's elements; 1 gives the mean over all elements."""
+    def element_weights(self, batch: SuperBatch) -> Array:
+        """1 gives the mean over all elements of the batch."""
         level, dim = self.config.ratio_level, batch.tokens.shape[2]
         episodes = np.split(batch.num_steps, batch.offsets[1:-1])
         elements = np.array([LossDenominators.of(steps).elements(level, dim) for steps in episodes])
         match self.config.average:
             case "elements":
-                return np.ones(len(elements))
+                return np.ones(batch.num_chunks)
             case "episodes":
-                return elements.mean() / elements
+                return np.repeat(elements.mean() / elements, np.diff(batch.offsets))
             case "constant":
-                return np.full(len(elements), elements.mean() / elements.max())
+                chunks, steps = -(-batch.max_episode_steps // batch.rewards.shape[1]), batch.max_episode_steps
+                longest = LossDenominators(chunks=chunks, steps=steps).elements(level, dim)
+                return np.full(batch.num_chunks, elements.mean() / longest)
 
 
 class GRPOConfig(GroupRelativeConfig):

@@ -29,7 +29,10 @@ _COVERED = {"action": (2,), "chunk": (1, 2)}  # dimensions of [n, K, A] that one
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """Sums over some rows, as scalars with gradients. Terms of several micro-batches add up."""
+    """Sums over some rows, as scalars with gradients. Terms of several micro-batches add up.
+
+    All but the value loss are weighted by ``Targets.weights``.
+    """
 
     policy: Tensor  # negated surrogate, over elements
     value: Tensor  # value loss, over chunks
@@ -80,14 +83,17 @@ def pool(per_token: Tensor, tokens: Tensor, level: RatioLevel) -> Tensor:
     return executed if level == "token" else executed.sum(dim=_COVERED[level])
 
 
-def log_ratio(numerator: Tensor, denominator: Tensor, tokens: Tensor, level: RatioLevel) -> Tensor:
+def log_ratio(numerator: Tensor, denominator: Tensor, tokens: Tensor, level: RatioLevel, mean: bool = False) -> Tensor:
     """Log-ratios at ``level`` of two policies with log-probabilities ``numerator`` and ``denominator`` [n, K, A].
 
-    Tokens of a chunk are decoded in parallel and independent given the observation, so their log-ratios add. The result
-    is limited to +-``LOG_RATIO_LIMIT``, without gradient beyond, so that its exponential squared stays finite.
+    Tokens of a chunk are decoded in parallel and independent given the observation, so their log-ratios add; ``mean``
+    averages them over the tokens of an element instead (GSPO, arXiv:2507.18071, equation 7). The result is limited to
+    +-``LOG_RATIO_LIMIT``, without gradient beyond, so that its exponential squared stays finite.
     """
-    difference = _at_least_float32(numerator) - _at_least_float32(denominator)
-    return pool(difference, tokens, level).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    result = pool(_at_least_float32(numerator) - _at_least_float32(denominator), tokens, level)
+    if mean:
+        result = result / pool(torch.ones_like(numerator), tokens, level).clamp(min=1.0)
+    return result.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def clipped_surrogate(
@@ -122,6 +128,23 @@ def clipped_surrogate(
     return _weighted_loss(surrogate, mask, weights)
 
 
+def weighted_surrogate(
+    log_ratios: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip_low: float,
+    clip_high: float,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """CISPO (arXiv:2506.13585, equation 4): sum over elements of ``-w sg(clip(r)) A log r``, clipped as by PPO.
+
+    sg stops the gradient, so that no element loses its own: a clipped ratio only limits its weight. log r has the
+    gradient of log pi. Arguments as ``clipped_surrogate``.
+    """
+    limited = log_ratios.detach().exp().clamp(1.0 - clip_low, 1.0 + clip_high)
+    return _weighted_loss(limited * log_ratios * _per_chunk(advantages, log_ratios), mask, weights)
+
+
 def soft_surrogate(
     log_ratios: Tensor,
     advantages: Tensor,
@@ -146,31 +169,44 @@ def gaussian_surrogate(
 ) -> Tensor:
     """GIPO (arXiv:2603.03955): sum over elements of ``-w g r A`` with ``g = exp(-(log r / sigma)^2 / 2)``.
 
-    The trust g has no gradient. Gradients fade with the distance of log r from 0, alike on both sides, and never end.
-    Arguments as ``clipped_surrogate``.
+    The trust weight g has no gradient and is the same for r and 1 / r. An element's gradient is g r times that of the
+    policy gradient: largest at log r = sigma^2, and fading on both sides without ever being 0. Arguments as
+    ``clipped_surrogate``.
     """
     trust = torch.exp(-0.5 * (log_ratios.detach() / sigma) ** 2)
     return _weighted_loss(trust * log_ratios.exp() * _per_chunk(advantages, log_ratios), mask, weights)
 
 
-def k3_divergence(logprobs: Tensor, reference: Tensor, tokens: Tensor) -> Tensor:
-    """KL divergence KL(pi, pi_ref) by the k3 estimate: sum over executed tokens of ``exp(d) - d - 1``, never negative.
+def k3_divergence(logprobs: Tensor, reference: Tensor, tokens: Tensor, behaviour: Tensor | None = None) -> Tensor:
+    """KL divergence KL(pi, pi_ref) by the k3 estimate, ``exp(d) - d - 1``, summed over each chunk's executed tokens.
 
-    ``d = log pi_ref - log pi`` of a token drawn from pi, nats (joschu.net/blog/kl-approx.html; GRPO, arXiv:2402.03300,
-    equation 4). ``logprobs`` [n, K, A] is log pi, ``reference`` [n, K, A] is log pi_ref.
+    ``d = log pi_ref - log pi``, in nats (joschu.net/blog/kl-approx.html; GRPO, arXiv:2402.03300, equation 4). The value
+    is right for tokens drawn from pi, and its gradient is not that of the divergence. Times ``pi / pi_behaviour``, both
+    are right for tokens drawn from pi_behaviour (DeepSeek-V3.2, arXiv:2512.02556).
+
+    Args:
+        logprobs: [n, K, A], log pi.
+        reference: [n, K, A], log pi_ref.
+        behaviour: [n, K, A], log pi_behaviour; None: without the factor.
+
+    Returns [n]; never negative.
     """
     d = log_ratio(reference, logprobs, tokens, "token")
-    return (torch.expm1(d) - d).sum()
+    k3 = torch.expm1(d) - d
+    if behaviour is not None:
+        k3 = k3 * log_ratio(logprobs, behaviour, tokens, "token").exp()
+    return pool(k3, tokens, "chunk")
 
 
-def behaviour_weights(log_weights: Tensor, cap: float | None, band: float | None) -> Tensor:
-    """Importance weights: ``min(w, cap)``, and 0 where w lies outside ``[1 / band, band]``. None: no such limit.
+def behaviour_weights(log_weights: Tensor, cap: float | None, low: float | None, high: float | None) -> Tensor:
+    """Importance weights: ``min(w, cap)``, and 0 where w lies outside ``[low, high]``. None: no such limit.
 
-    Truncated as in V-trace (arXiv:1802.01561), masked as in arXiv:2510.18855. Unlimited weights are unbiased, with a
-    higher variance. ``log_weights`` is log w, of any shape; the result has the same.
+    Truncated as in V-trace (arXiv:1802.01561); masked on both sides as in arXiv:2510.18855, or above only as in AReaL
+    (arXiv:2505.24298) and RLinf. Unlimited weights are unbiased, with a higher variance. ``log_weights`` is log w, of
+    any shape; the result has the same.
     """
     weights = log_weights.exp().clamp(max=cap) if cap is not None else log_weights.exp()
-    return weights if band is None else _masked(weights, log_weights.abs() <= math.log(band))
+    return _masked(weights, (log_weights >= _log(low, -math.inf)) & (log_weights <= _log(high, math.inf)))
 
 
 def clipped_value_loss(
@@ -194,6 +230,10 @@ def clipped_value_loss(
         near = old + (values - old).clamp(-clip, clip)
         loss = torch.maximum(loss, functional.huber_loss(near, returns, reduction="none", delta=huber_delta))
     return loss.sum()
+
+
+def _log(limit: float | None, default: float) -> float:
+    return default if limit is None else math.log(limit)
 
 
 def _weighted_loss(surrogate: Tensor, mask: Tensor, weights: Tensor | None) -> Tensor:

@@ -24,13 +24,16 @@ _REACH = math.asinh(LOG_RATIO_LIMIT / FINE)
 _BIN_NAMES = tuple(f"ratio_bin_{i}" for i in range(BINS))
 
 
-def loss_metrics(terms: LossTerms, mask: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-    """Sums of the loss terms and their divisors: elements (``mask``, bool at the ratio level), tokens, chunks."""
+def loss_metrics(terms: LossTerms, entropy: Tensor, kl: Tensor, mask: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+    """Sums of the loss terms and their divisors: elements (``mask``, bool at the ratio level), tokens, chunks.
+
+    ``entropy`` and ``kl`` are [n] nats per chunk, before the weights of the average.
+    """
     sums = {
         "policy_loss": terms.policy,
         "value_loss": terms.value,
-        "entropy": terms.entropy,
-        "reference_kl": terms.kl,
+        "entropy": entropy.sum(),
+        "reference_kl": kl.sum(),
         "elements": mask.sum(),
         "tokens": tokens.sum(),
         "chunks": tokens.flatten(1).any(dim=1).sum(),
@@ -67,11 +70,13 @@ def ratio_metrics(
     return {name: (x * counted).sum() for name, x in sums.items()} | _histogram(log_r, counted)
 
 
-def weight_metrics(log_weights: Tensor, mask: Tensor, cap: float | None, band: float | None) -> dict[str, Tensor]:
-    """Sum of the weights pi_prox / pi_behaviour before the limits, and number of those beyond the cap or the band."""
+def weight_metrics(
+    log_weights: Tensor, mask: Tensor, cap: float | None, low: float | None, high: float | None
+) -> dict[str, Tensor]:
+    """Sum of the weights pi_prox / pi_behaviour before the limits, and number of those beyond any of them."""
     log_weights, counted = log_weights.detach().double(), mask.double()
     weights = log_weights.exp()
-    cut = (weights > (cap or math.inf)) | (log_weights.abs() > math.log(band or math.inf))
+    cut = (weights > min(cap or math.inf, high or math.inf)) | (weights < (low or 0.0))
     return {"behaviour_weight": (weights * counted).sum(), "behaviour_weight_cut": (cut.double() * counted).sum()}
 
 
@@ -88,8 +93,8 @@ def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     ratio_max, ratio_pNN  from a histogram: their logarithms are right to 7 %, or 0.0007 where that is more
     ess                   effective sample size of the weights pi / pi_behaviour, as a fraction of the elements:
                           (sum w)^2 / (elements * sum w^2)
-    behaviour_weight_mean, behaviour_weight_cut   mean of pi_prox / pi_behaviour, and the fraction above importance_cap
-                          or outside importance_band; only in the decoupled objective
+    behaviour_weight_mean, behaviour_weight_cut   mean of pi_prox / pi_behaviour, and the fraction beyond a
+                          limit (importance_cap, _low, _high); only in the decoupled objective
     """
     elements = sums.get("elements", 0.0)
     if elements == 0:

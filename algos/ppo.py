@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from algos.advantages import chunk_log_ratios, chunk_rewards, gae, normalize, vtrace
 from algos.algorithm import Algorithm
-from algos.config import AlgorithmConfig
+from algos.config import AlgorithmConfig, WeightLevel
 from vla_rl.core.records import Array, BootstrapRule, SuperBatch
 from vla_rl.core.schema import Fraction, NonNegative, PositiveFloat
 
@@ -31,7 +31,9 @@ class PPOConfig(AlgorithmConfig):
         "needs proximal=recomputed.",
     )
     vtrace_cap: PositiveFloat = Field(
-        1.0, description="vtrace: upper limit of a chunk's weight pi_prox / pi_behaviour."
+        1.0,
+        description="vtrace: upper limit of a chunk's weight pi_prox / pi_behaviour. The surrogate's weights, too, are "
+        "then those of chunks with this limit, unless importance_level or importance_cap say otherwise.",
     )
     bootstrap: BootstrapRule = Field(
         "truncated",
@@ -55,6 +57,15 @@ class PPOConfig(AlgorithmConfig):
         return self
 
     @property
+    def weight_level(self) -> WeightLevel:
+        return self.importance_level or ("chunk" if self.estimator == "vtrace" else self.ratio_level)
+
+    @property
+    def weight_cap(self) -> float | None:
+        default = self.vtrace_cap if self.estimator == "vtrace" else None
+        return default if self.importance_cap is None else self.importance_cap
+
+    @property
     def bootstrap_rule(self) -> BootstrapRule:
         return self.bootstrap
 
@@ -64,6 +75,10 @@ class PPO(Algorithm):
 
     Config = PPOConfig
     config: PPOConfig
+
+    def __init__(self, config: PPOConfig) -> None:
+        super().__init__(config)
+        self.value_coef = config.value_coef
 
     def compute_advantages(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
         c = self.config
@@ -91,5 +106,5 @@ class PPO(Algorithm):
         clip, delta = self.config.value_clip, self.config.huber_delta
         return clipped_value_loss(values, rows.returns, rows.old_values, chunks, clip, delta)
 
-    def coefficients(self, policy_version: int) -> tuple[float, float]:
-        return (1.0 if policy_version >= self.config.value_warmup else 0.0), self.config.value_coef
+    def trains_policy(self, policy_version: int) -> bool:
+        return policy_version >= self.config.value_warmup

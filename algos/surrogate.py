@@ -31,23 +31,27 @@ def policy_loss(
     Returns scalars.
     """
     c, mask = config, element_mask(tokens, config.ratio_level)
+    limits = c.weight_cap, c.importance_low, c.importance_high
     proximal = proximal_logprobs(c, logprobs, rows)
-    log_ratios = log_ratio(logprobs, proximal, tokens, c.ratio_level)
+    log_ratios = log_ratio(logprobs, proximal, tokens, c.ratio_level, mean=c.ratio_mean)
     log_weights = weights = None
     if c.proximal != "behaviour":
         log_weights = behaviour_log_weights(c, proximal, rows, tokens).expand_as(log_ratios)
-        weights = losses.behaviour_weights(log_weights, c.importance_cap, c.importance_band)
+        weights = losses.behaviour_weights(log_weights, *limits)
+    weights = rows.weights.reshape(-1, *(1,) * (mask.dim() - 1)) * (1.0 if weights is None else weights)
     given = log_ratios, rows.advantages, mask
     match c.objective:
         case "clip":
             negated = losses.clipped_surrogate(*given, c.clip_low, c.clip_high, weights, c.dual_clip)
+        case "cispo":
+            negated = losses.weighted_surrogate(*given, c.clip_low, c.clip_high, weights)
         case "sapo":
             negated = losses.soft_surrogate(*given, c.tau_positive, c.tau_negative, weights)
         case "gipo":
             negated = losses.gaussian_surrogate(*given, c.gipo_sigma, weights)
     metrics = ratio_metrics(log_ratios, mask, c.clip_low, c.clip_high, log_weights)
     if log_weights is not None:
-        metrics |= weight_metrics(log_weights, mask, c.importance_cap, c.importance_band)
+        metrics |= weight_metrics(log_weights, mask, *limits)
     return negated, metrics
 
 
@@ -73,7 +77,7 @@ def behaviour_log_weights(config: AlgorithmConfig, proximal: Tensor, rows: RowTa
     ``proximal`` [n, K, A] is log pi_prox; other arguments as ``policy_loss``. One weight covers an
     ``importance_level``; the result broadcasts to ``ratio_level``.
     """
-    level = config.importance_level or config.ratio_level
+    level = config.weight_level
     if level == "episode":
         assert rows.episode_log_weights is not None  # given by ``Algorithm.targets`` at this level
         weights = rows.episode_log_weights.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -83,8 +87,12 @@ def behaviour_log_weights(config: AlgorithmConfig, proximal: Tensor, rows: RowTa
     return weights.reshape(*weights.shape, *(1,) * (dims - weights.dim()))
 
 
-def reference_divergence(logprobs: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
-    """``k3_divergence`` from the reference policy, a scalar; 0 without one. Arguments as ``policy_loss``."""
+def reference_divergence(config: AlgorithmConfig, logprobs: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
+    """Estimated KL divergence from the reference policy, nats: [n], summed over each chunk's executed tokens.
+
+    It is 0 without a reference policy. Arguments as ``policy_loss``.
+    """
     if rows.reference_logprobs is None:
-        return logprobs.new_zeros(())
-    return losses.k3_divergence(logprobs, rows.reference_logprobs, tokens)
+        return logprobs.new_zeros(len(logprobs))
+    behaviour = rows.behaviour_logprobs if config.kl_estimate == "weighted_k3" else None
+    return losses.k3_divergence(logprobs, rows.reference_logprobs, tokens, behaviour)

@@ -28,6 +28,7 @@ class RowTargets:
     episode_log_weights: Tensor | None
     reference_logprobs: Tensor | None
     num_steps: Tensor
+    weights: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Targets:
     episode_log_weights: Array | None  # float32 [M], log(pi_prox / pi_behaviour) of the whole episode
     reference_logprobs: Array | None  # float32 [M, K, A], under the initial policy
     num_steps: Array  # int32 [M], executed steps
+    weights: Array  # float32 [M], weight of each of a chunk's elements in the averages of the policy's terms
 
     def rows(self, index: Array | slice, device: torch.device | str = "cpu") -> RowTargets:
         """The given rows (an int array, a bool array or a slice) as tensors; an array in two fields is copied once."""

@@ -21,6 +21,7 @@ def trajectory(
         episode=episode,
         images=np.full((rows, 1, SIZE, SIZE, 3), episode.id % 251, np.uint8),
         proprio=np.tile(np.arange(rows, dtype=np.float32)[:, None], (1, 3)),
+        elapsed=(np.arange(rows) * K / SPEC.max_episode_steps).astype(np.float32),
         tokens=np.full((chunks, K, A), episode.id % 256, np.uint8),
         logprobs=np.broadcast_to(marks[:, None, None], (chunks, K, A)).copy(),
         values=marks,

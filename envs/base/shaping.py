@@ -1,8 +1,9 @@
 """Reward shaping by potential differences, around any simulator that has a potential.
 
 Every chunk's reward gains ``scale * (potential after - potential before)``. An episode therefore gains as much as its
-potential grew, whatever path it took: circling earns nothing (Ng, Harada and Russell, 1999, without their discount;
-RL4VLA's reward for ManiSkill's tasks is of this kind). Success is not changed.
+potential grew, whatever path it took. With ``algo.gamma=1`` circling therefore earns nothing (Ng, Harada and Russell,
+1999). Below 1 it does earn a little: what is gained early counts more than what is lost later, because the differences
+are not discounted as theirs are. RL4VLA's reward for ManiSkill's tasks is of this kind. Success is not changed.
 """
 
 from collections.abc import Sequence

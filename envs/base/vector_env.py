@@ -143,6 +143,17 @@ class SimulatorEnv(VectorEnv, Generic[Instance]):
                 raise ValueError(f"env {env_id}: episode {instance.episode.id} has ended: reset it first")
         return instances
 
+    def observe(self, env_ids: Sequence[int], out: Observation) -> None:
+        for env_id in env_ids:
+            instance = self.instance(env_id)
+            out.task[env_id] = instance.episode.task
+            out.elapsed[env_id] = instance.steps / self.spec.max_episode_steps
+        self._sense(env_ids, out)
+
+    @abstractmethod
+    def _sense(self, env_ids: Sequence[int], out: Observation) -> None:
+        """Write images and proprioception, as ``observe`` does."""
+
     def frames(self, env_id: int) -> list[np.ndarray]:
         return self.instance(env_id).frames
 
@@ -157,6 +168,7 @@ def empty_observation(spec: EnvSpec, rows: int) -> Observation:
         images=np.zeros((rows, len(spec.views), size, size, 3), np.uint8),
         proprio=np.zeros((rows, spec.proprio_dim), np.float32),
         task=np.zeros((rows,), np.int32),
+        elapsed=np.zeros((rows,), np.float32),
     )
 
 

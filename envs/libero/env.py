@@ -81,11 +81,10 @@ class LiberoVectorEnv(SequentialVectorEnv[_Instance]):
     def _frame(self, instance: _Instance) -> np.ndarray:
         return self._images(instance)[0]
 
-    def observe(self, env_ids: Sequence[int], out: Observation) -> None:
+    def _sense(self, env_ids: Sequence[int], out: Observation) -> None:
         for env_id in env_ids:
             instance = self.instance(env_id)
             self._images(instance, out.images[env_id])
-            out.task[env_id] = instance.episode.task
             if self.spec.proprio_dim:
                 out.proprio[env_id] = _proprioception(instance.state)  # cast to float32
 

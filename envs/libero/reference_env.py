@@ -92,12 +92,11 @@ class ReferenceLiberoVectorEnv(SequentialVectorEnv[_Instance]):
     def _frame(self, instance: _Instance) -> np.ndarray:
         return instance.env.image(self.spec.views[0])
 
-    def observe(self, env_ids: Sequence[int], out: Observation) -> None:
+    def _sense(self, env_ids: Sequence[int], out: Observation) -> None:
         for env_id in env_ids:
             instance = self.instance(env_id)
             for view, camera in enumerate(self.spec.views):
                 out.images[env_id, view] = instance.env.image(camera)
-            out.task[env_id] = instance.episode.task
             if self.spec.proprio_dim:
                 out.proprio[env_id] = instance.env.proprioception()
 

@@ -87,15 +87,14 @@ class ManiSkillVectorEnv(SimulatorEnv[_Instance]):
             rewards[active, k] = success[active]
         return StepResult(rewards, num_steps, success, truncated, success.copy())
 
-    def observe(self, env_ids: Sequence[int], out: Observation) -> None:
+    def _sense(self, env_ids: Sequence[int], out: Observation) -> None:
         instances = [self.instance(env_id) for env_id in env_ids]
         indices = np.asarray(env_ids, np.int64)
         for members in _by_simulation(instances, range(len(instances))):
             rows = [instances[i].row for i in members]
             out.images[indices[members], 0] = instances[members[0]].simulation.images(rows)
-        for env_id, instance in zip(env_ids, instances, strict=True):
-            out.task[env_id] = instance.episode.task
-            if self.spec.proprio_dim:
+        if self.spec.proprio_dim:
+            for env_id, instance in zip(env_ids, instances, strict=True):
                 out.proprio[env_id] = instance.simulation.proprio(instance.row)
 
     def expert_action(self, env_id: int) -> np.ndarray:

@@ -128,9 +128,8 @@ class TabletopVectorEnv(SimulatorEnv[EnvInstance]):
             family=int(self._family[env_id]),
         )
 
-    def observe(self, env_ids: Sequence[int], out: Observation) -> None:
+    def _sense(self, env_ids: Sequence[int], out: Observation) -> None:
         for env_id in env_ids:
-            out.task[env_id] = self.instance(env_id).episode.task
             out.images[env_id, 0] = draw(self._scene(env_id), self.spec.image_size)
             if self.spec.proprio_dim:
                 out.proprio[env_id] = self._proprio(env_id)

@@ -129,13 +129,12 @@ class WorkloadVectorEnv(SimulatorEnv[_Instance]):
             if instance.episode.record:
                 instance.frames.append(encode_image(instance.episode.id, instance.steps, self._config.image_size))
 
-    def observe(self, env_ids: Sequence[int], out: Observation) -> None:
-        """See VectorEnv. Sleeps ``render_ms`` per environment."""
+    def _sense(self, env_ids: Sequence[int], out: Observation) -> None:
+        """Sleeps ``render_ms`` per environment."""
         for env_id in env_ids:
             instance = self.instance(env_id)
             out.images[env_id, 0] = encode_image(instance.episode.id, instance.steps, self._config.image_size)
             out.proprio[env_id] = (instance.steps + 1) / self._config.max_episode_steps
-            out.task[env_id] = instance.episode.task
         _sleep(self._config.render_call_ms + self._config.render_ms * len(env_ids))
 
     def potential(self, env_ids: Sequence[int]) -> np.ndarray:

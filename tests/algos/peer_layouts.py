@@ -68,7 +68,9 @@ def exact_case(config: AlgorithmConfig, seed: int) -> Case:
     case = Case(config, seed)
     t = case.targets
     advantages, returns = make_algorithm(config).compute_advantages(case.batch, t.proximal_logprobs, t.old_values)
-    case.targets = replace(t, advantages=advantages, returns=returns)
+    case.targets = replace(
+        t, advantages=advantages, returns=returns, weights=case.algorithm.element_weights(case.batch)
+    )
     return case
 
 

@@ -27,22 +27,29 @@ DECOUPLED = PPOConfig(entropy_coef=0.01, proximal="recomputed", importance_cap=1
 DUAL = PPOConfig(proximal="recomputed", dual_clip=1.05)
 GROUPED = GRPOConfig(group_size=2, entropy_coef=0.01)
 GROUPED_DECOUPLED = GRPOConfig(group_size=2, average="episodes", proximal="recomputed", importance_cap=1.5)
+GROUPED_ANCHORED = GRPOConfig(group_size=2, average="episodes", kl_coef=0.3, entropy_coef=0.2)
 LEFT_OUT = RLOOConfig(group_size=2)
-MASKED = PPOConfig(proximal="recomputed", importance_band=1.3)
+MASKED = PPOConfig(proximal="recomputed", importance_low=1 / 1.3, importance_high=1.3)
+ONE_SIDED = PPOConfig(proximal="recomputed", importance_high=1.2)
+WEIGHTED = PPOConfig(objective="cispo", clip_high=0.1)
+GEOMETRIC = PPOConfig(ratio_mean=True, clip_low=0.05, clip_high=0.05)
 SOFT = PPOConfig(objective="sapo", tau_positive=2.0, tau_negative=3.0)
 GAUSSIAN = PPOConfig(objective="gipo", gipo_sigma=0.3)
 INTERPOLATED = PPOConfig(proximal="interpolated", importance_cap=1.2)
 ANCHORED = PPOConfig(kl_coef=0.3)
-BY_CHUNK = PPOConfig(proximal="recomputed", importance_level="chunk", importance_band=2.0)
+ANCHORED_EXACTLY = PPOConfig(kl_coef=0.3, kl_estimate="weighted_k3")
+BY_CHUNK = PPOConfig(proximal="recomputed", importance_level="chunk", importance_low=0.5)
 BY_EPISODE = PPOConfig(proximal="recomputed", importance_level="episode", importance_cap=1.1)
-VTRACE = PPOConfig(proximal="recomputed", importance_cap=1.0, estimator="vtrace")
+VTRACE = PPOConfig(proximal="recomputed", estimator="vtrace")
 _OF_PPO = (
     *(PLAIN, DECOUPLED, DUAL, MASKED, SOFT, GAUSSIAN, INTERPOLATED, ANCHORED),
-    *(BY_CHUNK, BY_EPISODE, VTRACE),
+    *(BY_CHUNK, BY_EPISODE, VTRACE, ONE_SIDED, WEIGHTED, GEOMETRIC, ANCHORED_EXACTLY),
 )
 PPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in _OF_PPO for level in LEVELS]
 GRPO_CONFIGS = [
-    c.model_copy(update={"ratio_level": level}) for c in (GROUPED, GROUPED_DECOUPLED, LEFT_OUT) for level in LEVELS
+    c.model_copy(update={"ratio_level": level})
+    for c in (GROUPED, GROUPED_DECOUPLED, GROUPED_ANCHORED, LEFT_OUT)
+    for level in LEVELS
 ]
 CONFIGS: list[AlgorithmConfig] = [*PPO_CONFIGS, *GRPO_CONFIGS]
 

@@ -148,15 +148,20 @@ def ppo_reference(
             ratio = math.prod(math.exp(logprobs[i, k, a]) / math.exp(proximal[i, k, a]) for k, a in element)
             covered = covered_by_weight(c, i, element, num_steps, logprobs.shape[2], offsets)
             weight = math.prod(math.exp(proximal[at]) / math.exp(behaviour[at]) for at in covered)
+            if c.ratio_mean:
+                ratio = ratio ** (1 / len(element))
             s.importance += ratio * weight
             s.importance_sq += (ratio * weight) ** 2
-            used = weight if c.importance_cap is None else min(weight, c.importance_cap)
+            cap = c.importance_cap if c.importance_cap or c.estimator == "gae" else c.vtrace_cap
+            used = weight if cap is None else min(weight, cap)
             clipped = min(max(ratio, 1 - c.clip_low), 1 + c.clip_high)
             surrogate = min(ratio * advantages[i], clipped * advantages[i])
             if c.dual_clip is not None and advantages[i] < 0:
                 surrogate = max(surrogate, c.dual_clip * advantages[i])
-            if c.importance_band is not None and not 1 / c.importance_band <= weight <= c.importance_band:
+            if weight < (c.importance_low or 0.0) or weight > (c.importance_high or math.inf):
                 used = 0.0
+            if c.objective == "cispo":
+                surrogate = clipped * advantages[i] * math.log(ratio)
             if c.objective == "sapo":
                 tau = c.tau_positive if advantages[i] > 0 else c.tau_negative
                 surrogate = 4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantages[i]
@@ -174,7 +179,8 @@ def ppo_reference(
             if rows.reference_logprobs is not None:
                 for k, a in element:
                     odds = math.exp(float(rows.reference_logprobs[i, k, a])) / math.exp(logprobs[i, k, a])
-                    s.kl += odds - 1 - math.log(odds)
+                    acted = math.exp(logprobs[i, k, a]) / math.exp(behaviour[i, k, a])
+                    s.kl += (odds - 1 - math.log(odds)) * (acted if c.kl_estimate == "weighted_k3" else 1.0)
     return s
 
 
@@ -187,7 +193,7 @@ def covered_by_weight(
     offsets: Sequence[int],
 ) -> list[tuple[int, int, int]]:
     """The (chunk, step, dimension) triples over which an element's importance weight is taken."""
-    level = c.importance_level or c.ratio_level
+    level = c.importance_level or ("chunk" if c.estimator == "vtrace" else c.ratio_level)
     if level == c.ratio_level:
         return [(chunk, k, a) for k, a in element]
     if level == "action":
@@ -213,8 +219,10 @@ def random_super_batch(
     logprobs = -rng.exponential(1.0, (chunks, chunk_size, action_dim)).astype(np.float32)
     return SuperBatch(
         policy_version=7,
+        max_episode_steps=longest * chunk_size,
         images=np.zeros((len(obs_rows), 1, 2, 2, 3), np.uint8),
         proprio=np.zeros((len(obs_rows), 0), np.float32),
+        elapsed=np.zeros(len(obs_rows), np.float32),
         obs_row=obs_rows[:chunks],
         final_obs_row=np.where(truncated, chunks + np.cumsum(truncated) - 1, -1).astype(np.int32),
         task=np.zeros(chunks, np.int32),

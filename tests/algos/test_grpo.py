@@ -90,7 +90,7 @@ def test_returns_are_sums_of_executed_rewards() -> None:
 @pytest.mark.parametrize("config", GRPO_CONFIGS, ids=describe_config)
 def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average: Any) -> None:
     """From per-element losses that are computed one by one, with the advantage of the whole episode."""
-    config = config.model_copy(update={"average": average, "entropy_coef": 0.0})
+    config = config.model_copy(update={"average": average, "entropy_coef": 0.0, "kl_coef": 0.0})
     case = Case(config, seed=4)
     batch = case.batch
     returns = episode_returns(batch.rewards, batch.num_steps, batch.offsets)
@@ -108,10 +108,13 @@ def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average:
                 clipped = np.clip(ratio, 1 - config.clip_low, 1 + config.clip_high)
                 losses.append(-weight * min(ratio * advantage, clipped * advantage))
         episodes.append(losses)
+    longest = len(elements_of(batch.max_episode_steps, batch.tokens.shape[2], config.ratio_level))
+    if config.ratio_level == "chunk":
+        longest = batch.max_episode_steps // batch.rewards.shape[1]
     expected = {
         "elements": np.mean(np.concatenate(episodes)),
         "episodes": np.mean([np.mean(losses) for losses in episodes]),
-        "constant": np.sum(np.concatenate(episodes)) / len(episodes) / max(map(len, episodes)),
+        "constant": np.sum(np.concatenate(episodes)) / len(episodes) / longest,
     }[average]
     loss, _ = case.whole()
     assert loss.item() == pytest.approx(expected, abs=1e-6)  # advantages are float32
@@ -156,8 +159,9 @@ def test_order_of_episodes_does_not_matter() -> None:
     by_chunk = np.repeat(np.arange(6), lengths)
     mixed = replace(batch, group=batch.group[[0, 2, 4, 1, 3, 5]])
     config = GRPOConfig(group_size=2, average="episodes")
-    found = make_algorithm(config).targets(mixed).advantages
+    targets = make_algorithm(config).targets(mixed)
     returns = episode_returns(batch.rewards, batch.num_steps, batch.offsets)
     expected = np.array(reference_advantages(returns.tolist(), mixed.group.tolist(), "mean", "group"))
     steps = np.add.reduceat(batch.num_steps, batch.offsets[:-1])
-    assert_allclose(found, (expected * steps.mean() / steps)[by_chunk], rtol=1e-5)
+    assert_allclose(targets.advantages, expected[by_chunk], rtol=1e-5)
+    assert_allclose(targets.weights, (steps.mean() / steps)[by_chunk], rtol=1e-6)

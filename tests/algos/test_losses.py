@@ -17,11 +17,13 @@ from algos.losses import (
     clipped_surrogate,
     clipped_value_loss,
     element_mask,
+    gaussian_surrogate,
     k3_divergence,
     log_ratio,
     pool,
     token_mask,
     total_loss,
+    weighted_surrogate,
 )
 from tests.algos.reference_algos import elements_of, huber_reference, value_loss_reference
 
@@ -102,7 +104,7 @@ def test_extreme_ratios_stay_finite() -> None:
     new = torch.tensor([[[500.0]], [[-500.0]]], requires_grad=True)
     ratios = log_ratio(new, torch.zeros(2, 1, 1), tokens, "chunk")
     for sign in (1.0, -1.0):
-        weights = behaviour_weights(ratios, None, None)
+        weights = behaviour_weights(ratios, None, None, None)
         loss = clipped_surrogate(ratios, sign * torch.ones(2), torch.ones(2, dtype=torch.bool), 0.2, 0.2, weights)
         (gradient,) = torch.autograd.grad(loss, new, retain_graph=True)
         assert torch.isfinite(loss)
@@ -162,8 +164,14 @@ def test_weights_scale_each_element_and_carry_no_gradient() -> None:
 
 def test_truncated_weights_by_hand() -> None:
     logs = tensor(math.log(0.5), 0.0, math.log(4.0))
-    assert_allclose(behaviour_weights(logs, None, None).numpy(), [0.5, 1.0, 4.0], rtol=1e-14)
-    assert_allclose(behaviour_weights(logs, 2.0, None).numpy(), [0.5, 1.0, 2.0], rtol=1e-14)
+    for limits, expected in {
+        (None, None, None): [0.5, 1.0, 4.0],
+        (2.0, None, None): [0.5, 1.0, 2.0],
+        (None, None, 2.0): [0.5, 1.0, 0.0],  # AReaL's and RLinf's mask has no lower limit
+        (None, 0.6, None): [0.0, 1.0, 4.0],
+        (3.0, 0.6, 5.0): [0.0, 1.0, 3.0],
+    }.items():
+        assert_allclose(behaviour_weights(logs, *limits).numpy(), expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -189,7 +197,7 @@ def test_behaviour_weights_make_stale_data_give_the_on_policy_gradient() -> None
     behaviour, proximal = categorical(normal(5, seed=1)), categorical(normal(5, seed=2))
     advantages, mask = normal(5, seed=3), torch.ones(5, dtype=torch.bool)
     logits = normal(5, seed=2, grad=True)
-    weights = behaviour_weights(proximal - behaviour, None, None) * behaviour.exp()
+    weights = behaviour_weights(proximal - behaviour, None, None, None) * behaviour.exp()
     loss = clipped_surrogate(categorical(logits) - proximal, advantages, mask, 0.2, 0.2, weights)
     (stale,) = torch.autograd.grad(loss, logits)
     expected_advantage = (categorical(logits).exp() * advantages).sum()
@@ -286,6 +294,50 @@ def test_k3_divergence_by_hand() -> None:
     reference = torch.log(tensor(0.5, 0.5, 0.9)).reshape(3, 1, 1)
     tokens = torch.tensor([True, True, False]).reshape(3, 1, 1)
     found = k3_divergence(logprobs, reference, tokens)
-    assert found.item() == pytest.approx(2 - 1 - math.log(2))
-    (gradient,) = torch.autograd.grad(found, logprobs)
+    assert found.tolist() == pytest.approx([0.0, 2 - 1 - math.log(2), 0.0])
+    (gradient,) = torch.autograd.grad(found.sum(), logprobs)
     assert gradient.flatten().tolist() == pytest.approx([0.0, -1.0, 0.0])
+
+
+def test_the_weighted_divergence_and_its_gradient_are_exact_for_any_behaviour_policy() -> None:
+    """With every token enumerated, as often as the *behaviour* policy draws it."""
+    behaviour, reference = categorical(normal(5, seed=1)), categorical(normal(5, seed=2))
+    logits = normal(5, seed=3, grad=True)
+    tokens = torch.ones(5, 1, 1, dtype=torch.bool)
+
+    def estimate(weighted: bool) -> Tensor:
+        at = [x.reshape(5, 1, 1) for x in (categorical(logits), reference, behaviour)]
+        return (behaviour.exp() * k3_divergence(*at[:2], tokens, at[2] if weighted else None)).sum()
+
+    exact = (categorical(logits).exp() * (categorical(logits) - reference)).sum()
+    (expected,) = torch.autograd.grad(exact, logits)
+    found = estimate(weighted=True)
+    assert found.item() == pytest.approx(exact.item(), abs=1e-12)
+    assert_allclose(torch.autograd.grad(found, logits)[0].numpy(), expected.numpy(), atol=1e-12)
+    plain = torch.autograd.grad(estimate(weighted=False), logits)[0]
+    assert (plain - expected).abs().max() > 0.01
+
+
+def test_cispo_keeps_the_gradient_of_every_element_and_limits_its_weight() -> None:
+    log_ratios = tensor(math.log(2.0), math.log(0.5), 0.1, grad=True)
+    mask = torch.ones(3, dtype=torch.bool)
+    weighted_surrogate(log_ratios, tensor(1.0, 3.0, -1.0), mask, 0.2, 0.3).backward()
+    assert log_ratios.grad is not None
+    assert log_ratios.grad.tolist() == pytest.approx([-1.3, -0.8 * 3.0, math.exp(0.1)])
+
+
+def test_a_geometric_mean_divides_by_the_executed_tokens() -> None:
+    tokens = token_mask(torch.tensor([3, 1]), 3, 2)
+    ratio = log_ratio(torch.full((2, 3, 2), 0.6), torch.zeros(2, 3, 2), tokens, "chunk", mean=True)
+    assert ratio.tolist() == pytest.approx([0.6, 0.6])
+
+
+def test_gipo_weighs_most_where_the_log_ratio_is_sigma_squared() -> None:
+    """Its trust weight is 61 % at a log-ratio of sigma; the gradient is that times the ratio."""
+    sigma = 0.5
+    log_ratios = torch.linspace(-1.0, 1.0, 401, dtype=F64).requires_grad_()
+    gaussian_surrogate(log_ratios, -torch.ones(401, dtype=F64), torch.ones(401, dtype=torch.bool), sigma).backward()
+    assert log_ratios.grad is not None
+    assert log_ratios[log_ratios.grad.argmax()].item() == pytest.approx(sigma**2)
+    at_sigma = log_ratios.grad[300] / log_ratios.detach()[300].exp()
+    assert at_sigma.item() == pytest.approx(math.exp(-0.5))

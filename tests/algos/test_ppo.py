@@ -27,6 +27,7 @@ from tests.algos.ppo_case import (
     PLAIN,
     PPO_CONFIGS,
     SEED,
+    VTRACE,
     Case,
     describe_config,
     summed,
@@ -143,6 +144,23 @@ def test_decoupled_with_equal_policies_is_plain_ppo_exactly(level: RatioLevel) -
         assert loss.item() == expected.item()
         for found, wanted in zip(decoupled.gradients(loss), plain.gradients(expected), strict=True):
             assert torch.equal(found, wanted)
+
+
+def test_the_entropy_bonus_decays() -> None:
+    config = PPOConfig(entropy_coef=0.4, entropy_decay=4)
+    assert [config.entropy_coef_at(i) for i in (0, 1, 4, 9)] == pytest.approx([0.4, 0.3, 0.0, 0.0])
+    case = Case(config)
+    gradients = [case.gradients(case.whole(policy_version=i)[0])[1].abs().max() for i in (0, 2, 4)]
+    assert gradients[1] == gradients[0] / 2
+    assert gradients[2] == 0.0
+
+
+def test_vtrace_limits_the_policys_weights_too() -> None:
+    """Its gradient is weighted by min(cap, pi / pi_behaviour) of the chunk, as in equation 4 of its section 4.2."""
+    assert (VTRACE.weight_level, VTRACE.weight_cap) == ("chunk", 1.0)
+    chosen = PPOConfig(proximal="recomputed", estimator="vtrace", importance_level="action", importance_cap=3.0)
+    assert (chosen.weight_level, chosen.weight_cap) == ("action", 3.0)
+    assert (DECOUPLED.weight_level, DECOUPLED.weight_cap) == ("action", 1.5)
 
 
 def test_all_levels_agree_for_one_token_a_chunk() -> None:

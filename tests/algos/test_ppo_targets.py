@@ -129,7 +129,10 @@ CHANGES: dict[str, Any] = {
     "kl_coef": 0.3,
     "gipo_sigma": 0.1,
     "importance_cap": 0.5,
-    "importance_band": 1.2,
+    "importance_low": 0.9,
+    "importance_high": 1.1,
+    "kl_estimate": "weighted_k3",
+    "ratio_mean": True,
     "dual_clip": 1.01,
     "objective": "sapo",
     "tau_positive": 3.0,
@@ -147,6 +150,7 @@ def test_every_key_of_the_loss_is_read(key: str) -> None:
         "tau_positive": ("objective", "sapo"),
         "tau_negative": ("objective", "sapo"),
         "gipo_sigma": ("objective", "gipo"),
+        "kl_estimate": ("kl_coef", 0.5),
     }.get(key)
     base = base.model_copy(update=dict([needs] if needs else []))
     case, other = Case(base), Case(base)
@@ -162,7 +166,7 @@ def test_every_key_of_the_loss_is_read(key: str) -> None:
 def test_every_key_is_covered() -> None:
     algorithm: Algorithm = make_algorithm(PPOConfig(epochs=3, minibatches=5))
     assert (algorithm.epochs, algorithm.minibatches, algorithm.needs_recompute) == (3, 5, False)
-    assert set(PPOConfig.model_fields) == set(CHANGES) | {"name", "epochs", "minibatches"}
+    assert set(PPOConfig.model_fields) == set(CHANGES) | {"name", "epochs", "minibatches", "target_kl", "entropy_decay"}
 
 
 def test_numbers_of_other_weights_come_exactly_where_asked_for() -> None:
@@ -196,6 +200,12 @@ def test_contradictory_batches_are_refused() -> None:
         algorithm.targets(replace(batch, logprobs=logprobs[:, :1]))
     with pytest.raises(ValueError, match=r"values\[0\] is nan"):
         algorithm.targets(replace(batch, values=batch.values * np.nan))
+
+
+def test_a_dual_clip_that_nothing_reads_is_refused() -> None:
+    for objective in ("cispo", "sapo", "gipo"):
+        with pytest.raises(ValueError, match=f"dual_clip=3.0 limits ratios of objective=clip, {objective} has its own"):
+            PPOConfig.model_validate({"objective": objective, "dual_clip": 3.0})
 
 
 def test_shapes_that_would_broadcast_are_refused() -> None:

@@ -20,7 +20,7 @@ overrides: [env.max_episode_steps=8, policy.checkpoint=null, train.iterations=2,
   train.eval_every=0, train.eval_episodes=2, log.video=false, log.tensorboard=false]
 variants:
   plain: []
-  grpo, small: [algo=grpo, algo.group_size=2, algo.success_low=0, algo.success_high=1]
+  grpo, small: [algo=grpo, algo.group_size=2, algo.max_filtered=0]
 seeds: [3]
 threshold: 0.5
 """

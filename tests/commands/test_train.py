@@ -49,7 +49,8 @@ def _own_leftovers() -> list[Path]:
 
 @pytest.mark.parametrize(("mode", "placement"), [("async", "collocated"), ("sync", "pipelined")])
 def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, mode, placement):
-    assert train(_config(tmp_path, mode=mode, placement={"mode": placement, "devices": 2})) == 0
+    config = _config(tmp_path, mode=mode, placement={"mode": placement, "devices": 2}, train={"checkpoint_every": 1000})
+    assert train(config) == 0
     run = tmp_path / "run"
     metrics = _metrics(run)
     assert [m["iteration"] for m in metrics] == [0, 1, 2, 3]
@@ -64,7 +65,9 @@ def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, mode, placeme
         assert max(m["learner/ratio_p99"] for m in metrics[1:]) >= 1.0
     for name in ("config.yaml", "metadata.json", "curves.png", "evaluations/000003-greedy.json"):
         assert (run / name).stat().st_size > 0
-    assert [p.name for p in Checkpoints(run / "checkpoints", 9).complete()] == ["000002", "000003"]
+    assert [p.name for p in Checkpoints(run / "checkpoints", 9).complete()] == ["000002", "000003"], (
+        "the best and the last"
+    )
     evaluation = json.loads((run / "evaluations/000002-greedy.json").read_text())
     assert evaluation["policy_versions"] == [2], "one policy version played the whole evaluation"
     assert not _own_leftovers()

@@ -71,7 +71,7 @@ def random_batch(seed: int = 0, episodes: int = 5, policy_version: int = 0) -> S
                 num_steps=num_steps,
             )
         )
-    return collate(trajectories, policy_version)
+    return collate(trajectories, policy_version, SPEC.max_episode_steps)
 
 
 def parameters(learner: Any) -> dict[str, np.ndarray]:

@@ -42,7 +42,7 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
     address = PoolAddress(str(tmp_path), "server0", 1, 12)
     create_pool(address, SPEC, 4)
     server_policy = build_policy(cfg.policy, SPEC, seed=99)
-    actor = PolicyRunner(server_policy, 1.7, WeightReader(tmp_path / "weights"), "cpu")
+    actor = PolicyRunner(server_policy, cfg.policy, WeightReader(tmp_path / "weights"), "cpu")
     server = InferenceServer(actor, ServerMailbox(address), BatchRule(5, 0.01))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -50,6 +50,7 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
     mailbox.observation.images[:] = rng.integers(0, 256, mailbox.observation.images.shape)
     mailbox.observation.proprio[:] = rng.normal(size=mailbox.observation.proprio.shape)
     mailbox.observation.task[:] = np.arange(12) % 2
+    mailbox.observation.elapsed[:] = rng.random(12)
     mailbox.request(range(12), rng.random((12, 4, 7)).astype(np.float32), np.arange(12) % 3 == 0)
     answered: set[int] = set()
     while len(answered) < 12:
@@ -61,7 +62,7 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
     assert server.meter.counts["batches"] >= 3
 
     base = trajectory(training_episode(0, 0, 0), 12)
-    batch = collate([base], policy_version=1)
+    batch = collate([base], 1, SPEC.max_episode_steps)
     batch = type(batch)(
         **{name: getattr(batch, name) for name in batch.__slots__}
         | {
@@ -102,6 +103,48 @@ def test_value_warmup_trains_the_value_head_only():
     assert all(name.startswith("value_head.") for name in changed)
     learner.update(random_batch(policy_version=1))
     assert _largest_difference(after, parameters(learner)) > 1e-4
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_after_value_warmup_the_policy_starts_as_if_there_had_been_none(stage):
+    """Adam's bias correction would take updates without gradients for a long history of zeros."""
+    settings = {"learner": {"weight_decay": 0.1, "max_grad_norm": 1e9, "zero_stage": stage}, "policy": {"size": "nano"}}
+    policy = {"size": "nano", "chunk_size": 4, "detach_value": False}
+    warm = make_learner(config(algo={"name": "ppo", "value_warmup": 2}, **settings | {"policy": policy}))
+    cold = make_learner(config(**settings | {"policy": policy | {"detach_value": True}}))
+    before = parameters(warm)
+    for version in (0, 1):
+        warm.update(random_batch(policy_version=version))
+    changed = {name for name, value in parameters(warm).items() if not np.array_equal(before[name], value)}
+    assert changed
+    assert all(name.startswith("value_head.") for name in changed), "detach_value=false trains the trunk only later"
+    warm.config = cold.config  # the value loss of the next update shall not move the trunk
+    for learner in (warm, cold):
+        learner.update(random_batch(policy_version=2))
+    warmed, cooled = parameters(warm), parameters(cold)
+    trunk = [name for name in warmed if not name.startswith("value_head.")]
+    assert max(np.abs(warmed[name] - cooled[name]).max() for name in trunk) < 1e-6
+    assert max(np.abs(warmed[name] - before[name]).max() for name in trunk) > 1e-4
+
+
+def test_an_update_ends_when_it_has_moved_far_enough():
+    for target, steps in ((None, 6), (1e-9, 1)):
+        learner = make_learner(config(algo={"name": "ppo", "minibatches": 2, "epochs": 3, "target_kl": target}))
+        assert learner.update(random_batch())["learner/optimizer_steps"] == steps
+
+
+def test_temperature_follows_its_schedule():
+    policy = {"chunk_size": 4, "temperature": 2.0, "temperature_end": 1.0, "temperature_iterations": 2}
+    annealed, constant = make_learner(config(policy=policy)), make_learner(config(policy={"chunk_size": 4}))
+    figures = [learner.update(random_batch(policy_version=2))["learner/entropy"] for learner in (annealed, constant)]
+    assert figures[0] == figures[1]
+    assert annealed.config.policy.temperature_at(1) == 1.5
+
+
+def test_learning_rates_fall_to_the_end():
+    for schedule, factors in (("linear", [0.5, 1.0, 0.75, 0.5, 0.25]), ("cosine", [0.5, 1.0, 0.853553, 0.5, 0.146447])):
+        settings = config(learner={"warmup_iterations": 1, "lr_schedule": schedule}).learner
+        assert [settings.lr_factor(i, 5) for i in range(5)] == pytest.approx(factors)
 
 
 def test_zero_learning_rate_changes_nothing():

@@ -167,7 +167,7 @@ def test_replanning_needs_the_choice_of_the_mode() -> None:
 
 
 def test_a_closed_store_starts_nothing_and_loses_nothing() -> None:
-    store = StoreProcess(StoreRules(4, 1, 2, 0, iterations=9))
+    store = StoreProcess(StoreRules(4, 1, 2, 12, 0, iterations=9))
     assert store.take(0, 4, 0.05) == []
     store.open()
     assert len(store.take(0, 4, 0.05)) == 4

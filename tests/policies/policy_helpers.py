@@ -42,10 +42,10 @@ def make(architecture: Architecture, instructions: tuple[str, ...] = INSTRUCTION
     return make_policy(architecture, instructions, CODEC, proprio, vocabulary=INSTRUCTIONS, seed=seed).eval()
 
 
-def inputs(architecture: Architecture, rows: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Random images and proprioception; task i in row i, counted through the three instructions."""
+def inputs(architecture: Architecture, rows: int = 3, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Random images, proprioception and elapsed time; task i in row i, counted through the three instructions."""
     generator = torch.Generator().manual_seed(seed)
     size = architecture.image_size
     images = torch.randint(0, 256, (rows, architecture.views, size, size, 3), dtype=torch.uint8, generator=generator)
     proprio = torch.rand(rows, architecture.proprio_dim, generator=generator) - 0.5
-    return images, proprio, torch.arange(rows) % len(INSTRUCTIONS)
+    return images, proprio, torch.arange(rows) % len(INSTRUCTIONS), torch.linspace(0, 1, rows)

@@ -17,7 +17,7 @@ def spread_over_placeholders(policy: OpenVLAOFT) -> float:
     """Standard deviation, over the placeholders, of features whose own standard deviation is 1."""
     arch = policy.architecture
     with torch.no_grad():
-        hidden = policy._hidden_states(*inputs(arch, 1))
+        hidden = policy._hidden_states(*inputs(arch, 1)[:3])
     first = arch.vision_tokens + int(policy.prompt_length[0])
     return float(hidden[0, first : first + arch.action_tokens - 1].std(0).mean())
 
@@ -64,16 +64,16 @@ def test_a_policy_learns_where_a_block_is() -> None:
     policy = make(small_arch()).train()
     optimizer = torch.optim.AdamW(policy.trunk_parameters(), lr=3e-3)
     images, tokens = block_scenes(3_000, seed=0)
-    proprio, task = torch.zeros(24, 0), torch.zeros(24, dtype=torch.long)
+    rest = torch.zeros(24, 0), torch.zeros(24, dtype=torch.long), torch.zeros(24)
     for update in range(125):
         rows = slice(24 * update, 24 * update + 24)
         optimizer.param_groups[0]["lr"] = 3e-3 * min(1.0, (update + 1) / 10) * (1 - update / 130)
-        loss = -token_logprobs(policy(images[rows], proprio, task, 1.0).logits, tokens[rows]).mean()
+        loss = -token_logprobs(policy(images[rows], *rest, 1.0).logits, tokens[rows]).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     unseen, truth = block_scenes(200, seed=1)
     with torch.no_grad():
-        logits = policy(unseen, torch.zeros(200, 0), torch.zeros(200, dtype=torch.long), 1.0).logits
+        logits = policy(unseen, torch.zeros(200, 0), torch.zeros(200).long(), torch.zeros(200), 1.0).logits
     error = np.abs(CODEC.decode(logits.argmax(-1).numpy()) - CODEC.decode(truth.numpy()))[:, 0, :2].mean() * 20
     assert error < 4, f"mean error {error:.1f} pixels; a constant guess is off by 10"

@@ -44,8 +44,8 @@ def run_llama(policy: OpenVLAOFT, embeddings: Tensor, mask: Tensor | None) -> Te
 def test_logits_and_value_equal_a_slow_construction(views: int, proprio_dim: int) -> None:
     arch = nano(views=views, proprio_dim=proprio_dim)
     policy = make(arch)
-    images, proprio, task = inputs(arch)
-    output = policy(images, proprio, task, temperature=1.6)
+    images, proprio, task, elapsed = inputs(arch)
+    output = policy(images, proprio, task, elapsed, temperature=1.6)
     for row in range(3):
         embeddings = embeddings_by_hand(policy, images[row], proprio[row], int(task[row]))
         length = embeddings.shape[1]
@@ -66,7 +66,7 @@ def test_logits_and_value_equal_a_slow_construction(views: int, proprio_dim: int
 @torch.no_grad()
 def test_attention_is_bidirectional_and_the_causal_mask_is_not_applied() -> None:
     policy = make(nano())
-    images, proprio, _ = inputs(policy.architecture, rows=1)
+    images, proprio, *_ = inputs(policy.architecture, rows=1)
     task = torch.zeros(1, dtype=torch.long)
     before = policy._hidden_states(images, proprio, task)
     policy.text_ids[0, policy.prompt_length[0] + policy.architecture.action_tokens] = 5  # the token in place of </s>
@@ -83,14 +83,14 @@ def test_attention_is_bidirectional_and_the_causal_mask_is_not_applied() -> None
 @torch.no_grad()
 def test_padding_does_not_change_results() -> None:
     arch = nano()
-    images, proprio, task = inputs(arch)
+    images, proprio, task, elapsed = inputs(arch)
     together = make(arch)
-    batched = together(images, proprio, task, 1.0)
+    batched = together(images, proprio, task, elapsed, 1.0)
     assert len(set(together.prompt_length.tolist())) == 3, "the instructions must differ in length"
     for row in range(3):
         alone = make(arch)
         alone.set_instructions([INSTRUCTIONS[row]])
-        one = alone(images[row : row + 1], proprio[row : row + 1], torch.zeros(1, dtype=torch.long), 1.0)
+        one = alone(images[row : row + 1], proprio[row : row + 1], torch.zeros(1).long(), elapsed[row : row + 1], 1.0)
         torch.testing.assert_close(one.logits[0], batched.logits[row], atol=1e-5, rtol=0)
         torch.testing.assert_close(one.values[0], batched.values[row], atol=1e-5, rtol=0)
 
@@ -119,16 +119,16 @@ def test_features_come_from_the_second_to_last_block_without_norm() -> None:
 def test_every_input_reaches_the_action_distribution() -> None:
     arch = nano(views=2)
     policy = make(arch)
-    images, proprio, task = inputs(arch, rows=1)
-    base = policy(images, proprio, task, 1.0).logits
+    images, proprio, task, elapsed = inputs(arch, rows=1)
+    base = policy(images, proprio, task, elapsed, 1.0).logits
     other_first, other_second = images.clone(), images.clone()
     other_first[0, 0, :12, :12] = 255 - other_first[0, 0, :12, :12]
     other_second[0, 1, 12:, 12:] = 255 - other_second[0, 1, 12:, 12:]
     for changed in (
-        policy(other_first, proprio, task, 1.0),
-        policy(other_second, proprio, task, 1.0),
-        policy(images, proprio + 0.3, task, 1.0),
-        policy(images, proprio, task + 1, 1.0),
+        policy(other_first, proprio, task, elapsed, 1.0),
+        policy(other_second, proprio, task, elapsed, 1.0),
+        policy(images, proprio + 0.3, task, elapsed, 1.0),
+        policy(images, proprio, task + 1, elapsed, 1.0),
     ):
         assert (changed.logits - base).abs().amax(dim=(0, 3)).min() > 1e-5, "an action number ignores this input"
 
@@ -195,17 +195,40 @@ def test_extreme_uniform_numbers_never_choose_an_impossible_bin() -> None:
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
     policy = make(nano())
-    images, proprio, task = inputs(policy.architecture, 8)
+    images, proprio, task, elapsed = inputs(policy.architecture, 8)
     uniforms = torch.rand(8, 2, 7, generator=torch.Generator().manual_seed(1))
     greedy = torch.zeros(8, dtype=torch.bool)
-    together = policy.act(images, proprio, task, uniforms, greedy, 1.0)
+    together = policy.act(images, proprio, task, elapsed, uniforms, greedy, 1.0)
     torch.manual_seed(999)  # nor on the global random state
     for row in (0, 5):
         one = slice(row, row + 1)
-        alone = policy.act(images[one], proprio[one], task[one], uniforms[one], greedy[one], 1.0)
+        alone = policy.act(*(x[one] for x in (images, proprio, task, elapsed, uniforms, greedy)), 1.0)
         assert torch.equal(alone[0], together[0][one])
         torch.testing.assert_close(alone[1], together[1][one], atol=1e-5, rtol=0)
         torch.testing.assert_close(alone[2], together[2][one], atol=1e-5, rtol=0)
+
+
+def test_elapsed_time_reaches_the_value_alone() -> None:
+    policy = make(nano())
+    images, proprio, task, elapsed = inputs(policy.architecture)
+    torch.nn.init.normal_(policy.value_head.time)
+    early, late = (policy(images, proprio, task, time, 1.0) for time in (elapsed, elapsed + 0.5))
+    assert torch.equal(early.logits, late.logits)
+    assert (early.values - late.values).abs().min() > 1e-4
+    policy.value_time = False
+    early, late = (policy(images, proprio, task, time, 1.0) for time in (elapsed, elapsed + 0.5))
+    assert torch.equal(early.values, late.values)
+
+
+def test_a_float32_head_under_bf16_loses_nothing_between_features_and_logits() -> None:
+    policy = make(nano()).to(torch.bfloat16)
+    batch = inputs(policy.architecture)
+    rounded = policy(*batch, 1.0).logits
+    policy.lm_head.in_float32 = True
+    logits = policy(*batch, 1.0).logits
+    assert torch.equal(rounded, rounded.bfloat16().float())
+    assert not torch.equal(logits, logits.bfloat16().float())
+    torch.testing.assert_close(logits, rounded, atol=0.1, rtol=0.02)
 
 
 @pytest.mark.parametrize("detach", [True, False])
@@ -285,20 +308,20 @@ def test_the_7b_preset_has_the_published_shapes() -> None:
 
 def test_wrong_inputs_are_named() -> None:
     policy = make(nano())
-    images, proprio, task = inputs(policy.architecture)
+    images, proprio, task, elapsed = inputs(policy.architecture)
     with pytest.raises(ValueError, match=r"images: expected uint8 \[N, 1, H, W, 3\], found torch.float32"):
-        policy(images.float(), proprio, task, 1.0)
+        policy(images.float(), proprio, task, elapsed, 1.0)
     with pytest.raises(ValueError, match=r"found torch.uint8 \[3, 2, 24, 24, 3\]"):
-        policy(images.repeat(1, 2, 1, 1, 1), proprio, task, 1.0)
+        policy(images.repeat(1, 2, 1, 1, 1), proprio, task, elapsed, 1.0)
     with pytest.raises(ValueError, match=r"proprio: expected \[3, 8\], found \[3, 4\]"):
-        policy(images, proprio[:, :4], task, 1.0)
+        policy(images, proprio[:, :4], task, elapsed, 1.0)
     with pytest.raises(ValueError, match="temperature=0"):
-        policy(images, proprio, task, 0.0)
+        policy(images, proprio, task, elapsed, 0.0)
     with pytest.raises(ValueError, match="at least one instruction"):
         policy.set_instructions([])
     fresh = OpenVLAOFT(policy.architecture, CODEC, policy.tokenizer, PROPRIO)
     with pytest.raises(RuntimeError, match="set_instructions"):
-        fresh(images, proprio, task, 1.0)
+        fresh(images, proprio, task, elapsed, 1.0)
     with pytest.raises(ValueError, match="proprioception statistics have 0 dimensions, proprio_dim=8"):
         OpenVLAOFT(policy.architecture, CODEC, policy.tokenizer, None)
     with pytest.raises(ValueError, match="action statistics have 7 dimensions, action_dim=6"):

@@ -15,9 +15,8 @@ from vla_rl.replay.trajectory_file import load_trajectories, save_trajectories
 
 
 def _rules(**changes) -> StoreRules:
-    return StoreRules(
-        **({"batch_episodes": 4, "max_staleness": 1, "num_tasks": 2, "seed": 0, "iterations": 100} | changes)
-    )
+    rules = {"batch_episodes": 4, "max_staleness": 1, "num_tasks": 2, "max_episode_steps": 12}
+    return StoreRules(**(rules | {"seed": 0, "iterations": 100} | changes))
 
 
 @pytest.fixture
@@ -285,6 +284,22 @@ def test_groups_outside_the_bounds_are_replaced_until_the_batch_is_full(make_sto
     assert _balanced(store)
 
 
+def test_groups_of_equal_returns_are_replaced_and_one_success_among_many_is_not(make_store):
+    """DAPO keeps every group with any difference; with shaped rewards, groups without a success may differ, too."""
+    store = make_store(max_staleness=0, batch_episodes=16, groups=GroupRules(16, max_filtered=10))
+    _finish(store, store.take(0, 16, 0.0), [0] * 16)
+    assert store.counters()["filtered"] == 16
+    _finish(store, store.take(0, 16, 0.0), [1] + [0] * 15)
+    assert store.next_batch(5.0).success.sum() == 1
+    store.advance(1)
+    for episode in store.take(0, 16, 0.0):
+        shaped = trajectory(episode, version=1, success=False)
+        shaped.rewards[0, 0] = 0.01 * episode.member
+        store.add(0, shaped)
+    assert store.next_batch(5.0).success.sum() == 0
+    assert store.counters()["filtered"] == 16
+
+
 def test_where_no_group_qualifies_any_will_do_in_the_end(make_store):
     """A task that always succeeds must not stop the run."""
     store = make_store(max_staleness=0, groups=GroupRules(2, 0.1, 0.9, max_filtered=3))
@@ -325,6 +340,7 @@ def test_collate_keeps_every_row_and_pads_nothing():
             trajectory(episodes[2], 1),
         ],
         policy_version=5,
+        max_episode_steps=16,
     )
     assert batch.offsets.tolist() == [0, 2, 6, 7]
     assert batch.obs_row.tolist() == [0, 1, 2, 3, 4, 5, 7]  # row 6 is the final observation of the truncated episode
@@ -333,6 +349,8 @@ def test_collate_keeps_every_row_and_pads_nothing():
     assert batch.task.tolist() == [0, 0, 1, 1, 1, 1, 0]
     assert batch.bootstrap_value.tolist() == [0, 0.5, 0]
     assert batch.staleness.tolist() == [5] * 7
+    assert batch.elapsed.tolist() == pytest.approx([0, 1 / 3, 0, 1 / 3, 2 / 3, 1, 4 / 3, 0])
+    assert batch.max_episode_steps == 16
     assert batch.step_mask.all()
     stats = describe(batch)
     assert stats["rollout/success"] == pytest.approx(2 / 3)

@@ -57,7 +57,7 @@ def running(
     final="truncated",
 ):
     """A started system; everything must end within seconds of being told to."""
-    store = ReplayStore(StoreRules(batch_episodes, max_staleness, 2, 0, iterations=1000))
+    store = ReplayStore(StoreRules(batch_episodes, max_staleness, 2, 12, 0, iterations=1000))
     address = PoolAddress(str(tmp_path), "server0", workers, envs_per_worker)
     policy = policy or EpisodePolicy()
     envs = [WorkloadVectorEnv(config, envs_per_worker) for _ in range(workers)]

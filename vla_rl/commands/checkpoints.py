@@ -26,19 +26,31 @@ class Checkpoints:
         self._keep = keep
 
     @contextmanager
-    def write(self, iteration: int) -> Iterator[Path]:
-        """A folder to fill; it becomes the newest checkpoint when the block ends without an error."""
+    def write(self, iteration: int, best: int | None = None) -> Iterator[Path]:
+        """A folder to fill; it becomes the newest checkpoint when the block ends without an error.
+
+        Older checkpoints are then deleted, except that of the iteration ``best``.
+        """
         for leftover in self.folder.glob(".*.partial"):  # of a write that was killed
             shutil.rmtree(leftover)
         with replacing(self.folder / f"{iteration:06d}") as partial:
             partial.mkdir()
             yield partial
         for old in self.complete()[: -self._keep]:
-            shutil.rmtree(old)
+            if int(old.name) != best:
+                shutil.rmtree(old)
 
     def complete(self) -> list[Path]:
         """All complete checkpoints, oldest first."""
         return sorted(p for p in self.folder.glob("[0-9]*") if p.is_dir())
+
+    def of(self, iteration: int) -> Path:
+        """Raises UserError if the iteration has no complete checkpoint."""
+        path = self.folder / f"{iteration:06d}"
+        if path not in self.complete():
+            there = ", ".join(str(int(p.name)) for p in self.complete()) or "none"
+            raise UserError(f"{self.folder}: no complete checkpoint of iteration {iteration}; there are: {there}")
+        return path
 
     def newest(self) -> Path:
         """Raises UserError if the run has no checkpoint."""

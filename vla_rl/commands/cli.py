@@ -131,6 +131,9 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             _option("target", metavar="RUN_OR_CHECKPOINT", type=Path, help="folder of a run or of a checkpoint"),
             OVERRIDES,
             _option("--config", metavar="FILE", type=Path, help="YAML file; by default the run's own config"),
+            _option(
+                "--best", action="store_true", help="of a run, the best checkpoint by its evaluations; else the newest"
+            ),
             _option("--suite", metavar="NAME", help="LIBERO suite, all its tasks; as env.suite=NAME env.tasks=[]"),
             _option("--tasks", metavar="N,N,...", help="task numbers within the suite; as env.tasks=[N,N,...]"),
             _count("--episodes", "number of episodes, over all tasks together"),

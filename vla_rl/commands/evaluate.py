@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ STALL_S = 900.0  # the run fails if no episode finishes for this long
 
 def evaluate_command(args: Any) -> int:
     """Evaluate a run's newest checkpoint, or a policy checkpoint, as the arguments of `vla-rl eval` say."""
-    config = _config(args.target, args.config, args.overrides)
+    config = _config(args.target, args.config, args.overrides, best=args.best)
     episodes = args.episodes or config.train.eval_episodes or 50
     evaluation = evaluate_policy(config, episodes, greedy=not args.sampled, record=3 if args.video else 0)
     console = make_console()
@@ -50,7 +51,7 @@ def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: i
 
     spec = env_spec(config.env)
     check_policy(config.policy, spec)
-    rules = StoreRules(config.train.batch_episodes, 0, len(spec.instructions), config.seed, iterations=0)
+    rules = replace(StoreRules.of(config, spec), iterations=0)
     plan = plan_run(config, spec, training=False)
     with make_console().status("starting processes") as line, Cluster(config, plan, spec, rules) as cluster:
         cluster.start(None, 0)
@@ -60,11 +61,14 @@ def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: i
         )
 
 
-def _config(target: Path, file: Path | None, overrides: list[str]) -> RunConfig:
+def _config(target: Path, file: Path | None, overrides: list[str], *, best: bool) -> RunConfig:
     """The config of a run, or of the run that a checkpoint belongs to, with ``policy.checkpoint`` set."""
     if (target / "config.yaml").is_file():
         run = RunFolder(target, load_config(target / "config.yaml"))
-        checkpoint, default = run.checkpoints.newest() / "policy", target / "config.yaml"
+        checkpoint = (run.best_checkpoint() if best else run.checkpoints.newest()) / "policy"
+        default = target / "config.yaml"
+    elif best:
+        raise UserError(f"--best: {target} is not the folder of a run, which has several checkpoints; leave it out")
     elif (target / "policy").is_dir():
         checkpoint, default = target / "policy", target.parent.parent / "config.yaml"
     else:

@@ -103,6 +103,28 @@ class RunFolder:
             return []
         return [json.loads(line) for line in self._metrics_file.read_text().split("\n")[:-1] if line]
 
+    def best_iteration(self) -> int | None:
+        """The iteration with the highest greedy success, the last of them; None before the first evaluation."""
+        evaluations = self.evaluations()
+        return max(evaluations, key=lambda pair: pair[1])[0] if evaluations else None
+
+    def best_checkpoint(self) -> Path:
+        """The checkpoint of ``best_iteration``. Raises UserError if there is none."""
+        best = self.best_iteration()
+        if best is None:
+            raise UserError(f"{self.path}: the run has no evaluation by which to choose; leave out --best")
+        return self.checkpoints.of(best)
+
+    def evaluations_since_best(self) -> int:
+        """How many evaluations have been made since ``best_iteration`` without reaching its success."""
+        iterations = [iteration for iteration, _ in self.evaluations()]
+        return sum(iteration > (self.best_iteration() or 0) for iteration in iterations)
+
+    def evaluations(self) -> list[tuple[int, float]]:
+        """Iteration and greedy success of each evaluation, the newest first."""
+        found = [(int(r["iteration"]), r["eval/greedy_success"]) for r in self.metrics() if "eval/greedy_success" in r]
+        return found[::-1]
+
     def _open_loggers(self, iteration: int) -> None:
         log = self.config.log
         if log.tensorboard:

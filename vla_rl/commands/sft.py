@@ -103,7 +103,9 @@ def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console
         for update in range(sft.updates):
             rows = rng.integers(len(tokens), size=sft.batch)
             images = shift_images(demos.images[rows], rng, sft.max_shift)
-            inputs = (torch.from_numpy(array) for array in (images, demos.proprio[rows], demos.task[rows]))
+            no_time = np.zeros(sft.batch, np.float32)  # of no use: the value head is not trained
+            seen = (images, demos.proprio[rows], demos.task[rows], no_time)
+            inputs = (torch.from_numpy(array) for array in seen)
             logits = policy(*inputs, temperature=1.0).logits
             targets = torch.from_numpy(tokens[rows]), torch.from_numpy(mask[rows])
             loss = cloning_loss(logits, *targets, sft.bin_smoothing)

@@ -80,12 +80,13 @@ def main_loop(t: Trainer) -> bool:
         if train.eval_episodes and (last or t.due(train.eval_every)):
             metrics |= t.evaluate()
         t.log(metrics)
+        last = last or t.has_converged()
         if not last and (migration := t.propose_migration()):
             t.drain()
             t.checkpoint(migration.plan)
             if not t.stop.requested:
                 return True
-        elif last or t.due(train.checkpoint_every) or t.stop.requested:
+        elif last or t.due(train.checkpoint_every) or t.improved() or t.stop.requested:
             t.checkpoint(t.cluster.plan)
     t.finish()
     return False

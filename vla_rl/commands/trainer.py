@@ -72,6 +72,15 @@ class Trainer:
         in_time = train.max_minutes is None or self._elapsed() <= 60 * train.max_minutes
         return self.policy_version >= train.iterations or (self.policy_version > 0 and not in_time)
 
+    def has_converged(self) -> bool:
+        """Whether ``train.patience`` evaluations have brought no higher success."""
+        patience = self.config.train.patience
+        return patience > 0 and self.folder.evaluations_since_best() >= patience
+
+    def improved(self) -> bool:
+        """Whether the checkpoint of this iteration is one to keep: it has the highest success so far."""
+        return self.config.train.keep_best and self.folder.best_iteration() == self.policy_version
+
     def next_batch(self) -> Any:
         """A reference to the next super-batch; None if the run is asked to stop meanwhile."""
         deadline, progress = time.monotonic() + STALL_S, -1
@@ -183,7 +192,8 @@ class Trainer:
     def checkpoint(self, plan: Plan) -> None:
         """Write a checkpoint. ``plan``: the one with which to continue."""
         self.view.status("writing a checkpoint")
-        with self.folder.checkpoints.write(self.policy_version) as folder:
+        best = self.folder.best_iteration() if self.config.train.keep_best else None
+        with self.folder.checkpoints.write(self.policy_version, best) as folder:
             about = {"run": self.folder.path.name, "iteration": self.policy_version} | metadata(self.spec, sys.argv)
             with self.cluster.learner_on_device():
                 saves = [learner.save.remote(folder, about) for learner in self.cluster.learners]
@@ -209,7 +219,9 @@ class Trainer:
         if not complete or complete[-1].name != f"{self.policy_version:06d}":
             self.checkpoint(self.cluster.plan)
         draw_curves(self.folder.metrics(), self.folder.path / "curves.png", self.folder.path.name)
-        if self.policy_version < self.config.train.iterations:
+        if self.has_converged():
+            self.view.say(f"stopped early: the highest success was reached at iteration {self.folder.best_iteration()}")
+        elif self.policy_version < self.config.train.iterations:
             self.view.say(
                 f"stopped after {self.policy_version} of {self.config.train.iterations} iterations; "
                 f"continue with: vla-rl train --resume {self.folder.path}"

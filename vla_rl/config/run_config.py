@@ -5,6 +5,7 @@ group of keys is one class: ``env`` in ``envs/*/config.py``, ``algo`` in ``algos
 ``vla_rl/policies/openvla_oft/config.py``, the others below. Reading a config loads no heavy library.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -69,6 +70,13 @@ class TrainConfig(ConfigGroup):
     eval_sampled: bool = Field(False, description="Evaluate a second time, with sampled instead of greedy actions.")
     checkpoint_every: Positive = Field(10, description="Iterations between checkpoints.")
     keep_checkpoints: Positive = Field(2, description="How many of the latest checkpoints to keep.")
+    keep_best: bool = Field(
+        True,
+        description="Write a checkpoint after each evaluation with the highest greedy success so far, and keep it.",
+    )
+    patience: NonNegative = Field(
+        0, description="Stop after this many evaluations in a row below the highest greedy success; 0: never."
+    )
     max_minutes: PositiveFloat | None = Field(
         None,
         description="Time limit: evaluate, write a checkpoint and stop, after the first update at the earliest; null: "
@@ -90,11 +98,27 @@ class LearnerConfig(ConfigGroup):
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="Betas of AdamW, both below 1.")
     weight_decay: float = Field(0.0, ge=0.0, description="Weight decay of AdamW.")
     warmup_iterations: NonNegative = Field(0, description="Iterations over which the learning rate rises linearly.")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="How learning rates change after the warm-up; linear and cosine fall to 0 at the end."
+    )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this norm.")
     threads: Positive | None = Field(
         None, description="CPU threads of one rank; null: one per core it has, 1 on a GPU."
     )
     latency_ms: float = Field(0.0, ge=0.0, description="Simulated extra time of one update (a sleep).")
+
+    def lr_factor(self, policy_version: int, iterations: int) -> float:
+        """What learning rates are multiplied by in an update, of ``iterations`` in all."""
+        if policy_version < self.warmup_iterations:
+            return (policy_version + 1) / (self.warmup_iterations + 1)
+        done = (policy_version - self.warmup_iterations) / max(1, iterations - self.warmup_iterations)
+        match self.lr_schedule:
+            case "linear":
+                return 1.0 - done
+            case "cosine":
+                return 0.5 * (1.0 + math.cos(math.pi * done))
+            case "constant":
+                return 1.0
 
 
 class PlacementConfig(ConfigGroup):

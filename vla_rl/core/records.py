@@ -82,8 +82,9 @@ class GroupRules:
 
     Attributes:
         size: episodes that share a task and a start, G.
-        success_low, success_high: a group whose success rate lies outside is filtered out and replaced.
-        max_filtered: after this many filtered groups in a row, the next group is accepted whatever its success rate.
+        success_low, success_high: a group whose success rate lies outside is filtered out and replaced, as is one whose
+            episodes all have the same return.
+        max_filtered: after this many filtered groups in a row, the next group is accepted in any case.
     """
 
     size: int = 1
@@ -100,11 +101,13 @@ class Observation:
         images: uint8 [N, V, H, W, 3], upright, as the policy was trained to see them.
         proprio: float32 [N, P].
         task: int32 [N].
+        elapsed: float32 [N], share of the time limit that has passed, 0..1. Only value functions read it.
     """
 
     images: Array
     proprio: Array
     task: Array
+    elapsed: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,7 @@ class Trajectory:
         episode: what was played.
         images: uint8 [T or T + 1, V, H, W, 3]; the extra row is the final observation, where its value is needed.
         proprio: float32 [T or T + 1, P].
+        elapsed: float32 [T or T + 1].
         tokens: uint8 [T, K, A].
         logprobs: float32 [T, K, A].
         values: float32 [T].
@@ -169,6 +173,7 @@ class Trajectory:
     episode: EpisodeSpec
     images: Array
     proprio: Array
+    elapsed: Array
     tokens: Array
     logprobs: Array
     values: Array
@@ -233,9 +238,11 @@ class SuperBatch:
 
     Attributes:
         policy_version: version of the policy that this batch updates; the update produces version + 1.
+        max_episode_steps: the time limit, in control steps.
         images: uint8 [O, V, H, W, 3].
         proprio: float32 [O, P].
-        obs_row: int32 [M], each chunk's row in images and proprio.
+        elapsed: float32 [O].
+        obs_row: int32 [M], each chunk's row in images, proprio and elapsed.
         final_obs_row: int32 [B], row of an episode's final observation, -1 where it has none.
         task: int32 [M].
         tokens: uint8 [M, K, A].
@@ -252,8 +259,10 @@ class SuperBatch:
     """
 
     policy_version: int
+    max_episode_steps: int
     images: Array
     proprio: Array
+    elapsed: Array
     obs_row: Array
     final_obs_row: Array
     task: Array

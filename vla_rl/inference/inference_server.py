@@ -6,7 +6,7 @@ requests (rows) ──▶ [ full, or the oldest is old enough ] ──▶ newer 
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
@@ -133,7 +133,7 @@ class InferenceServer:
         arrays = self.mailbox.arrays
         index = np.asarray(rows)
         tickets = arrays["ticket"][index]  # copied before the observation, so that a newer request does not match
-        observation = Observation(arrays["images"][index], arrays["proprio"][index], arrays["task"][index])
+        observation = Observation(**{f.name: arrays[f.name][index] for f in fields(Observation)})
         self.policy.refresh()
         batch = self.policy.act(observation, arrays["uniforms"][index], arrays["greedy"][index])
         self.mailbox.answer(rows, tickets, batch)

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import nullcontext
+from dataclasses import fields
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from vla_rl.core.devices.offload import Offloader
 from vla_rl.core.ipc.weights import WeightReader
 from vla_rl.core.records import ActionBatch, Observation
 from vla_rl.observability.meter import Meter
+from vla_rl.policies.openvla_oft.config import PolicyConfig
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 
@@ -20,16 +22,14 @@ class PolicyRunner:
     def __init__(
         self,
         policy: OpenVLAOFT,
-        temperature: float,
+        settings: PolicyConfig,
         weights: WeightReader | None,  # None keeps the policy's own weights, as policy version 0
         device: str,
-        latency_s: float = 0.0,  # simulated extra cost of a batch, slept (for benchmarks of the runtime)
         lease: DeviceLease = nullcontext,  # of the device, if others share it; for each batch
     ) -> None:
         self.meter = Meter()
         self.policy = policy.to(device).eval()
-        self.temperature = temperature
-        self._latency_s = latency_s
+        self._settings = settings
         self._lease = lease
         self._device = torch.device(device)
         self._weights = weights
@@ -41,12 +41,14 @@ class PolicyRunner:
         )
 
     def refresh(self) -> int:
-        if self._weights is None:
-            return 0
-        if self._weights.published_version != self._weights.policy_version:
+        if self._weights is not None and self._weights.published_version != self._weights.policy_version:
             with self.meter.time("refresh", 1):
                 self._weights.refresh(self._parameters)
-        return self._weights.policy_version
+        return self._version
+
+    @property
+    def _version(self) -> int:
+        return 0 if self._weights is None else self._weights.policy_version
 
     def offload(self) -> None:
         with self._lease(), self.meter.time("offload", 1):
@@ -57,16 +59,17 @@ class PolicyRunner:
             self._memory.onload()
 
     def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
-        arrays = (observation.images, observation.proprio, observation.task, uniforms, greedy)
-        images, proprio, task, draws, most_likely = (torch.from_numpy(a).to(self._device) for a in arrays)
+        arrays = (*(getattr(observation, f.name) for f in fields(observation)), uniforms, greedy)
+        images, proprio, task, elapsed, draws, most_likely = (torch.from_numpy(a).to(self._device) for a in arrays)
         with self._lease(), self.meter.time("act", len(observation.task)):
-            time.sleep(self._latency_s)
-            results = self.policy.act(images, proprio, task, draws, most_likely, self.temperature)
+            time.sleep(self._settings.latency_ms * 1e-3)
+            temperature = self._settings.temperature_at(self._version)
+            results = self.policy.act(images, proprio, task, elapsed, draws, most_likely, temperature)
             tokens, logprobs, values = (x.cpu() for x in results)  # waits until the device has finished
         return ActionBatch(
             actions=self.policy.codec.decode(tokens.numpy()),
             tokens=tokens.numpy(),
             logprobs=logprobs.float().numpy(),
             values=values.float().numpy(),
-            policy_version=0 if self._weights is None else self._weights.policy_version,
+            policy_version=self._version,
         )

@@ -43,6 +43,17 @@ def make_engine(policy: OpenVLAOFT, settings: LearnerConfig) -> tuple[Any, Any]:
     return engine, wrapped
 
 
+def reset_unused_steps(optimizer: Any) -> None:
+    """Set the step counts of weights that have only had zero gradients back to 0.
+
+    Adam's bias correction would take them for weights with a long history of zeros, and make their first steps too
+    small.
+    """
+    for state in getattr(optimizer, "optimizer", optimizer).state.values():
+        if "step" in state and not state["exp_avg_sq"].any():
+            state["step"].zero_()
+
+
 def make_offloader(engine: Any, reference: OpenVLAOFT | None, device: torch.device) -> Offloader:
     """An offloader of everything that a learner holds on its device.
 

@@ -26,7 +26,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.ipc.weights import WeightPublisher
 from vla_rl.core.records import SuperBatch
-from vla_rl.learner.deepspeed_engine import load_trained, make_engine, make_offloader
+from vla_rl.learner.deepspeed_engine import load_trained, make_engine, make_offloader, reset_unused_steps
 from vla_rl.learner.device_timer import DeviceTimer
 from vla_rl.observability.meter import Meter
 from vla_rl.policies.build import torch_dtype
@@ -89,19 +89,24 @@ class Learner:
         """
         with self.meter.time("train"):
             time.sleep(self.config.learner.latency_ms * 1e-3)
-            self._set_learning_rate(batch.policy_version)
+            self._set_learning_rates(batch.policy_version)
             batch, targets = self._targets(batch)
             sums: dict[str, float] = defaultdict(float)
             grad_norms: list[float] = []
-            for epoch in range(self.algorithm.epochs):
-                for rows in self._minibatches(batch, epoch):
-                    for name, value in self._optimizer_step(batch, targets, rows).items():
-                        sums[name] += value
-                    grad_norms.append(self._grad_norm)
+            for rows in self._minibatches(batch):
+                step = self._optimizer_step(batch, targets, rows)
+                for name, value in step.items():
+                    sums[name] += value
+                grad_norms.append(self._grad_norm)
+                if self.algorithm.ends_update(step):
+                    break
+            if not self.algorithm.trains_policy(batch.policy_version):
+                reset_unused_steps(self._optimizer)
             self._timer.read()
             self.meter.count("updates")
             metrics = self.algorithm.finish_metrics(dict(sums), targets)
             metrics |= {"grad_norm": float(np.mean(grad_norms)), "lr": self._optimizer.param_groups[0]["lr"]}
+            metrics["optimizer_steps"] = len(grad_norms)
             if self._memory.gib:
                 metrics["offloaded_gib"] = self._memory.gib
             return {f"learner/{name}": value for name, value in metrics.items()}
@@ -126,16 +131,19 @@ class Learner:
             with self.policy.reference():
                 yield self._engine
 
-    def _minibatches(self, batch: SuperBatch, epoch: int) -> list[np.ndarray]:
-        """A random division of all chunks, the same on every rank."""
-        rng = np.random.default_rng((self.config.seed, batch.policy_version, epoch))
-        return np.array_split(rng.permutation(batch.num_chunks), min(batch.num_chunks, self.algorithm.minibatches))
+    def _minibatches(self, batch: SuperBatch) -> Iterator[np.ndarray]:
+        """Rows of each optimizer step: every epoch divides all chunks at random, the same on every rank."""
+        parts = min(batch.num_chunks, self.algorithm.minibatches)
+        for epoch in range(self.algorithm.epochs):
+            rng = np.random.default_rng((self.config.seed, batch.policy_version, epoch))
+            yield from np.array_split(rng.permutation(batch.num_chunks), parts)
 
-    def _set_learning_rate(self, policy_version: int) -> None:
-        warmup = self.config.learner.warmup_iterations
-        factor = min(1.0, (policy_version + 1) / (warmup + 1))
-        for group in self._optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * factor
+    def _set_learning_rates(self, policy_version: int) -> None:
+        factor = self.config.learner.lr_factor(policy_version, self.config.train.iterations)
+        policy, value = self._optimizer.param_groups
+        value["lr"] = value["peak_lr"] * factor
+        # with 0, weight decay does not act either
+        policy["lr"] = policy["peak_lr"] * factor * self.algorithm.trains_policy(policy_version)
 
     def _micro_batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
         """This rank's share of ``rows`` as (chunk rows, is padding); equally many on every rank."""
@@ -154,8 +162,9 @@ class Learner:
             self._tensor(batch.images[obs_rows]),
             self._tensor(batch.proprio[obs_rows]),
             self._tensor(task),
-            policy.temperature,
-            policy.detach_value,
+            self._tensor(batch.elapsed[obs_rows]),
+            policy.temperature_at(batch.policy_version),
+            policy.detach_value or not self.algorithm.trains_policy(batch.policy_version),
         )
 
     def _forward(self, batch: SuperBatch, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -52,6 +52,7 @@ def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
     else:
         check_policy(config, spec)
         policy = load_policy(config.checkpoint)
+    policy.value_time, policy.lm_head.in_float32 = config.value_time, config.fp32_head
     if config.lora is not None:
         from vla_rl.policies.openvla_oft.lora import add_adapters
 

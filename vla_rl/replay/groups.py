@@ -8,6 +8,8 @@ from vla_rl.core.records import GroupRules, Trajectory
 
 TrajectoryGroup = list[Trajectory]
 
+_SAME_RETURN = 1e-6  # sums of equal float32 rewards may differ by rounding
+
 
 class Groups:
     """Finished episodes in groups of ``rules.size``. Members arrive in any order and from different policy versions."""
@@ -25,14 +27,20 @@ class Groups:
         if len(group) < self.rules.size:
             return 0
         del self._partial[trajectory.episode.group]
-        success = float(np.mean([t.success for t in group]))
-        if self.rules.success_low <= success <= self.rules.success_high:
+        if self._teaches(group):
             self._filtered_in_a_row = 0
         elif self._filtered_in_a_row < self.rules.max_filtered:
             self._filtered_in_a_row += 1
             return len(group)
         self._whole.append(sorted(group, key=lambda t: t.episode.member))
         return 0
+
+    def _teaches(self, group: TrajectoryGroup) -> bool:
+        """Whether returns differ, which gives advantages, and the success rate is within the bounds."""
+        returns = [t.total_reward for t in group]
+        success = float(np.mean([t.success for t in group]))
+        differ = len(group) == 1 or max(returns) - min(returns) > _SAME_RETURN
+        return differ and self.rules.success_low <= success <= self.rules.success_high
 
     def drop_older_than(self, version: int) -> int:
         """Drop groups with any chunk from an older policy version. Returns the number of dropped episodes."""

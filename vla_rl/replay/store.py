@@ -32,6 +32,7 @@ class StoreRules:
     batch_episodes: int  # B, a multiple of the group size
     max_staleness: int  # policy updates
     num_tasks: int
+    max_episode_steps: int
     seed: int
     iterations: int  # policy updates of the run; no episode is started for a later one
     groups: GroupRules = field(default_factory=GroupRules)
@@ -46,6 +47,7 @@ class StoreRules:
             batch_episodes=train.batch_episodes,
             max_staleness=config.max_staleness,
             num_tasks=len(spec.instructions),
+            max_episode_steps=spec.max_episode_steps,
             seed=config.seed,
             iterations=train.iterations,
             groups=config.algo.groups,
@@ -61,7 +63,7 @@ class Ledger:
     started: int = 0  # assigned to a worker
     trained: int = 0  # part of a super-batch whose update is done
     stale: int = 0  # finished, but dropped because the episode or another of its group was too stale
-    filtered: int = 0  # finished, but dropped because its group's success rate was outside the bounds
+    filtered: int = 0  # finished, but dropped because its group's returns or success rate teach nothing
     evaluated: int = 0
     lost: int = 0  # running in a worker that died, or when the run stopped
 
@@ -203,7 +205,7 @@ class ReplayStore:
                 version = self._next_version
                 self._filling = True
             with self.meter.time("collate"):
-                batch = collate(chosen, version)
+                batch = collate(chosen, version, self.rules.max_episode_steps)
             with self._changed:
                 self._filled, self._filling = (batch, chosen), False
                 self._changed.notify_all()

@@ -7,7 +7,7 @@ import numpy as np
 from vla_rl.core.records import SuperBatch, Trajectory
 
 
-def collate(trajectories: Sequence[Trajectory], policy_version: int) -> SuperBatch:
+def collate(trajectories: Sequence[Trajectory], policy_version: int, max_episode_steps: int) -> SuperBatch:
     """Flatten whole episodes, in the given order, for the update of ``policy_version``. Raises ValueError on none."""
     if not trajectories:
         raise ValueError("a super-batch needs at least one trajectory")
@@ -21,8 +21,10 @@ def collate(trajectories: Sequence[Trajectory], policy_version: int) -> SuperBat
 
     return SuperBatch(
         policy_version=policy_version,
+        max_episode_steps=max_episode_steps,
         images=joined("images"),
         proprio=joined("proprio"),
+        elapsed=joined("elapsed"),
         obs_row=obs_row.astype(np.int32),
         final_obs_row=np.where(rows > chunks, first_row + chunks, -1).astype(np.int32),
         task=np.repeat([t.episode.task for t in trajectories], chunks).astype(np.int32),

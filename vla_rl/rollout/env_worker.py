@@ -129,6 +129,7 @@ class EnvWorker:
             if not recording.episode.evaluation:
                 recording.images.append(self.mailbox.observation.images[env_id].copy())
                 recording.proprio.append(self.mailbox.observation.proprio[env_id].copy())
+                recording.elapsed.append(self.mailbox.observation.elapsed[env_id].copy())
         greedy = np.array([self._running[e].episode.greedy for e in env_ids])
         self.mailbox.request(env_ids, uniforms, greedy)
 

@@ -18,6 +18,7 @@ class Recording:
     started: float = field(default_factory=time.perf_counter)
     images: list[np.ndarray] = field(default_factory=list)
     proprio: list[np.ndarray] = field(default_factory=list)
+    elapsed: list[np.ndarray] = field(default_factory=list)
     decisions: list[tuple] = field(default_factory=list)  # (tokens, logprobs, value, policy version) of each chunk
     rewards: list[np.ndarray] = field(default_factory=list)
     num_steps: list[int] = field(default_factory=list)
@@ -33,6 +34,7 @@ class Recording:
             episode=self.episode,
             images=np.stack(self.images),
             proprio=np.stack(self.proprio),
+            elapsed=np.stack(self.elapsed),
             tokens=np.stack(tokens),
             logprobs=np.stack(logprobs),
             values=np.asarray(values, np.float32),

@@ -96,12 +96,13 @@ def test_a_policy_acts_after_offloading_as_before(tmp_path: Path) -> None:
     save_policy(build_policy(PolicyConfig(size="nano", chunk_size=4), SPEC, seed=3), tmp_path / "policy", {})
     for lora in (None, LORA):
         settings = PolicyConfig.model_validate({"checkpoint": str(tmp_path / "policy"), "chunk_size": 4, "lora": lora})
-        runner = PolicyRunner(build_policy(settings, SPEC, 0), 1.0, None, "cpu")
+        runner = PolicyRunner(build_policy(settings, SPEC, 0), settings, None, "cpu")
         rng = np.random.default_rng(0)
         seen = Observation(
             images=rng.integers(0, 256, (3, 1, 48, 48, 3)).astype(np.uint8),
             proprio=rng.normal(size=(3, 3)).astype(np.float32),
             task=np.array([0, 1, 0], np.int32),
+            elapsed=np.zeros(3, np.float32),
         )
         draws = rng.random((3, 4, 7)).astype(np.float32)
         before = runner.act(seen, draws, np.zeros(3, bool))

@@ -46,13 +46,11 @@ class InferenceProcess:
         from vla_rl.core.ipc.weights import WeightReader
         from vla_rl.inference.policy_runner import PolicyRunner
 
-        settings = self._config.policy
         return PolicyRunner(
             policy=self._policy,
-            temperature=settings.temperature,
+            settings=self._config.policy,
             weights=WeightReader(weights) if weights else None,
             device=self._process.torch_device,
-            latency_s=settings.latency_ms * 1e-3,
             lease=device_lease(self._process, self._lock_server),
         )
 

@@ -7,7 +7,7 @@ that has died is never taken for an answer to its successor: a row is pending ex
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +52,7 @@ def create_pool(address: PoolAddress, spec: EnvSpec, chunk_size: int) -> SharedA
             "images": ((n, len(spec.views), size, size, 3), "|u1"),
             "proprio": ((n, spec.proprio_dim), "<f4"),
             "task": ((n,), "<i4"),
+            "elapsed": ((n,), "<f4"),
             "uniforms": ((n, k, a), "<f4"),
             "greedy": ((n,), "|b1"),
             "requested_ns": ((n,), "<i8"),
@@ -80,7 +81,7 @@ class WorkerMailbox:
         self._arrays = {name: array[rows] for name, array in self._pool.arrays.items()}
         self._server = Doorbell(address.bell(None))
         self._bell = Doorbell(address.bell(worker))
-        self.observation = Observation(self._arrays["images"], self._arrays["proprio"], self._arrays["task"])
+        self.observation = Observation(**{f.name: self._arrays[f.name] for f in fields(Observation)})
         # Requests of an earlier process in this place are void, and no answer to them may match a ticket of this one.
         self._arrays["ticket"][:] = time.monotonic_ns()
         self._arrays["answered"][:] = self._arrays["ticket"]

@@ -53,11 +53,13 @@ class ActionHead(nn.Linear):
     def __init__(self, architecture: Architecture, in_features: int) -> None:
         super().__init__(in_features, architecture.padded_vocab_size, bias=False)
         self.first, self.last = architecture.text_vocab_size, architecture.vocab_size
+        self.in_float32 = False  # whether to compute in float32, whatever the dtype of the weights
         nn.init.normal_(self.weight, std=architecture.llm.initializer_range)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., in_features] -> [..., 256]; ids descend with the action, bins ascend."""
-        return F.linear(hidden, self.weight[self.first : self.last].flip(0))
+        weight = self.weight[self.first : self.last].flip(0)
+        return F.linear(hidden.float(), weight.float()) if self.in_float32 else F.linear(hidden, weight)
 
 
 class Projector(nn.Module):
@@ -74,6 +76,27 @@ class Projector(nn.Module):
         for layer in others:
             hidden = layer(F.gelu(hidden))
         return hidden
+
+
+class ValueHead(nn.Module):
+    """A value from the hidden state that predicts the first action number, proprioception if any, and elapsed time.
+
+    Time is an input because returns depend on what is left of it: without it, states before a time limit that ends the
+    episode are not Markov (arXiv:1712.00378).
+    """
+
+    def __init__(self, inputs: int, first: int, second: int) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(inputs, first)
+        last = nn.Linear(second, 1, bias=False)
+        nn.init.normal_(last.weight, std=_VALUE_INIT_STD)
+        self.time = nn.Parameter(torch.zeros(first))  # learned from 0
+        self.layers = nn.Sequential(nn.GELU(), nn.Linear(first, second), nn.GELU(), last)
+
+    def forward(self, state: Tensor, elapsed: Tensor) -> Tensor:
+        """[N, inputs], [N] -> [N]."""
+        hidden = self.inputs(state) + elapsed.to(state.dtype).unsqueeze(-1) * self.time
+        return self.layers(hidden).squeeze(-1)
 
 
 class OpenVLAOFT(nn.Module):
@@ -109,7 +132,8 @@ class OpenVLAOFT(nn.Module):
         self.proprio_projector = Projector(architecture.proprio_dim, width, width) if architecture.proprio_dim else None
         self.language_model = _build_llama(architecture)
         self.lm_head = ActionHead(architecture, width)
-        self.value_head = _build_value_head(architecture)
+        self.value_head = ValueHead(architecture.llm.width + architecture.proprio_dim, *architecture.value_hidden)
+        self.value_time = True  # whether the value head reads the elapsed time
 
     def set_instructions(self, instructions: Sequence[str]) -> None:
         """Task number i becomes ``instructions[i]``. Raises ValueError for none, or for a wrong tokenizer."""
@@ -141,7 +165,13 @@ class OpenVLAOFT(nn.Module):
         self.instructions = tuple(instructions)
 
     def forward(
-        self, images: Tensor, proprio: Tensor, task: Tensor, temperature: float, detach_value: bool = True
+        self,
+        images: Tensor,
+        proprio: Tensor,
+        task: Tensor,
+        elapsed: Tensor,
+        temperature: float,
+        detach_value: bool = True,
     ) -> PolicyOutput:
         """Distributions over the action chunk and the value of the state.
 
@@ -149,6 +179,7 @@ class OpenVLAOFT(nn.Module):
             images: uint8 [N, V, H, W, 3].
             proprio: float32 [N, P], in physical units.
             task: integers [N], indices into the instructions.
+            elapsed: float32 [N], share of the time limit that has passed; read by the value head alone.
             temperature: divides the logits; sampling and learning must use the same one.
             detach_value: stop gradients of the values at the value head.
 
@@ -167,14 +198,21 @@ class OpenVLAOFT(nn.Module):
         if self.proprio_bounds is not None:
             # The trunk keeps only what actions need; the gripper's width and height tell how an episode goes.
             state = torch.cat([state, self._normalized(self.proprio_bounds, proprio)], dim=-1)
-        values = self.value_head(state).squeeze(-1).float()
+        values = self.value_head(state, elapsed if self.value_time else torch.zeros_like(elapsed)).float()
         return PolicyOutput(logits.unflatten(1, (arch.chunk_size, arch.action_dim)), values)
 
     @torch.no_grad()
     def act(
-        self, images: Tensor, proprio: Tensor, task: Tensor, uniforms: Tensor, greedy: Tensor, temperature: float
+        self,
+        images: Tensor,
+        proprio: Tensor,
+        task: Tensor,
+        elapsed: Tensor,
+        uniforms: Tensor,
+        greedy: Tensor,
+        temperature: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Choose an action chunk for each row; see ``forward`` for the first three arguments and the errors.
+        """Choose an action chunk for each row; see ``forward`` for the first four arguments and the errors.
 
         Args:
             uniforms: float32 [N, K, A] in [0, 1); they determine the sample, so that a row's actions depend neither on
@@ -185,7 +223,7 @@ class OpenVLAOFT(nn.Module):
         Returns:
             tokens uint8 [N, K, A], log-probabilities float32 [N, K, A], values float32 [N].
         """
-        output = self.forward(images, proprio, task, temperature)
+        output = self.forward(images, proprio, task, elapsed, temperature)
         sampled = sample_tokens(output.logits, uniforms)
         tokens = torch.where(greedy[:, None, None], output.logits.argmax(-1), sampled)
         return tokens.to(torch.uint8), token_logprobs(output.logits, tokens), output.values
@@ -357,12 +395,3 @@ def _build_llama(architecture: Architecture) -> LlamaModel:
     )
     config._attn_implementation = "sdpa"  # eager attention would silently add a boolean mask to the scores
     return LlamaModel(config)
-
-
-def _build_value_head(architecture: Architecture) -> nn.Sequential:
-    """Its inputs are the hidden state that predicts the first action number and, if there is any, proprioception."""
-    first, second = architecture.value_hidden
-    inputs = nn.Linear(architecture.llm.width + architecture.proprio_dim, first)
-    last = nn.Linear(second, 1, bias=False)
-    nn.init.normal_(last.weight, std=_VALUE_INIT_STD)
-    return nn.Sequential(inputs, nn.GELU(), nn.Linear(first, second), nn.GELU(), last)

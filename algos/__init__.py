@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Union
 from pydantic import Field
 
 from algos.algorithm import Algorithm
+from algos.awr import AWR
 from algos.config import AlgorithmConfig
 from algos.grpo import GRPO
+from algos.iql import IQL
 from algos.ppo import PPO
+from algos.recap import RECAP
 from algos.rloo import RLOO
 
-ALGORITHMS: tuple[type[Algorithm], ...] = (PPO, GRPO, RLOO)
+ALGORITHMS: tuple[type[Algorithm], ...] = (PPO, GRPO, RLOO, AWR, RECAP, IQL)
 
 if TYPE_CHECKING:
     AlgoConfig = AlgorithmConfig

@@ -7,8 +7,8 @@
     and of the run (needs_reference)
 
 An algorithm knows neither processes nor devices. ``targets`` sees the whole super-batch, so all of its statistics are
-global. ``loss`` sees any subset of rows, and its results add up. Every algorithm defines ``compute_advantages``;
-ratios, clipping and importance weights are the same for all (``algos.surrogate``).
+global. ``loss`` sees any subset of rows, and its results add up. Every algorithm defines ``compute_advantages`` and
+``policy_loss``; what several of them share is in ``algos.policy_gradient`` and ``algos.actor_critic``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from algos.advantages import episode_log_ratios, explained_variance
+from algos.advantages import explained_variance
 from algos.checks import check_batch, check_given, check_rows
 from algos.config import AlgorithmConfig
 from algos.targets import RowTargets, Targets
@@ -40,33 +40,60 @@ class Algorithm(ABC):
 
     def __init__(self, config: AlgorithmConfig) -> None:
         self.config = config
-        self.needs_recompute = config.proximal == "recomputed"  # a forward pass before the update, for ``targets``
+        self.needs_recompute = config.needs_recompute  # a forward pass before the update, for ``targets``
         self.needs_reference = config.kl_coef > 0  # a forward pass of the initial policy, for ``targets``
         self.epochs = config.epochs
         self.minibatches = config.minibatches
 
     @abstractmethod
-    def compute_advantages(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
+    def compute_advantages(
+        self, batch: SuperBatch, proximal: Array, values: Array, q: Array | None = None
+    ) -> tuple[Array, Array]:
         """What each chunk is trained towards.
 
         Args:
             batch: the super-batch.
             proximal: [M, K, A], log-probabilities under the proximal policy.
             values: [M], predictions at the start of the update.
+            q: [M, critics], likewise, of the recorded chunks; for algorithms with a critic.
 
         Returns advantages [M] and returns [M].
         """
+
+    @abstractmethod
+    def policy_loss(self, logprobs: Tensor, rows: RowTargets, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The policy's loss, summed over the elements of some rows, and sums for the metrics (``algos.metrics``).
+
+        Args:
+            logprobs: [n, K, A], log pi, under the weights in training.
+            rows: targets of these n chunks.
+            tokens: bool [n, K, A], the executed tokens.
+
+        Returns scalars.
+        """
+
+    def episode_log_weights(self, batch: SuperBatch, proximal: Array) -> Array | None:
+        """[M]: log(pi_prox / pi_behaviour) of each chunk's whole episode; None if the algorithm does not use it."""
+        return None
 
     def element_weights(self, batch: SuperBatch) -> Array:
         """[M]: weight of each of a chunk's elements in the averages of surrogate, entropy and divergence."""
         return np.ones(batch.num_chunks)
 
-    def value_loss(self, values: Tensor, rows: RowTargets, chunks: Tensor) -> Tensor:
-        """Sum of the value loss of ``values`` [n] over the chunks of a mask, bool [n].
+    def critic_targets(self, batch: SuperBatch, values: Array) -> Array | None:
+        """[M]: what the critic learns about the recorded chunks; None without a critic. Arguments as above."""
+        return None
+
+    def value_loss(self, values: Tensor, q: Tensor | None, rows: RowTargets, chunks: Tensor) -> Tensor:
+        """Sum of the loss of ``values`` [n] and of the critic's ``q`` [n, critics] over the chunks of a mask, bool [n].
 
         Without a value function it is 0, with a gradient of 0, because engines expect one.
         """
         return 0.0 * values.masked_fill(~chunks, 0.0).sum()
+
+    def choose_conditions(self, batch: SuperBatch, advantages: Array) -> Array:
+        """[M]: the condition under which each chunk is trained, an index of ``AlgorithmConfig.conditions``."""
+        return np.zeros(batch.num_chunks)
 
     def trains_policy(self, policy_version: int) -> bool:
         """Whether this update trains the policy; false where only the value head is trained."""
@@ -78,6 +105,7 @@ class Algorithm(ABC):
         logprobs: Array | None = None,
         values: Array | None = None,
         reference_logprobs: Array | None = None,
+        q: Array | None = None,
     ) -> Targets:
         """Targets of all M chunks of a super-batch.
 
@@ -85,20 +113,19 @@ class Algorithm(ABC):
             batch: its ``bootstrap_value`` is used as given; a learner that recomputes values replaces it first.
             logprobs, values: [M, K, A] and [M], under the weights at the start of the update; if ``needs_recompute``.
             reference_logprobs: [M, K, A], under the initial policy; if ``needs_reference``.
+            q: [M, critics], of the recorded chunks, under the weights at the start of the update; with a critic.
 
         Raises ValueError if the batch contradicts itself or holds numbers that are not finite.
         """
         check_given(self.needs_recompute, "proximal", logprobs=logprobs, values=values)
+        check_given(self.config.num_critics > 0, "critics", q=q)
         check_given(self.needs_reference, "kl_coef", reference_logprobs=reference_logprobs)
         proximal = batch.logprobs if logprobs is None else np.asarray(logprobs, np.float32)
         old_values = batch.values if values is None else np.asarray(values, np.float32)
         check_batch(batch, recorded=batch.logprobs, proximal=proximal, reference=reference_logprobs)
-        advantages, returns = self.compute_advantages(batch, proximal, old_values)
-        log_weights = None
-        if self.config.weight_level == "episode":
-            log_weights = episode_log_ratios(proximal, batch.logprobs, batch.num_steps, batch.offsets).astype(
-                np.float32
-            )
+        advantages, returns = self.compute_advantages(batch, proximal, old_values, q)
+        critic_targets = self.critic_targets(batch, old_values)
+        log_weights = self.episode_log_weights(batch, proximal)
         return Targets(
             advantages=advantages.astype(np.float32),
             returns=returns.astype(np.float32),
@@ -106,10 +133,12 @@ class Algorithm(ABC):
             behaviour_logprobs=batch.logprobs,
             old_values=old_values,
             staleness=batch.staleness.astype(np.float32),
-            episode_log_weights=log_weights,
+            episode_log_weights=None if log_weights is None else log_weights.astype(np.float32),
             reference_logprobs=reference_logprobs,
+            critic_targets=None if critic_targets is None else critic_targets.astype(np.float32),
             num_steps=batch.num_steps,
             weights=self.element_weights(batch).astype(np.float32),
+            condition=self.choose_conditions(batch, advantages).astype(np.int64),
         )
 
     def loss(
@@ -120,6 +149,7 @@ class Algorithm(ABC):
         rows: RowTargets,
         denominators: LossDenominators,
         policy_version: int,
+        q: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The share of n chunks in the optimizer step's loss.
 
@@ -133,29 +163,50 @@ class Algorithm(ABC):
             rows: targets of these chunks.
             denominators: of the whole optimizer step.
             policy_version: updates before this one.
+            q: [n, critics], of the recorded chunks; with a critic.
 
         Returns the share, and sums for ``finish_metrics``; all scalars.
         Raises ValueError if shapes disagree.
         """
-        from algos.losses import LossTerms, element_mask, pool, token_mask, total_loss  # loads torch
+        from algos.losses import LossTerms, element_mask, pool, reference_divergence, token_mask, total_loss  # torch
         from algos.metrics import loss_metrics
-        from algos.surrogate import policy_loss, reference_divergence
 
         c = self.config
         check_rows(logprobs, entropy, values, rows)
         tokens = token_mask(rows.num_steps, *logprobs.shape[1:])
-        policy, metrics = policy_loss(c, logprobs, rows, tokens)
-        value = self.value_loss(values, rows, element_mask(tokens, "chunk"))
+        policy, metrics = self.policy_loss(logprobs, rows, tokens)
+        value = self.value_loss(values, q, rows, element_mask(tokens, "chunk"))
         entropies = pool(entropy, tokens, "chunk")
-        divergences = reference_divergence(c, logprobs, rows, tokens)
+        divergences = reference_divergence(logprobs, rows, tokens, weighted=c.kl_estimate == "weighted_k3")
         terms = LossTerms(policy, value, (rows.weights * entropies).sum(), (rows.weights * divergences).sum())
         p = float(self.trains_policy(policy_version))
         entropy_coef = p * c.entropy_coef_at(policy_version)
         coefs = {"policy_coef": p, "entropy_coef": entropy_coef, "kl_coef": p * c.kl_coef}
-        elements = denominators.elements(c.ratio_level, logprobs.shape[2])
+        elements = denominators.elements(c.loss_level, logprobs.shape[2])
         loss = total_loss(terms, elements, denominators.chunks, value_coef=self.value_coef, **coefs)
-        mask = element_mask(tokens, c.ratio_level)
+        mask = element_mask(tokens, c.loss_level)
         return loss, metrics | loss_metrics(terms, entropies, divergences, mask, tokens)
+
+    def cloning_loss(
+        self, logprobs: Tensor, num_steps: Tensor, steps: int, policy_version: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The share of n cloned chunks in the optimizer step's loss: ``bc_coef`` times the mean of -log pi, by token.
+
+        Args:
+            logprobs: [n, K, A], of the tokens to clone under the weights in training.
+            num_steps: int64 [n].
+            steps: control steps in all chunks that this optimizer step clones.
+            policy_version: updates before this one.
+
+        Returns as ``loss``.
+        """
+        from algos.losses import pool, token_mask  # loads torch
+
+        tokens = token_mask(num_steps, *logprobs.shape[1:])
+        total = -pool(logprobs, tokens, "chunk").sum()
+        coef = self.config.bc_coef * self.trains_policy(policy_version)
+        sums = {"cloning_loss": total.detach().double(), "cloned_tokens": tokens.sum().double()}
+        return coef * total / (steps * logprobs.shape[2]), sums
 
     def ends_update(self, sums: Mapping[str, float]) -> bool:
         """Whether the update ends after an optimizer step with these sums over all of its loss calls."""

@@ -1,20 +1,107 @@
-"""Configuration keys that all algorithms share: the policy's objective."""
+"""Configuration keys that algorithms share: those of all, and those of policy gradients."""
 
-from typing import Literal, Self, get_args
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self, get_args
 
+import numpy as np
 from pydantic import Field, model_validator
 
-from vla_rl.core.records import BootstrapRule, GroupRules
+from vla_rl.core.records import Array, BootstrapRule, GroupRules
 from vla_rl.core.schema import ConfigGroup, Positive, PositiveFloat
 
-RatioLevel = Literal["token", "action", "chunk"]  # what one probability ratio covers
+RatioLevel = Literal["token", "action", "chunk"]  # what one element of the policy's loss covers
 WeightLevel = Literal[RatioLevel, "episode"]  # what one importance weight covers, the finest first
 
 
 class AlgorithmConfig(ConfigGroup):
-    """The policy's objective. Each algorithm derives its own configuration from this (``algos.ppo``)."""
+    """What every algorithm has. Each derives its own configuration from this, or from one of its children."""
+
+    conditions: ClassVar[tuple[str, ...]] = ("",)  # what an algorithm may append to instructions
 
     name: str
+
+    entropy_coef: float = Field(0.0, ge=0.0, description="Coefficient of the entropy bonus.")
+    entropy_decay: Positive | None = Field(
+        None, description="Iterations over which entropy_coef falls to 0, linearly; null: it stays."
+    )
+    epochs: Positive = Field(1, description="Passes over a super-batch.")
+    minibatches: Positive = Field(4, description="Optimizer steps per epoch.")
+    target_kl: PositiveFloat | None = Field(
+        None,
+        description="End an update early, after the first optimizer step that has found a larger approx_kl (nats per "
+        "element); null: never.",
+    )
+    kl_coef: float = Field(
+        0.0, ge=0.0, description="Coefficient of the KL divergence from the initial policy; costs a forward pass."
+    )
+    kl_estimate: Literal["k3", "weighted_k3"] = Field(
+        "k3",
+        description="k3: as in GRPO; its gradient is biased. weighted_k3 (arXiv:2512.02556): times pi / pi_behaviour, "
+        "with its gradient; value and gradient are then right for stale data as well.",
+    )
+
+    bc_coef: float = Field(
+        0.0,
+        ge=0.0,
+        description="Coefficient of a cloning loss (nats per token) on demonstrations or on the run's own successes, "
+        "against forgetting.",
+    )
+    bc_demos: tuple[str, ...] = Field(
+        (), description="HDF5 files of demonstrations to clone; empty: the run's own successful episodes."
+    )
+    bc_batch: Positive = Field(64, description="Chunks that each optimizer step clones in addition to its own.")
+    bc_memory: Positive = Field(64, description="Successful episodes that are kept for cloning: the last ones.")
+
+    @property
+    def needs_recompute(self) -> bool:
+        """Whether ``Algorithm.targets`` needs log-probabilities and values under the weights before the update."""
+        return False
+
+    @property
+    def num_critics(self) -> int:
+        """Members of the ensemble that rates chunks; 0: there is no critic."""
+        return 0
+
+    @property
+    def takes_stale_data(self) -> bool:
+        """Whether updates are right for data of earlier policies."""
+        return True
+
+    @property
+    def loss_level(self) -> RatioLevel:
+        """What one element of the policy's loss covers."""
+        return "action"
+
+    def entropy_coef_at(self, policy_version: int) -> float:
+        """The entropy coefficient of an update."""
+        left = 1.0 if self.entropy_decay is None else max(0.0, 1.0 - policy_version / self.entropy_decay)
+        return left * self.entropy_coef
+
+    def prompts(self, instructions: Sequence[str]) -> tuple[str, ...]:
+        """Instructions under every condition: number ``condition * tasks + task``."""
+        return tuple(text + condition for condition in self.conditions for text in instructions)
+
+    def acting_condition(self, policy_version: int) -> int:
+        """Under which of ``conditions`` a version of the policy acts."""
+        return 0
+
+    def demonstration_conditions(self, draws: Array) -> Array:
+        """Conditions under which chunks of demonstrations are cloned, from one uniform number each."""
+        return np.zeros(len(draws), np.int64)
+
+    @property
+    def groups(self) -> GroupRules:
+        """Which episodes form a group."""
+        return GroupRules()
+
+    @property
+    def bootstrap_rule(self) -> BootstrapRule:
+        """Which episodes end with the value of their final observation."""
+        return "never"
+
+
+class PolicyGradientConfig(AlgorithmConfig):
+    """The objective of the ratios, and the importance weights of stale data."""
 
     objective: Literal["clip", "cispo", "sapo", "gipo"] = Field(
         "clip",
@@ -40,17 +127,6 @@ class AlgorithmConfig(ConfigGroup):
         description="Take the geometric mean over the tokens that a ratio covers instead of their product. With "
         "ratio_level=chunk this is GSPO (arXiv:2507.18071).",
     )
-    entropy_coef: float = Field(0.0, ge=0.0, description="Coefficient of the entropy bonus.")
-    entropy_decay: Positive | None = Field(
-        None, description="Iterations over which entropy_coef falls to 0, linearly; null: it stays."
-    )
-    epochs: Positive = Field(1, description="Passes over a super-batch.")
-    minibatches: Positive = Field(4, description="Optimizer steps per epoch.")
-    target_kl: PositiveFloat | None = Field(
-        None,
-        description="End an update early, after the first optimizer step that has found a larger approx_kl (nats per "
-        "element); null: never.",
-    )
     proximal: Literal["behaviour", "recomputed", "interpolated"] = Field(
         "behaviour",
         description="The policy that ratios are relative to. behaviour: the one that acted. The other two decouple it "
@@ -66,14 +142,6 @@ class AlgorithmConfig(ConfigGroup):
     )
     importance_high: float | None = Field(
         None, gt=1.0, description="Weights pi_prox / pi_behaviour above this count as 0; null: none does."
-    )
-    kl_coef: float = Field(
-        0.0, ge=0.0, description="Coefficient of the KL divergence from the initial policy; costs a forward pass."
-    )
-    kl_estimate: Literal["k3", "weighted_k3"] = Field(
-        "k3",
-        description="k3: as in GRPO; its gradient is biased. weighted_k3 (arXiv:2512.02556): times pi / pi_behaviour, "
-        "with its gradient; value and gradient are then right for stale data as well.",
     )
 
     @model_validator(mode="after")
@@ -112,10 +180,17 @@ class AlgorithmConfig(ConfigGroup):
             )
         return self
 
-    def entropy_coef_at(self, policy_version: int) -> float:
-        """The entropy coefficient of an update."""
-        left = 1.0 if self.entropy_decay is None else max(0.0, 1.0 - policy_version / self.entropy_decay)
-        return left * self.entropy_coef
+    @property
+    def needs_recompute(self) -> bool:
+        return self.proximal == "recomputed"
+
+    @property
+    def takes_stale_data(self) -> bool:
+        return self.proximal != "behaviour"
+
+    @property
+    def loss_level(self) -> RatioLevel:
+        return self.ratio_level
 
     @property
     def weight_level(self) -> WeightLevel:
@@ -126,13 +201,3 @@ class AlgorithmConfig(ConfigGroup):
     def weight_cap(self) -> float | None:
         """Upper limit of the importance weights, in effect."""
         return self.importance_cap
-
-    @property
-    def groups(self) -> GroupRules:
-        """Which episodes form a group."""
-        return GroupRules()
-
-    @property
-    def bootstrap_rule(self) -> BootstrapRule:
-        """Which episodes end with the value of their final observation."""
-        return "never"

@@ -9,14 +9,14 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from algos.advantages import Baseline, Scale, episode_returns, group_advantages
-from algos.algorithm import Algorithm
-from algos.config import AlgorithmConfig
+from algos.config import PolicyGradientConfig
 from algos.denominators import LossDenominators
+from algos.policy_gradient import PolicyGradient
 from vla_rl.core.records import Array, GroupRules, SuperBatch
 from vla_rl.core.schema import Fraction, NonNegative, PositiveFloat
 
 
-class GroupRelativeConfig(AlgorithmConfig):
+class GroupRelativeConfig(PolicyGradientConfig):
     """Algorithms that compare the episodes of a group."""
 
     clip_high: PositiveFloat = Field(
@@ -55,12 +55,14 @@ class GroupRelativeConfig(AlgorithmConfig):
         return GroupRules(self.group_size, self.success_low, self.success_high, self.max_filtered)
 
 
-class GroupRelative(Algorithm):
+class GroupRelative(PolicyGradient):
     """Every chunk of an episode gets the episode's advantage over its group."""
 
     config: GroupRelativeConfig
 
-    def compute_advantages(self, batch: SuperBatch, proximal: Array, values: Array) -> tuple[Array, Array]:
+    def compute_advantages(
+        self, batch: SuperBatch, proximal: Array, values: Array, q: Array | None = None
+    ) -> tuple[Array, Array]:
         returns = episode_returns(batch.rewards, batch.num_steps, batch.offsets)
         c = self.config
         advantages = group_advantages(returns, batch.group, baseline=c.baseline, scale=c.scale)

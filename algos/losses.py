@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from algos.config import RatioLevel
+from algos.targets import RowTargets
 
 # exp(20) is 5e8: far beyond any useful ratio, and finite in float32 even when squared.
 LOG_RATIO_LIMIT = 20.0
@@ -198,6 +199,16 @@ def k3_divergence(logprobs: Tensor, reference: Tensor, tokens: Tensor, behaviour
     return pool(k3, tokens, "chunk")
 
 
+def reference_divergence(logprobs: Tensor, rows: RowTargets, tokens: Tensor, *, weighted: bool) -> Tensor:
+    """``k3_divergence`` of some rows from the reference policy: [n]; 0 without one.
+
+    ``weighted``: with the factor ``pi / pi_behaviour``.
+    """
+    if rows.reference_logprobs is None:
+        return logprobs.new_zeros(len(logprobs))
+    return k3_divergence(logprobs, rows.reference_logprobs, tokens, rows.behaviour_logprobs if weighted else None)
+
+
 def behaviour_weights(log_weights: Tensor, cap: float | None, low: float | None, high: float | None) -> Tensor:
     """Importance weights: ``min(w, cap)``, and 0 where w lies outside ``[low, high]``. None: no such limit.
 
@@ -207,6 +218,23 @@ def behaviour_weights(log_weights: Tensor, cap: float | None, low: float | None,
     """
     weights = log_weights.exp().clamp(max=cap) if cap is not None else log_weights.exp()
     return _masked(weights, (log_weights >= _log(low, -math.inf)) & (log_weights <= _log(high, math.inf)))
+
+
+def squared_loss(predictions: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """Sum of ``(x - y)^2 / 2`` where the mask is true; shapes broadcast."""
+    error = _at_least_float32(predictions) - _at_least_float32(targets)
+    return 0.5 * _masked(error, mask.expand_as(error)).square().sum()
+
+
+def expectile_loss(values: Tensor, targets: Tensor, mask: Tensor, expectile: float) -> Tensor:
+    """Sum over chunks of ``|tau - 1(u < 0)| u^2`` with ``u = target - V`` (IQL, arXiv:2110.06169, equation 5).
+
+    Its minimum over many targets of one state is their expectile tau: 0.5 is their mean, 1 their largest.
+    ``values``, ``targets`` and bool ``mask`` are [n].
+    """
+    u = _masked(_at_least_float32(targets) - _at_least_float32(values), mask)
+    weights = expectile + (1.0 - 2.0 * expectile) * (u < 0).to(u.dtype)
+    return (weights * u.square()).sum()
 
 
 def clipped_value_loss(

@@ -42,7 +42,10 @@ def loss_metrics(terms: LossTerms, entropy: Tensor, kl: Tensor, mask: Tensor, to
 
 
 def ratio_metrics(
-    log_ratios: Tensor, mask: Tensor, clip_low: float, clip_high: float, log_weights: Tensor | None = None
+    log_ratios: Tensor,
+    mask: Tensor,
+    clip: tuple[float, float] | None = None,
+    log_weights: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Sums of the ratios r = pi / pi_prox and of pi / pi_behaviour, and a histogram of log r.
 
@@ -52,7 +55,7 @@ def ratio_metrics(
     Args:
         log_ratios: log r, at the ratio level.
         mask: bool, at the same level.
-        clip_low, clip_high: r is counted as clipped outside [1 - clip_low, 1 + clip_high].
+        clip: (low, high); r is counted as clipped outside [1 - low, 1 + high]. None: there is no clipping.
         log_weights: log(pi_prox / pi_behaviour), at the same level; None: 0.
     """
     log_r = log_ratios.detach().double()
@@ -61,11 +64,12 @@ def ratio_metrics(
     sums = {
         "k1": -log_r,
         "k3": torch.expm1(log_r) - log_r,
-        "clipped": ((ratio < 1.0 - clip_low) | (ratio > 1.0 + clip_high)).double(),
         "ratio": ratio,
         "importance": total,
         "importance_sq": total**2,
     }
+    if clip is not None:
+        sums["clipped"] = ((ratio < 1.0 - clip[0]) | (ratio > 1.0 + clip[1])).double()
     counted = mask.double()
     return {name: (x * counted).sum() for name, x in sums.items()} | _histogram(log_r, counted)
 
@@ -88,13 +92,14 @@ def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     entropy               nats a token
     reference_kl          k3 estimate of KL(pi, reference), nats a token; 0 without a reference policy
     approx_kl             k3 estimate of KL(pi_prox, pi), nats an element; approx_kl_k1: the k1 estimate
-    clip_fraction         elements whose ratio lies outside the clip range, 0..1
+    clip_fraction         elements whose ratio lies outside the clip range, 0..1; only with a clip range
     ratio_mean            of pi / pi_prox
     ratio_max, ratio_pNN  from a histogram: their logarithms are right to 7 %, or 0.0007 where that is more
     ess                   effective sample size of the weights pi / pi_behaviour, as a fraction of the elements:
                           (sum w)^2 / (elements * sum w^2)
     behaviour_weight_mean, behaviour_weight_cut   mean of pi_prox / pi_behaviour, and the fraction beyond a
                           limit (importance_cap, _low, _high); only in the decoupled objective
+    cloning_loss          nats a token of the chunks cloned by bc_coef; only with these
     """
     elements = sums.get("elements", 0.0)
     if elements == 0:
@@ -107,15 +112,19 @@ def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
         "reference_kl": sums["reference_kl"] / sums["tokens"],
         "approx_kl": sums["k3"] / elements,
         "approx_kl_k1": sums["k1"] / elements,
-        "clip_fraction": sums["clipped"] / elements,
         "ratio_mean": sums["ratio"] / elements,
         "ratio_max": _ratio_quantile(histogram, 1.0),
         "ess": sums["importance"] ** 2 / (elements * sums["importance_sq"]),
     }
     metrics |= {f"ratio_p{round(100 * q):02d}": _ratio_quantile(histogram, q) for q in QUANTILES}
-    if "behaviour_weight" in sums:
-        metrics["behaviour_weight_mean"] = sums["behaviour_weight"] / elements
-        metrics["behaviour_weight_cut"] = sums["behaviour_weight_cut"] / elements
+    some = {
+        "clip_fraction": "clipped",
+        "behaviour_weight_mean": "behaviour_weight",
+        "behaviour_weight_cut": "behaviour_weight_cut",
+    }
+    metrics |= {name: sums[key] / elements for name, key in some.items() if key in sums}
+    if "cloning_loss" in sums:
+        metrics["cloning_loss"] = sums["cloning_loss"] / sums["cloned_tokens"]
     return metrics
 
 

@@ -1,4 +1,4 @@
-"""The policy's part of the loss, common to all algorithms: a surrogate with ratios, clipping and importance weights.
+"""The surrogate of policy gradients: ratios, clipping and importance weights.
 
 r = pi / pi_prox        ratios, held near 1 by the objective
 w = pi_prox / pi_behaviour   importance weights; 1 unless the objective is decoupled
@@ -7,14 +7,14 @@ w = pi_prox / pi_behaviour   importance weights; 1 unless the objective is decou
 from torch import Tensor
 
 from algos import losses
-from algos.config import AlgorithmConfig
+from algos.config import PolicyGradientConfig
 from algos.losses import LOG_RATIO_LIMIT, element_mask, log_ratio
 from algos.metrics import ratio_metrics, weight_metrics
 from algos.targets import RowTargets
 
 
 def policy_loss(
-    config: AlgorithmConfig, logprobs: Tensor, rows: RowTargets, tokens: Tensor
+    config: PolicyGradientConfig, logprobs: Tensor, rows: RowTargets, tokens: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Negated surrogate, summed over elements, and sums of its ratios for the metrics.
 
@@ -49,13 +49,13 @@ def policy_loss(
             negated = losses.soft_surrogate(*given, c.tau_positive, c.tau_negative, weights)
         case "gipo":
             negated = losses.gaussian_surrogate(*given, c.gipo_sigma, weights)
-    metrics = ratio_metrics(log_ratios, mask, c.clip_low, c.clip_high, log_weights)
+    metrics = ratio_metrics(log_ratios, mask, (c.clip_low, c.clip_high), log_weights)
     if log_weights is not None:
         metrics |= weight_metrics(log_weights, mask, *limits)
     return negated, metrics
 
 
-def proximal_logprobs(config: AlgorithmConfig, logprobs: Tensor, rows: RowTargets) -> Tensor:
+def proximal_logprobs(config: PolicyGradientConfig, logprobs: Tensor, rows: RowTargets) -> Tensor:
     """Log-probabilities under the policy that ratios are relative to.
 
     They are those of ``rows``, except with ``proximal=interpolated`` (as in RLinf's asynchronous PPO):
@@ -71,7 +71,7 @@ def proximal_logprobs(config: AlgorithmConfig, logprobs: Tensor, rows: RowTarget
     return rows.behaviour_logprobs + fraction * (logprobs.detach() - rows.behaviour_logprobs)
 
 
-def behaviour_log_weights(config: AlgorithmConfig, proximal: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
+def behaviour_log_weights(config: PolicyGradientConfig, proximal: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
     """Logarithms of importance weights: ``log(pi_prox / pi_behaviour)``, within +-``LOG_RATIO_LIMIT``.
 
     ``proximal`` [n, K, A] is log pi_prox; other arguments as ``policy_loss``. One weight covers an
@@ -85,14 +85,3 @@ def behaviour_log_weights(config: AlgorithmConfig, proximal: Tensor, rows: RowTa
         weights = log_ratio(proximal, rows.behaviour_logprobs, tokens, level)
     dims = {"token": 3, "action": 2, "chunk": 1}[config.ratio_level]
     return weights.reshape(*weights.shape, *(1,) * (dims - weights.dim()))
-
-
-def reference_divergence(config: AlgorithmConfig, logprobs: Tensor, rows: RowTargets, tokens: Tensor) -> Tensor:
-    """Estimated KL divergence from the reference policy, nats: [n], summed over each chunk's executed tokens.
-
-    It is 0 without a reference policy. Arguments as ``policy_loss``.
-    """
-    if rows.reference_logprobs is None:
-        return logprobs.new_zeros(len(logprobs))
-    behaviour = rows.behaviour_logprobs if config.kl_estimate == "weighted_k3" else None
-    return losses.k3_divergence(logprobs, rows.reference_logprobs, tokens, behaviour)

@@ -27,8 +27,10 @@ class RowTargets:
     staleness: Tensor
     episode_log_weights: Tensor | None
     reference_logprobs: Tensor | None
+    critic_targets: Tensor | None
     num_steps: Tensor
     weights: Tensor
+    condition: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,10 @@ class Targets:
     staleness: Array  # float32 [M], updates since the policy that acted
     episode_log_weights: Array | None  # float32 [M], log(pi_prox / pi_behaviour) of the whole episode
     reference_logprobs: Array | None  # float32 [M, K, A], under the initial policy
+    critic_targets: Array | None  # float32 [M], what the critic learns about the recorded chunks
     num_steps: Array  # int32 [M], executed steps
     weights: Array  # float32 [M], weight of each of a chunk's elements in the averages of the policy's terms
+    condition: Array  # int64 [M], the condition under which each chunk is trained (``AlgorithmConfig.conditions``)
 
     def rows(self, index: Array | slice, device: torch.device | str = "cpu") -> RowTargets:
         """The given rows (an int array, a bool array or a slice) as tensors; an array in two fields is copied once."""

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algos import make_algorithm
+from algos.awr import AWRConfig
 from algos.config import AlgorithmConfig
 from algos.denominators import LossDenominators, RatioLevel
 from algos.grpo import GRPOConfig
+from algos.iql import IQLConfig
 from algos.ppo import PPOConfig
+from algos.recap import RECAPConfig
 from algos.rloo import RLOOConfig
 from algos.targets import RowTargets, Targets
 from tests.algos.reference_algos import random_super_batch
@@ -51,7 +54,12 @@ GRPO_CONFIGS = [
     for c in (GROUPED, GROUPED_DECOUPLED, GROUPED_ANCHORED, LEFT_OUT)
     for level in LEVELS
 ]
-CONFIGS: list[AlgorithmConfig] = [*PPO_CONFIGS, *GRPO_CONFIGS]
+IQL = IQLConfig(expectile=0.8, gae_lambda=0.5, max_weight=3.0)
+AWR_CONFIGS = [
+    AWRConfig(beta=0.7, max_weight=2.0, entropy_coef=0.1, gamma=0.9),
+    AWRConfig(weighting="success", bootstrap="never"),
+]
+CONFIGS: list[AlgorithmConfig] = [*PPO_CONFIGS, *GRPO_CONFIGS, *AWR_CONFIGS, RECAPConfig(kl_coef=0.1), IQL]
 
 
 class Case:
@@ -70,13 +78,15 @@ class Case:
         self.proximal = near(self.batch.logprobs) if recompute else None
         self.values = np.asarray(rng.normal(size=chunks), np.float32) if recompute else None
         self.reference = near(self.batch.logprobs) if self.algorithm.needs_reference else None
+        self.q = rng.normal(size=(chunks, config.num_critics)).astype(np.float32) if config.num_critics else None
         self.targets = self.new_targets()
         self.logprobs = torch.tensor(near(self.targets.proximal_logprobs), dtype=torch.float64, requires_grad=True)
         self.entropy = torch.tensor(rng.random((chunks, size, dim)), requires_grad=True)
         self.predictions = torch.tensor(self.targets.old_values + 0.3 * rng.normal(size=chunks), requires_grad=True)
+        self.ratings = None if self.q is None else torch.tensor(rng.normal(size=self.q.shape), requires_grad=True)
 
     def new_targets(self) -> Targets:
-        return self.algorithm.targets(self.batch, self.proximal, self.values, self.reference)
+        return self.algorithm.targets(self.batch, self.proximal, self.values, self.reference, self.q)
 
     def rows(self, index: np.ndarray | slice) -> RowTargets:
         return in_float64(self.targets.rows(index))
@@ -87,17 +97,19 @@ class Case:
         at = torch.as_tensor(index)
         denominators = LossDenominators.of(self.batch.num_steps[index]) if denominators is None else denominators
         outputs = self.logprobs[at], self.entropy[at], self.predictions[at]
-        return self.algorithm.loss(*outputs, self.rows(index), denominators, policy_version)
+        q = None if self.ratings is None else self.ratings[at]
+        return self.algorithm.loss(*outputs, self.rows(index), denominators, policy_version, q)
 
     def whole(self, policy_version: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         return self.loss(np.arange(self.batch.num_chunks), policy_version=policy_version)
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
-        return list(torch.autograd.grad(loss, [self.logprobs, self.entropy, self.predictions]))
+        ratings = [] if self.ratings is None else [self.ratings]
+        return list(torch.autograd.grad(loss, [self.logprobs, self.entropy, self.predictions, *ratings]))
 
 
 def in_float64(rows: RowTargets) -> RowTargets:
-    tensors = {f.name: getattr(rows, f.name) for f in fields(rows) if f.name != "num_steps"}
+    tensors = {f.name: getattr(rows, f.name) for f in fields(rows) if f.name not in ("num_steps", "condition")}
     return replace(rows, **{name: x if x is None else x.double() for name, x in tensors.items()})
 
 
@@ -112,4 +124,4 @@ def summed(parts: list[dict[str, Tensor]]) -> dict[str, float]:
 def describe_config(config: AlgorithmConfig) -> str:
     """A short name of a case, for pytest: what differs from the defaults."""
     changes = config.model_dump(exclude_defaults=True)
-    return "-".join([config.name, config.ratio_level, *(f"{k}={v}" for k, v in changes.items() if k != "ratio_level")])
+    return "-".join([config.name, config.loss_level, *(f"{k}={v}" for k, v in changes.items() if k != "ratio_level")])

@@ -220,6 +220,7 @@ def random_super_batch(
     return SuperBatch(
         policy_version=7,
         max_episode_steps=longest * chunk_size,
+        new_episodes=episodes,
         images=np.zeros((len(obs_rows), 1, 2, 2, 3), np.uint8),
         proprio=np.zeros((len(obs_rows), 0), np.float32),
         elapsed=np.zeros(len(obs_rows), np.float32),

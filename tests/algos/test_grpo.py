@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 
 from algos import make_algorithm
 from algos.advantages import episode_returns, group_advantages
-from algos.config import AlgorithmConfig
+from algos.config import PolicyGradientConfig
 from algos.grpo import GRPOConfig
 from tests.algos.ppo_case import GROUPED, GRPO_CONFIGS, SEED, Case, describe_config
 from tests.algos.reference_algos import elements_of, random_super_batch
@@ -140,7 +140,7 @@ def test_every_key_of_the_loss_is_read(key: str) -> None:
 
 
 def test_every_key_is_covered() -> None:
-    assert set(GRPOConfig.model_fields) == set(AlgorithmConfig.model_fields) | set(CHANGES) | OF_THE_STORE
+    assert set(GRPOConfig.model_fields) == set(PolicyGradientConfig.model_fields) | set(CHANGES) | OF_THE_STORE
     rules = GRPOConfig(group_size=4, success_low=0.2, success_high=0.7, max_filtered=9).groups
     assert (rules.size, rules.success_low, rules.success_high, rules.max_filtered) == (4, 0.2, 0.7, 9)
 

@@ -119,7 +119,8 @@ def test_rows_without_steps_are_padding(config: PPOConfig) -> None:
     denominators = LossDenominators.of(case.batch.num_steps)
     rows = case.rows(slice(None))
     padding = replace(rows, num_steps=torch.zeros_like(rows.num_steps), advantages=rows.advantages * math.nan)
-    loss, sums = case.algorithm.loss(case.logprobs, case.entropy, case.predictions, padding, denominators, 0)
+    outputs = case.logprobs, case.entropy, case.predictions
+    loss, sums = case.algorithm.loss(*outputs, padding, denominators, 0, case.ratings)
     assert loss.item() == 0.0
     assert set(summed([sums]).values()) == {0.0}
     assert all(torch.all(gradient == 0) for gradient in case.gradients(loss))
@@ -186,18 +187,19 @@ def test_value_warmup_trains_the_value_head_only() -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=describe_config)
 def test_gradcheck_of_the_whole_loss(config: PPOConfig) -> None:
-    if config.objective == "gipo" or config.proximal == "interpolated":
+    if getattr(config, "objective", "") in ("gipo", "cispo") or getattr(config, "proximal", "") == "interpolated":
         pytest.skip("holds a part of the loss constant that follows the policy: see the next test")
     case = Case(config, episodes=2, longest=2)
     denominators, rows = LossDenominators.of(case.batch.num_steps), case.rows(slice(None))
 
-    def loss(logprobs: Tensor, entropy: Tensor, values: Tensor) -> Tensor:
-        return case.algorithm.loss(logprobs, entropy, values, rows, denominators, 0)[0]
+    def loss(logprobs: Tensor, entropy: Tensor, values: Tensor, *q: Tensor) -> Tensor:
+        return case.algorithm.loss(logprobs, entropy, values, rows, denominators, 0, *q)[0]
 
-    assert torch.autograd.gradcheck(loss, (case.logprobs, case.entropy, case.predictions))
+    ratings = () if case.ratings is None else (case.ratings,)
+    assert torch.autograd.gradcheck(loss, (case.logprobs, case.entropy, case.predictions, *ratings))
 
 
-@pytest.mark.parametrize("config", [c for c in CONFIGS if c.objective == "gipo"], ids=lambda c: c.ratio_level)
+@pytest.mark.parametrize("config", [c for c in PPO_CONFIGS if c.objective == "gipo"], ids=lambda c: c.ratio_level)
 def test_gradient_of_gipo_is_the_policy_gradient_times_the_trust(config: PPOConfig) -> None:
     config = config.model_copy(update={"value_coef": 0.0, "clip_low": 0.99, "clip_high": 1e6})
     case = Case(config)
@@ -240,7 +242,8 @@ def test_loss_stays_on_its_device_and_never_waits_for_it(config: PPOConfig) -> N
     denominators = LossDenominators.of(case.batch.num_steps)
     outputs = [x.detach().to("meta").requires_grad_() for x in (case.logprobs, case.entropy, case.predictions)]
     rows = case.targets.rows(slice(None), "meta")
-    loss, sums = case.algorithm.loss(outputs[0], outputs[1], outputs[2], rows, denominators, 0)
+    q = None if case.ratings is None else case.ratings.detach().to("meta").requires_grad_()
+    loss, sums = case.algorithm.loss(outputs[0], outputs[1], outputs[2], rows, denominators, 0, q)
     loss.backward()
     assert {x.device.type for x in (loss, *sums.values())} == {"meta"}
     assert {x.shape for x in (loss, *sums.values())} == {torch.Size([])}

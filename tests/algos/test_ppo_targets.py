@@ -142,6 +142,10 @@ CHANGES: dict[str, Any] = {
 }
 
 
+OF_THE_LEARNER = {"name", "epochs", "minibatches", "target_kl", "entropy_decay"}
+OF_THE_LEARNER |= {"bc_coef", "bc_demos", "bc_batch", "bc_memory"}
+
+
 @pytest.mark.parametrize("key", CHANGES)
 def test_every_key_of_the_loss_is_read(key: str) -> None:
     base = DECOUPLED.model_copy(update={"importance_cap": None})
@@ -166,7 +170,7 @@ def test_every_key_of_the_loss_is_read(key: str) -> None:
 def test_every_key_is_covered() -> None:
     algorithm: Algorithm = make_algorithm(PPOConfig(epochs=3, minibatches=5))
     assert (algorithm.epochs, algorithm.minibatches, algorithm.needs_recompute) == (3, 5, False)
-    assert set(PPOConfig.model_fields) == set(CHANGES) | {"name", "epochs", "minibatches", "target_kl", "entropy_decay"}
+    assert set(PPOConfig.model_fields) == set(CHANGES) | OF_THE_LEARNER
 
 
 def test_numbers_of_other_weights_come_exactly_where_asked_for() -> None:

@@ -42,7 +42,7 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
     address = PoolAddress(str(tmp_path), "server0", 1, 12)
     create_pool(address, SPEC, 4)
     server_policy = build_policy(cfg.policy, SPEC, seed=99)
-    actor = PolicyRunner(server_policy, cfg.policy, WeightReader(tmp_path / "weights"), "cpu")
+    actor = PolicyRunner(server_policy, cfg, WeightReader(tmp_path / "weights"), "cpu")
     server = InferenceServer(actor, ServerMailbox(address), BatchRule(5, 0.01))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -69,11 +69,12 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
             "images": mailbox.observation.images.copy(),
             "proprio": mailbox.observation.proprio.copy(),
             "task": mailbox.observation.task.copy(),
+            "elapsed": mailbox.observation.elapsed.copy(),
             "tokens": answer.tokens,
             "logprobs": answer.logprobs,
         }
     )
-    logprobs, values = learner._evaluate(learner._engine, batch)
+    logprobs, values, _ = learner._passes.evaluate(learner._engine, batch)
     assert np.abs(logprobs - answer.logprobs).max() <= 1e-4
     assert np.abs(values - answer.values).max() <= 1e-4
     assert np.abs(logprobs).max() > 1, "the comparison is about something"
@@ -118,7 +119,7 @@ def test_after_value_warmup_the_policy_starts_as_if_there_had_been_none(stage):
     changed = {name for name, value in parameters(warm).items() if not np.array_equal(before[name], value)}
     assert changed
     assert all(name.startswith("value_head.") for name in changed), "detach_value=false trains the trunk only later"
-    warm.config = cold.config  # the value loss of the next update shall not move the trunk
+    warm.config = warm._passes._config = cold.config  # the value loss of the next update shall not move the trunk
     for learner in (warm, cold):
         learner.update(random_batch(policy_version=2))
     warmed, cooled = parameters(warm), parameters(cold)
@@ -142,7 +143,10 @@ def test_temperature_follows_its_schedule():
 
 
 def test_learning_rates_fall_to_the_end():
-    for schedule, factors in (("linear", [0.5, 1.0, 0.75, 0.5, 0.25]), ("cosine", [0.5, 1.0, 0.853553, 0.5, 0.146447])):
+    for schedule, factors in (
+        ("linear", [0.5, 1.0, 0.75, 0.5, 0.25]),
+        ("cosine", [0.5, 1.0, 0.8535534, 0.5, 0.1464466]),
+    ):
         settings = config(learner={"warmup_iterations": 1, "lr_schedule": schedule}).learner
         assert [settings.lr_factor(i, 5) for i in range(5)] == pytest.approx(factors)
 

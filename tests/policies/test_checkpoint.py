@@ -125,9 +125,9 @@ def test_tensors_of_other_shapes_are_named(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["projector.fc1.weight"] = torch.zeros(3, 3)
     tensors["foreign"] = torch.zeros(1)
-    del tensors["value_head.inputs.bias"]
+    del tensors["value_head.0.bias"]
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"value_head\.inputs\.bias is missing") as caught:
+    with pytest.raises(CheckpointError, match=r"value_head\.0\.bias is missing") as caught:
         load_policy(folder)
     assert "foreign is unknown" in str(caught.value)
     assert "projector.fc1.weight is [3, 3], expected [64, 80]" in str(caught.value)

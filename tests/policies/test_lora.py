@@ -54,10 +54,10 @@ def _config(base: Path, **learner) -> RunConfig:
     )
 
 
-def _observations() -> tuple[Tensor, Tensor, Tensor]:
+def _observations() -> tuple[Tensor, ...]:
     rng = np.random.default_rng(5)
     images = torch.from_numpy(rng.integers(0, 256, (3, 1, 48, 48, 3)).astype(np.uint8))
-    return images, torch.from_numpy(rng.normal(size=(3, 3)).astype(np.float32)), torch.tensor([0, 1, 0])
+    return images, torch.from_numpy(rng.normal(size=(3, 3)).astype(np.float32)), torch.tensor([0, 1, 0]), torch.zeros(3)
 
 
 @torch.no_grad()
@@ -355,5 +355,5 @@ def test_evaluation_takes_the_merged_policy_as_it_is(base, tmp_path):
 
     (tmp_path / "config.yaml").write_text(dump_config(_config(base)))
     (tmp_path / "checkpoints/000001/policy").mkdir(parents=True)
-    policy = evaluation_config(tmp_path, None, []).policy
+    policy = evaluation_config(tmp_path, None, [], best=False).policy
     assert (policy.checkpoint, policy.lora) == (str(tmp_path / "checkpoints/000001/policy"), None)

@@ -60,7 +60,7 @@ def test_logits_and_value_equal_a_slow_construction(views: int, proprio_dim: int
             actual = output.logits[row, i // arch.action_dim, i % arch.action_dim]
             torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
         state = torch.cat([hidden[first], 2 * proprio[row]])  # its bounds are -0.5 and 0.5
-        torch.testing.assert_close(output.values[row], policy.value_head(state)[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(output.values[row], policy.value_head(state, elapsed[row]), atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()

@@ -1,3 +1,4 @@
+import json
 import random
 import threading
 import time
@@ -328,6 +329,62 @@ def test_a_group_is_as_old_as_its_oldest_member(make_store):
     assert store.counters()["stale"] == 2
 
 
+# --- reuse ----------------------------------------------------------------------------------------------------------
+
+
+def _train(store: ReplayStore, updates: int) -> list[list[int]]:
+    """Play what the gate admits, and train; the episodes of each super-batch."""
+    trained = []
+    for _ in range(updates):
+        for episode in store.take(0, 1000, 0.0):
+            store.add(0, trajectory(episode, version=store.published_version))
+        batch = store.next_batch(5.0)
+        assert batch.staleness.max() <= store.rules.max_staleness
+        assert batch.new_episodes == 4
+        trained.append(batch.episode_id.tolist())
+        store.advance(batch.policy_version + 1)
+        assert _balanced(store)
+    return trained
+
+
+def test_every_episode_is_trained_as_often_as_it_is_to_be_reused(make_store):
+    store = make_store(max_staleness=2, reuse=3)
+    assert _train(store, 5) == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7, 0, 1, 2, 3],
+        [8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 6, 7],
+        [12, 13, 14, 15, 4, 5, 6, 7, 8, 9, 10, 11],
+        [16, 17, 18, 19, 8, 9, 10, 11, 12, 13, 14, 15],
+    ]
+    counts = store.counters()
+    assert (counts["trained"], counts["reused"], counts["stale"]) == (20, 4 + 8 * 3, 0)
+    assert counts["control_steps"] == 20 * 12
+
+
+def test_reuse_ends_with_the_bound_on_staleness_for_whole_groups(make_store):
+    store = make_store(max_staleness=1, reuse=2, groups=GroupRules(2))
+    episodes = store.take(0, 4, 0.0)
+    store.published_version = store._next_version = 1
+    for episode, version in zip(episodes, (0, 1, 1, 1), strict=True):
+        store.add(0, trajectory(episode, version=version))
+    assert store.next_batch(5.0).new_episodes == 4
+    store.advance(2)
+    for episode in store.take(0, 4, 0.0):
+        store.add(0, trajectory(episode, version=2))
+    assert store.next_batch(5.0).group.tolist() == [2, 2, 3, 3, 1, 1], "one of group 0 would be of age 2"
+
+
+def test_a_resumed_store_reuses_as_the_other_would_have(make_store):
+    straight, broken = make_store(max_staleness=2, reuse=3), make_store(max_staleness=2, reuse=3)
+    expected = _train(straight, 5)
+    assert _train(broken, 3) == expected[:3]
+    record, trajectories = broken.state()
+    resumed = make_store(max_staleness=2, reuse=3)
+    resumed.restore(json.loads(json.dumps(record)), trajectories)
+    assert _train(resumed, 2) == expected[3:]
+    assert resumed.counters() == straight.counters() | {"played": 8, "succeeded": 8}
+
+
 # --- super-batches --------------------------------------------------------------------------------------------------
 
 
@@ -341,19 +398,32 @@ def test_collate_keeps_every_row_and_pads_nothing():
         ],
         policy_version=5,
         max_episode_steps=16,
+        again=[trajectory(training_episode(9, 0, 0), 3, success=False)],
     )
-    assert batch.offsets.tolist() == [0, 2, 6, 7]
-    assert batch.obs_row.tolist() == [0, 1, 2, 3, 4, 5, 7]  # row 6 is the final observation of the truncated episode
-    assert batch.final_obs_row.tolist() == [-1, 6, -1]
-    assert batch.images[batch.obs_row][:, 0, 0, 0, 0].tolist() == [0, 0, 1, 1, 1, 1, 2]
-    assert batch.task.tolist() == [0, 0, 1, 1, 1, 1, 0]
-    assert batch.bootstrap_value.tolist() == [0, 0.5, 0]
-    assert batch.staleness.tolist() == [5] * 7
-    assert batch.elapsed.tolist() == pytest.approx([0, 1 / 3, 0, 1 / 3, 2 / 3, 1, 4 / 3, 0])
-    assert batch.max_episode_steps == 16
+    assert batch.offsets.tolist() == [0, 2, 6, 7, 10]
+    assert batch.obs_row.tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        7,
+        8,
+        9,
+        10,
+    ]  # row 6 is the final observation of the truncated episode
+    assert batch.final_obs_row.tolist() == [-1, 6, -1, -1]
+    assert batch.images[batch.obs_row][:, 0, 0, 0, 0].tolist() == [0, 0, 1, 1, 1, 1, 2, 9, 9, 9]
+    assert batch.task.tolist() == [0, 0, 1, 1, 1, 1, 0, 0, 0, 0]
+    assert batch.bootstrap_value.tolist() == [0, 0.5, 0, 0]
+    assert batch.staleness.tolist() == [5] * 10
+    assert batch.elapsed.tolist() == pytest.approx([0, 1 / 3, 0, 1 / 3, 2 / 3, 1, 4 / 3, 0, 0, 1 / 3, 2 / 3])
+    assert (batch.max_episode_steps, batch.new_episodes) == (16, 3)
     assert batch.step_mask.all()
     stats = describe(batch)
-    assert stats["rollout/success"] == pytest.approx(2 / 3)
+    assert (stats["rollout/episodes"], stats["rollout/chunks"], stats["rollout/env_steps"]) == (3, 7, 28)
+    assert stats["rollout/success"] == pytest.approx(2 / 3), "of the new episodes"
     assert stats["rollout/return"] == pytest.approx(2 / 3)
     assert stats["rollout/episode_steps"] == pytest.approx(28 / 3)
 

@@ -282,8 +282,8 @@ def _answers(refs: Sequence[ray.ObjectRef]) -> list[dict[str, float]]:
 
 
 def object_store_bytes(config: RunConfig, spec: EnvSpec) -> int:
-    """Room for two super-batches and the trajectories on their way, at their longest."""
+    """Room for two super-batches, those to be trained again and the trajectories on their way, at their longest."""
     chunks = -(-spec.max_episode_steps // config.policy.chunk_size) + 1
     image_bytes = len(spec.views) * spec.image_size**2 * 3
-    episodes = config.train.batch_episodes * (config.train.max_staleness + 4)
+    episodes = config.train.batch_episodes * (config.train.max_staleness + 2 + 2 * config.train.reuse)
     return max(200 << 20, int(1.5 * episodes * chunks * (image_bytes + 4096)))

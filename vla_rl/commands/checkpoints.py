@@ -3,7 +3,7 @@
 checkpoints/000040/
     policy/            the policy alone, for `vla-rl eval` and for another run's policy.checkpoint
     learner/           DeepSpeed's state: trained weights, optimizer, shards of every rank
-    trajectories.npz   finished episodes that are not trained yet
+    trajectories.npz   finished episodes that are still to be trained
     state.json         counters, versions, time spent
 """
 

@@ -96,7 +96,9 @@ def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console
     schedule = get_cosine_schedule_with_warmup(optimizer, round(_WARMUP * sft.updates), sft.updates)  # decays to 0
     chunks, mask = demos.chunks(config.policy.chunk_size)
     tokens = policy.codec.encode(chunks)
-    rng = np.random.default_rng(config.seed)
+    rng, condition_rng = np.random.default_rng(config.seed), np.random.default_rng((config.seed, 1))
+    tasks = len(policy.instructions)
+    policy.set_instructions(config.algo.prompts(policy.instructions))
     losses: list[float] = []
     policy.train()
     with ProgressDisplay(console, "cloning", sft.updates) as progress:
@@ -104,7 +106,9 @@ def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console
             rows = rng.integers(len(tokens), size=sft.batch)
             images = shift_images(demos.images[rows], rng, sft.max_shift)
             no_time = np.zeros(sft.batch, np.float32)  # of no use: the value head is not trained
-            seen = (images, demos.proprio[rows], demos.task[rows], no_time)
+            conditions = config.algo.demonstration_conditions(condition_rng.random(sft.batch))
+            task = demos.task[rows] + conditions * tasks
+            seen = (images, demos.proprio[rows], task, no_time)
             inputs = (torch.from_numpy(array) for array in seen)
             logits = policy(*inputs, temperature=1.0).logits
             targets = torch.from_numpy(tokens[rows]), torch.from_numpy(mask[rows])

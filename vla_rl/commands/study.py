@@ -168,10 +168,12 @@ def summarize(of_seeds: list[Metrics], threshold: float) -> dict[str, list[float
         return [float(y.mean()) for y in (series(m, key)[1] for m in of_seeds) if len(y)]
 
     reached = [time_to(m, threshold) for m in of_seeds]
+    played = [steps_to(m, threshold) for m in of_seeds]
     figures = {
         "greedy success": last("eval/greedy_success"),
         "sampled success": last("eval/sampled_success"),
         f"minutes to {threshold:.0%}": [t for t in reached if t is not None],
+        f"steps to {threshold:.0%}": [float(n) for n in played if n is not None],
         "minutes in all": [m[-1]["time/seconds"] / 60 for m in of_seeds],
         "mean staleness": mean("rollout/staleness_mean"),
         "effective samples": mean("learner/ess"),
@@ -211,6 +213,13 @@ def time_to(metrics: Metrics, threshold: float) -> float | None:
     return float(seconds[: above[0] + 1].sum() / 60) if len(above) else None
 
 
+def steps_to(metrics: Metrics, threshold: float) -> float | None:
+    """Control steps played, likewise; None also for runs that did not count them."""
+    steps, success = series(metrics, rollouts_key(metrics), "episodes/control_steps")
+    above = np.flatnonzero(smoothed(success, WINDOW) >= threshold)
+    return float(steps[above[0]]) if len(above) else None
+
+
 def make_table(title: str, study: StudyFile, rows: Mapping[str, dict[str, list[float]]]) -> Table:
     """Mean and standard error over the seeds; a row per variant."""
     table = Table(title=f"{title}; mean of {len(study.seeds)} seeds ± standard error")
@@ -230,6 +239,8 @@ def _cell(name: str, values: list[float], seeds: int) -> str:
     missing = f" ({len(values)} of {seeds})" if len(values) < seeds else ""
     if name.endswith("/s"):
         return f"{np.mean(values):.3g} ± {error:.2g}{missing}"
+    if name.startswith("steps to"):
+        return f"{np.mean(values):,.0f} ± {error:,.0f}{missing}"
     if name.startswith("minutes") or name in ("mean staleness", "memory, GiB"):
         return f"{np.mean(values):.2f} ± {error:.2f}{missing}"
     return f"{100 * np.mean(values):.1f} ± {100 * error:.1f} %{missing}"

@@ -24,7 +24,9 @@ def config_checks() -> tuple[Check, ...]:
         Check((("env",), ("policy", "chunk_size")), _chunk_fits_episode),
         Check((("learner", "betas"),), _betas_below_one),
         Check((("algo",), ("train", "batch_episodes")), _batch_holds_whole_groups),
-        Check((("train", "publish_every"), ("train", "max_staleness"), ("mode",)), _published_often_enough),
+        Check((("train",), ("mode",)), _published_often_enough),
+        Check((("train",), ("mode",)), _old_enough_to_be_reused),
+        Check((("algo",), ("train", "reuse")), _reuse_is_corrected),
         Check((("placement", "virtual"), ("env",)), _only_workload_is_virtual),
         Check((("placement", "replan_every"), ("placement", "mode")), _replanning_needs_auto),
         Check((("placement",),), _nodes_need_a_cluster),
@@ -62,10 +64,26 @@ def _batch_holds_whole_groups(config: RunConfig) -> Iterator[Problem]:
 
 
 def _published_often_enough(config: RunConfig) -> Iterator[Problem]:
-    every, bound = config.publish_every, config.max_staleness
+    every, bound = config.publish_every, max(0, config.max_first_staleness)
     if every > bound + 1:
-        remedy = f"update {bound + 2} would wait for fresher data than train.max_staleness={bound} allows"
+        limits = f"train.max_staleness={config.train.max_staleness}"
+        if config.train.reuse > 1:
+            limits += f" with train.reuse={config.train.reuse}"
+        remedy = f"update {bound + 2} would wait for fresher data than {limits} allows"
         yield Problem(("train", "publish_every"), f"{remedy}; use at most {bound + 1}", every)
+
+
+def _old_enough_to_be_reused(config: RunConfig) -> Iterator[Problem]:
+    reuse, bound = config.train.reuse, config.max_staleness
+    if reuse > bound + 1:
+        remedy = f"with train.max_staleness={bound} no episode is young enough for more than {bound + 1} updates"
+        yield Problem(("train", "reuse"), f"{remedy}; raise train.max_staleness to {reuse - 1} or more", reuse)
+
+
+def _reuse_is_corrected(config: RunConfig) -> Iterator[Problem]:
+    if config.train.reuse > 1 and not config.algo.takes_stale_data:
+        remedy = "an episode's later uses are off-policy, which algo.proximal=behaviour does not correct"
+        yield Problem(("train", "reuse"), f"{remedy}; set algo.proximal=recomputed", config.train.reuse)
 
 
 def _only_workload_is_virtual(config: RunConfig) -> Iterator[Problem]:

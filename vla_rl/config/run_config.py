@@ -45,7 +45,12 @@ class TrainConfig(ConfigGroup):
     """The main loop: data, staleness, evaluations and checkpoints."""
 
     iterations: Positive = Field(100, description="Learner updates of the whole run.")
-    batch_episodes: Positive = Field(32, description="Episodes per super-batch, the data of one update.")
+    batch_episodes: Positive = Field(32, description="New episodes per super-batch, the data of one update.")
+    reuse: Positive = Field(
+        1,
+        description="Updates that train on each episode, one after the other; super-batches grow as many times. Needs "
+        "train.max_staleness of at least reuse - 1.",
+    )
     task_sampling: Literal["in_turn", "by_failure"] = Field(
         "in_turn", description="in_turn: round-robin. by_failure: in proportion to the tasks' recent failure rates."
     )
@@ -209,8 +214,13 @@ class RunConfig(ConfigGroup):
 
     @property
     def max_staleness(self) -> int:
-        """The bound on staleness in effect: ``train.max_staleness``, and 0 with mode=sync."""
-        return 0 if self.mode == "sync" else self.train.max_staleness
+        """The bound on staleness in effect: ``train.max_staleness``, and the least possible with mode=sync."""
+        return self.train.reuse - 1 if self.mode == "sync" else self.train.max_staleness
+
+    @property
+    def max_first_staleness(self) -> int:
+        """The bound on staleness where an episode is first trained, so that it can be used ``train.reuse`` times."""
+        return self.max_staleness - (self.train.reuse - 1)
 
     @property
     def publish_every(self) -> int:

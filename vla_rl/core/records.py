@@ -239,6 +239,7 @@ class SuperBatch:
     Attributes:
         policy_version: version of the policy that this batch updates; the update produces version + 1.
         max_episode_steps: the time limit, in control steps.
+        new_episodes: how many of the episodes, the first ones, have not been trained before.
         images: uint8 [O, V, H, W, 3].
         proprio: float32 [O, P].
         elapsed: float32 [O].
@@ -260,6 +261,7 @@ class SuperBatch:
 
     policy_version: int
     max_episode_steps: int
+    new_episodes: int
     images: Array
     proprio: Array
     elapsed: Array

@@ -7,12 +7,12 @@ from dataclasses import fields
 import numpy as np
 import torch
 
+from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.devices.offload import Offloader
 from vla_rl.core.ipc.weights import WeightReader
 from vla_rl.core.records import ActionBatch, Observation
 from vla_rl.observability.meter import Meter
-from vla_rl.policies.openvla_oft.config import PolicyConfig
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 
@@ -22,18 +22,19 @@ class PolicyRunner:
     def __init__(
         self,
         policy: OpenVLAOFT,
-        settings: PolicyConfig,
+        config: RunConfig,
         weights: WeightReader | None,  # None keeps the policy's own weights, as policy version 0
         device: str,
         lease: DeviceLease = nullcontext,  # of the device, if others share it; for each batch
     ) -> None:
         self.meter = Meter()
         self.policy = policy.to(device).eval()
-        self._settings = settings
+        self._config = config
+        self._num_tasks = len(policy.instructions) // len(config.algo.conditions)
         self._lease = lease
         self._device = torch.device(device)
         self._weights = weights
-        self._parameters = policy.trained_parameters()
+        self._parameters = policy.acting_parameters()
         self._memory = Offloader(
             self._device,
             lambda: (*policy.parameters(), *policy.buffers()),
@@ -50,6 +51,11 @@ class PolicyRunner:
     def _version(self) -> int:
         return 0 if self._weights is None else self._weights.policy_version
 
+    @property
+    def _progress(self) -> int:
+        """The iteration by which schedules go; a policy without published weights is taken for a trained one."""
+        return self._config.train.iterations if self._weights is None else self._version
+
     def offload(self) -> None:
         with self._lease(), self.meter.time("offload", 1):
             self._memory.offload()
@@ -62,9 +68,10 @@ class PolicyRunner:
         arrays = (*(getattr(observation, f.name) for f in fields(observation)), uniforms, greedy)
         images, proprio, task, elapsed, draws, most_likely = (torch.from_numpy(a).to(self._device) for a in arrays)
         with self._lease(), self.meter.time("act", len(observation.task)):
-            time.sleep(self._settings.latency_ms * 1e-3)
-            temperature = self._settings.temperature_at(self._version)
-            results = self.policy.act(images, proprio, task, elapsed, draws, most_likely, temperature)
+            time.sleep(self._config.policy.latency_ms * 1e-3)
+            temperature = self._config.policy.temperature_at(self._progress)
+            prompt = task + self._config.algo.acting_condition(self._progress) * self._num_tasks
+            results = self.policy.act(images, proprio, prompt, elapsed, draws, most_likely, temperature)
             tokens, logprobs, values = (x.cpu() for x in results)  # waits until the device has finished
         return ActionBatch(
             actions=self.policy.codec.decode(tokens.numpy()),

@@ -10,9 +10,10 @@ import copy
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,15 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.ipc.weights import WeightPublisher
 from vla_rl.core.records import SuperBatch
+from vla_rl.learner.anchors import Anchors
 from vla_rl.learner.deepspeed_engine import load_trained, make_engine, make_offloader, reset_unused_steps
 from vla_rl.learner.device_timer import DeviceTimer
+from vla_rl.learner.forward_passes import ForwardPasses
 from vla_rl.observability.meter import Meter
 from vla_rl.policies.build import torch_dtype
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT, PolicyOutput, token_entropy, token_logprobs
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT, token_entropy, token_logprobs
+
+Share = Callable[[], tuple[torch.Tensor, dict[str, torch.Tensor]]]  # a share of a loss, and sums for the metrics
 
 
 def join_ranks(rank: int, world_size: int, address: str, port: int, device: str) -> None:
@@ -66,6 +71,7 @@ class Learner:
         world_size: int,
         device: str,  # "cuda" or "cpu"
         lease: DeviceLease = nullcontext,  # of the device, if others share it; for each micro-batch
+        anchors: Anchors | None = None,  # cloned in each optimizer step
     ) -> None:
         """Call ``join_ranks`` first. ``policy`` is moved to ``device`` and to the configured precision."""
         self.config = config
@@ -73,9 +79,12 @@ class Learner:
         self.meter = Meter()
         self._grad_norm = 0.0
         self._lease = lease
+        self._anchors = anchors
         self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
         self._timer = DeviceTimer(self._device, self.meter)
         policy.to(device=self._device, dtype=torch_dtype(config.learner.precision))
+        tasks = len(policy.instructions) // len(config.algo.conditions)
+        self._passes = ForwardPasses(config, algorithm, rank, world_size, self._device, lease, tasks)
         needs_copy = algorithm.needs_reference and not policy.adapted  # adapters: the frozen weights are the reference
         self._reference = copy.deepcopy(policy).requires_grad_(False) if needs_copy else None
         self._engine, self._optimizer = make_engine(policy, config.learner)
@@ -93,8 +102,10 @@ class Learner:
             batch, targets = self._targets(batch)
             sums: dict[str, float] = defaultdict(float)
             grad_norms: list[float] = []
-            for rows in self._minibatches(batch):
-                step = self._optimizer_step(batch, targets, rows)
+            if self._anchors is not None:
+                self._anchors.observe(batch)
+            for number, rows in enumerate(self._minibatches(batch)):
+                step = self._optimizer_step(batch, targets, rows, number)
                 for name, value in step.items():
                     sums[name] += value
                 grad_norms.append(self._grad_norm)
@@ -113,14 +124,14 @@ class Learner:
 
     def _targets(self, batch: SuperBatch) -> tuple[SuperBatch, Targets]:
         """The targets, and the batch, with recomputed bootstrap values if the algorithm needs recomputed numbers."""
-        logprobs = values = reference = None
+        logprobs = values = reference = q = None
         if self.algorithm.needs_reference:
             with self._as_reference() as model:
-                reference, _ = self._evaluate(model, batch)
+                reference, *_ = self._passes.evaluate(model, batch)
         if self.algorithm.needs_recompute:
-            logprobs, values = self._evaluate(self._engine, batch)
-            batch = replace(batch, bootstrap_value=self._bootstrap_values(batch))
-        return batch, self.algorithm.targets(batch, logprobs, values, reference)
+            logprobs, values, q = self._passes.evaluate(self._engine, batch)
+            batch = replace(batch, bootstrap_value=self._passes.bootstrap_values(self._engine, batch))
+        return batch, self.algorithm.targets(batch, logprobs, values, reference, q)
 
     @contextmanager
     def _as_reference(self) -> Iterator[Any]:
@@ -145,66 +156,65 @@ class Learner:
         # with 0, weight decay does not act either
         policy["lr"] = policy["peak_lr"] * factor * self.algorithm.trains_policy(policy_version)
 
-    def _micro_batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """This rank's share of ``rows`` as (chunk rows, is padding); equally many on every rank."""
-        mine = rows[self._rank :: self._world_size]
-        largest_share = -(-len(rows) // self._world_size)
-        parts = max(1, -(-largest_share // self.config.learner.micro_batch))
-        for part in np.array_split(mine, parts):
-            yield (part, False) if part.size else (rows[:1], True)
-
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
-
-    def _output(self, model: Any, batch: SuperBatch, obs_rows: np.ndarray, task: np.ndarray) -> PolicyOutput:
-        policy = self.config.policy
-        return model(
-            self._tensor(batch.images[obs_rows]),
-            self._tensor(batch.proprio[obs_rows]),
-            self._tensor(task),
-            self._tensor(batch.elapsed[obs_rows]),
-            policy.temperature_at(batch.policy_version),
-            policy.detach_value or not self.algorithm.trains_policy(batch.policy_version),
-        )
-
-    def _forward(self, batch: SuperBatch, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """logprobs [n, K, A], entropy [n, K, A], values [n] of these chunks under the current weights."""
-        output = self._output(self._engine, batch, batch.obs_row[rows], batch.task[rows])
-        logprobs = token_logprobs(output.logits, self._tensor(batch.tokens[rows]))
-        return logprobs, token_entropy(output.logits), output.values.float()
-
-    def _optimizer_step(self, batch: SuperBatch, targets: Targets, rows: np.ndarray) -> dict[str, float]:
-        denominators = LossDenominators.of(batch.num_steps[rows])
+    def _optimizer_step(self, batch: SuperBatch, targets: Targets, rows: np.ndarray, number: int) -> dict[str, float]:
         sums: dict[str, torch.Tensor] = {}
-        parts = list(self._micro_batches(rows))
-        for i, (part, padding) in enumerate(parts):
-            tensors = targets.rows(part, self._device)
-            if padding:  # chunks without an executed step do not count
-                tensors = replace(tensors, num_steps=torch.zeros_like(tensors.num_steps))
+        shares = [*self._update_shares(batch, targets, rows), *self._cloning_shares(batch.policy_version, number)]
+        for i, (size, share) in enumerate(shares):
             with self._lease():
-                with self._timer.time("micro_batch", len(part)):
-                    logprobs, entropy, values = self._forward(batch, part)
-                    loss, metrics = self.algorithm.loss(
-                        logprobs, entropy, values, tensors, denominators, batch.policy_version
-                    )
-                    self._engine.set_gradient_accumulation_boundary(i == len(parts) - 1)
+                with self._timer.time("micro_batch", size):
+                    loss, metrics = share()
+                    self._engine.set_gradient_accumulation_boundary(i == len(shares) - 1)
                     # DeepSpeed averages gradients over the ranks; the losses are shares of one sum
                     self._engine.backward(loss * self._world_size)
-                if i < len(parts) - 1:
+                if i < len(shares) - 1:
                     self._engine.step()  # counts the micro-batch; the weights stay as they are
                 else:
                     with self._timer.time("step", 1):
                         self._grad_norm = self._measure_grad_norm()
                         self._engine.step()
-                self._finish_on_device()
+                self._passes.finish_on_device()
             for name, value in metrics.items():
                 sums[name] = sums[name] + value.detach() if name in sums else value.detach()
         return self._sum_over_ranks(sums)
 
-    def _finish_on_device(self) -> None:
-        """Wait for the GPU, which is still computing when its calls have returned: the lease must not end earlier."""
-        if self._device.type == "cuda" and self._lease is not nullcontext:
-            torch.cuda.synchronize(self._device)
+    def _update_shares(self, batch: SuperBatch, targets: Targets, rows: np.ndarray) -> Iterator[tuple[int, Share]]:
+        """This rank's micro-batches of ``rows``: size, and what computes their share of the loss."""
+        denominators = LossDenominators.of(batch.num_steps[rows])
+
+        def share(part: np.ndarray, padding: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            tensors = targets.rows(part, self._device)
+            if padding:  # chunks without an executed step do not count
+                tensors = replace(tensors, num_steps=torch.zeros_like(tensors.num_steps))
+            output, tokens = self._passes.of_chunks(self._engine, batch, part, targets.condition[part])
+            logprobs, entropy = token_logprobs(output.logits, tokens), token_entropy(output.logits)
+            version = batch.policy_version
+            return self.algorithm.loss(logprobs, entropy, output.values, tensors, denominators, version, output.q)
+
+        return ((len(part), partial(share, part, padding)) for part, padding in self._passes.micro_batches(rows))
+
+    def _cloning_shares(self, policy_version: int, number: int) -> Iterator[tuple[int, Share]]:
+        """Likewise, of the chunks that the optimizer step ``number`` clones."""
+        count, algo = self.config.algo.bc_batch, self.config.algo
+        if self._anchors is None:
+            return iter(())
+        drawn = self._anchors.draw(count, self.config.seed, policy_version, number)
+        if drawn is None:
+            return iter(())
+        draws = np.random.default_rng((self.config.seed, policy_version, number)).random(count)
+        task = self._passes.under(algo.demonstration_conditions(draws), drawn.task)
+        seen = drawn.images, drawn.proprio, task, np.zeros(count, np.float32)  # only values depend on time
+        steps = int(drawn.num_steps.sum())
+
+        def share(part: np.ndarray, padding: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            output = self._passes.call(self._engine, [x[part] for x in seen], policy_version)
+            logprobs = token_logprobs(output.logits, self._passes.tensor(drawn.tokens[part]))
+            num_steps = self._passes.tensor(drawn.num_steps[part] * (not padding)).long()
+            loss, sums = self.algorithm.cloning_loss(logprobs, num_steps, steps, policy_version)
+            return loss + 0.0 * output.values.sum(), sums  # engines expect a gradient of every weight
+
+        return (
+            (len(part), partial(share, part, padding)) for part, padding in self._passes.micro_batches(np.arange(count))
+        )
 
     def _measure_grad_norm(self) -> float:
         """Gradient norm before clipping. ZeRO's optimizers only know the one of the previous step."""
@@ -219,45 +229,9 @@ class Learner:
             torch.distributed.all_reduce(stacked)
         return dict(zip(sorted(sums), stacked.tolist(), strict=True))
 
-    @torch.no_grad()
-    def _evaluate(self, model: Any, batch: SuperBatch) -> tuple[np.ndarray, np.ndarray]:
-        """Log-probabilities [M, K, A] of the recorded tokens and values [M] under a model, on every rank."""
-        logprobs = torch.zeros(batch.logprobs.shape, device=self._device)
-        values = torch.zeros(batch.values.shape, device=self._device)
-        for part, padding in self._micro_batches(np.arange(batch.num_chunks)):
-            with self._lease():
-                output = self._output(model, batch, batch.obs_row[part], batch.task[part])
-                if not padding:
-                    index = self._tensor(part)
-                    logprobs[index] = token_logprobs(output.logits, self._tensor(batch.tokens[part]))
-                    values[index] = output.values.float()
-                self._finish_on_device()
-        return self._gathered(logprobs), self._gathered(values)
-
-    @torch.no_grad()
-    def _bootstrap_values(self, batch: SuperBatch) -> np.ndarray:
-        """[B]: values of the final observations under the weights before the update; 0 where there is none."""
-        values = torch.zeros(batch.num_episodes, device=self._device)
-        with_final = np.flatnonzero(batch.final_obs_row >= 0)
-        if not with_final.size:
-            return batch.bootstrap_value
-        for part, padding in self._micro_batches(with_final):
-            with self._lease():
-                output = self._output(self._engine, batch, batch.final_obs_row[part], batch.task[batch.offsets[part]])
-                if not padding:
-                    values[self._tensor(part)] = output.values.float()
-                self._finish_on_device()
-        return self._gathered(values)
-
-    def _gathered(self, tensor: torch.Tensor) -> np.ndarray:
-        """The rows of all ranks; every rank has filled its own and left zeros elsewhere."""
-        if self._world_size > 1:
-            torch.distributed.all_reduce(tensor)
-        return tensor.cpu().numpy()
-
     def parameters(self) -> dict[str, torch.Tensor]:
-        """All trained parameters, whole, on every rank; collective under ZeRO-3. May be views of the live weights."""
-        trained = self.policy.trained_parameters()
+        """Parameters to publish, whole, on every rank; collective under ZeRO-3. May be views of the live weights."""
+        trained = self.policy.acting_parameters()
         if self.config.learner.zero_stage < 3:
             return dict(trained)
         import deepspeed
@@ -286,12 +260,16 @@ class Learner:
     def save(self, folder: Path) -> None:
         """Save trained weights, optimizer and sharded state; collective. Frozen weights stay in their checkpoint."""
         self._engine.save_checkpoint(str(folder), tag="state", exclude_frozen_parameters=True)
+        if self._anchors is not None and self._rank == 0:
+            self._anchors.save(folder / "anchors.npz")
 
     def load(self, folder: Path) -> None:
         """Raises FileNotFoundError if ``folder`` holds no state, UserError if it is the state of another policy."""
         if not (folder / "state").is_dir():
             raise FileNotFoundError(f"no learner state in {folder}")
         self._engine.load_checkpoint(str(folder), tag="state", custom_load_fn=load_trained)
+        if self._anchors is not None and (folder / "anchors.npz").is_file():
+            self._anchors.load(folder / "anchors.npz")
 
     def offload(self) -> None:
         """Move all tensors to the host. Nothing but ``onload`` may be called then."""

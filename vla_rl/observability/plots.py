@@ -100,12 +100,18 @@ def draw_comparison(runs: Mapping[str, Metrics], path: Path) -> None:
 
 
 def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str) -> None:
-    """Several seeds of each variant: success of the rollouts over iterations and over minutes (mean of the seeds, and
-    their range), and the last evaluation of every seed."""
+    """Several seeds of each variant: success of the rollouts over control steps and over minutes (mean of the seeds,
+    and their range), and the last evaluation of every seed.
+
+    Metrics of older runs do not count control steps: they are drawn over iterations.
+    """
+    every = [m for seeds in variants.values() for m in seeds]
+    counted = all("episodes/control_steps" in m[-1] for m in every)
+    effort = "episodes/control_steps" if counted else "iteration"
     with figure(path, title, 1, 3, (16, 5), sharey=True) as axes:
         for row, (name, seeds) in enumerate(variants.items()):
             color = f"C{row % 10}"
-            for axis, x_key in ((axes[0], "iteration"), (axes[1], "time/seconds")):
+            for axis, x_key in ((axes[0], effort), (axes[1], "time/seconds")):
                 x, curves = _seed_curves(seeds, x_key)
                 axis.plot(x, curves.mean(axis=0), color=color, label=name)
                 axis.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.12, linewidth=0)
@@ -114,7 +120,8 @@ def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str
                 axes[2].plot([row + shift] * len(last), last, marker, color=color, alpha=0.5)
                 if last:
                     axes[2].hlines(np.mean(last), row + shift - 0.09, row + shift + 0.09, color=color)
-        axes[0].set(title="rollouts (moving mean of 5)", xlabel="iterations", ylim=(0, 1), ylabel="success")
+        unit = "thousand control steps played" if counted else "iterations"
+        axes[0].set(title="rollouts (moving mean of 5)", xlabel=unit, ylim=(0, 1), ylabel="success")
         axes[1].set(title="the same over time, evaluations included", xlabel="minutes")
         axes[2].set(title="last evaluation of every seed: greedy (o), sampled (square)")
         axes[2].set_xticks(range(len(variants)), list(variants), rotation=30, ha="right", fontsize=8)
@@ -144,9 +151,9 @@ def draw_timeline(activities: Sequence[Any], path: Path, title: str) -> None:
 
 
 def _seed_curves(seeds: Sequence[Metrics], x_key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Common x values, up to the end of the shortest seed (minutes if x is time), and smoothed curves [seeds, x]."""
+    """Common x values, up to the end of the shortest seed, and smoothed curves [seeds, x]; minutes, thousand steps."""
     curves = [series(m, rollouts_key(m), x_key) for m in seeds]
-    scale = 60.0 if x_key == "time/seconds" else 1.0
+    scale = {"time/seconds": 60.0, "episodes/control_steps": 1000.0}.get(x_key, 1.0)
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     common = np.linspace(start, end, 200)
     return common / scale, np.array([np.interp(common, x, smoothed(y, 5)) for x, y in curves])

@@ -20,7 +20,8 @@ from vla_rl.placement.profile import Profile
 class Workload:
     """What a run asks of the machine."""
 
-    episodes: int  # of a super-batch
+    episodes: int  # new ones, of a super-batch
+    reuse: int  # super-batches that hold an episode
     horizon: int  # time limit of an episode, in control steps
     spread: float  # episodes last horizon * (1 - u * spread) steps, u uniform in 0..1
     chunk_size: int
@@ -28,7 +29,7 @@ class Workload:
     minibatches: int
     epochs: int
     extra_passes: int  # forward passes over the super-batch before the update
-    max_staleness: int
+    max_staleness: int  # where an episode is first trained
     publish_every: int  # updates
     max_wait: float  # seconds that an inference request may wait for others
 
@@ -36,26 +37,27 @@ class Workload:
     def of(cls, config: RunConfig, horizon: int, spread: float) -> Self:
         return cls(
             episodes=config.train.batch_episodes,
+            reuse=config.train.reuse,
             horizon=horizon,
             spread=spread,
             chunk_size=config.policy.chunk_size,
             micro_batch=config.learner.micro_batch,
             minibatches=config.algo.minibatches,
             epochs=config.algo.epochs,
-            extra_passes=(config.algo.proximal == "recomputed") + (config.algo.kl_coef > 0),
-            max_staleness=config.max_staleness,
+            extra_passes=config.algo.needs_recompute + (config.algo.kl_coef > 0),
+            max_staleness=config.max_first_staleness,
             publish_every=config.publish_every,
             max_wait=config.placement.max_wait_ms * 1e-3,
         )
 
     @property
     def steps(self) -> float:
-        """Mean number of control steps in a super-batch."""
+        """Mean number of control steps in the new episodes of a super-batch."""
         return self.episodes * self.horizon * (1 - self.spread / 2)
 
     @property
     def chunks(self) -> float:
-        """Mean number of chunks in a super-batch; an episode that ends early leaves half a chunk unused on average."""
+        """Mean number of chunks in the new episodes; one that ends early leaves half a chunk unused on average."""
         return self.episodes * (self.horizon * (1 - self.spread / 2) / self.chunk_size + 0.5 * (self.spread > 0))
 
 
@@ -152,7 +154,7 @@ def _chunks_by_server(plan: Plan, chunks: float, simulate: float, infer: float, 
 
 def learner_seconds(profile: Profile, workload: Workload, ranks: int) -> float:
     """Seconds of one rank for one update."""
-    mine = workload.chunks / workload.minibatches / ranks
+    mine = workload.reuse * workload.chunks / workload.minibatches / ranks
     passes = math.ceil(mine / workload.micro_batch)
     train = passes * profile.train(mine / passes)
     forward = workload.extra_passes * workload.minibatches * train / 3  # a backward pass costs two forward passes

@@ -252,7 +252,7 @@ class SimulatedRun:
     def _update(self, chunks: int) -> Steps:
         workload, profile, ranks = self.workload, self.profile, self.plan.learners
         onload, offload = (profile.onload, profile.offload) if self.plan.offload else (0.0, 0.0)
-        mine = chunks / workload.minibatches / len(ranks)
+        mine = workload.reuse * chunks / workload.minibatches / len(ranks)
         passes = max(1, math.ceil(mine / workload.micro_batch))
         forward = [profile.train(mine / passes) / 3] * passes * workload.minibatches * workload.extra_passes
         yield self._on_all_ranks([onload, *forward])

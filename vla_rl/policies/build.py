@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,10 +41,11 @@ def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
     _check_weights_are_whole(path.with_name("model.safetensors"))
 
 
-def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
+def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int, prompts: Sequence[str] | None = None) -> OpenVLAOFT:
     """Load the checkpoint's policy, or make one with random weights drawn by ``seed``. With lora, add adapters.
 
-    New adapters do not change the outputs. Raises UserError.
+    New adapters do not change the outputs. ``prompts``: the policy's instructions, by task number; None: those of the
+    simulator. Raises UserError.
     """
     from vla_rl.policies.openvla_oft.checkpoint import load_policy
 
@@ -57,7 +59,7 @@ def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
         from vla_rl.policies.openvla_oft.lora import add_adapters
 
         add_adapters(policy, config.lora, seed)
-    policy.set_instructions(spec.instructions)
+    policy.set_instructions(prompts or spec.instructions)
     return policy
 
 

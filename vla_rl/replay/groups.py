@@ -1,6 +1,6 @@
 """Groups of finished episodes: collects members, and filters out groups that carry no learning signal."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -65,3 +65,10 @@ class Groups:
     def __iter__(self) -> Iterator[Trajectory]:
         groups: Iterable[TrajectoryGroup] = (*self._whole, *self._partial.values())
         return (trajectory for group in groups for trajectory in group)
+
+
+def young_enough(batches: Iterable[Sequence[Trajectory]], version: int) -> list[Trajectory]:
+    """All episodes of whole groups without a chunk from an older policy version."""
+    found = [trajectory for batch in batches for trajectory in batch]
+    stale = {t.episode.group for t in found if t.oldest_policy_version < version}
+    return [t for t in found if t.episode.group not in stale]

@@ -15,12 +15,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any, Self
 
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.records import EnvSpec, EpisodeResult, EpisodeSpec, GroupRules, SuperBatch, Trajectory
 from vla_rl.observability.meter import Meter
-from vla_rl.replay.groups import Groups
+from vla_rl.replay.groups import Groups, young_enough
 from vla_rl.replay.schedule import TaskRule, TaskSchedule, start_state, training_group
 from vla_rl.replay.super_batch import collate
 
@@ -31,6 +32,7 @@ class StoreRules:
 
     batch_episodes: int  # B, a multiple of the group size
     max_staleness: int  # policy updates
+    reuse: int = field(default=1, kw_only=True)  # super-batches that hold an episode
     num_tasks: int
     max_episode_steps: int
     seed: int
@@ -46,6 +48,7 @@ class StoreRules:
         return cls(
             batch_episodes=train.batch_episodes,
             max_staleness=config.max_staleness,
+            reuse=train.reuse,
             num_tasks=len(spec.instructions),
             max_episode_steps=spec.max_episode_steps,
             seed=config.seed,
@@ -66,6 +69,7 @@ class Ledger:
     filtered: int = 0  # finished, but dropped because its group's returns or success rate teach nothing
     evaluated: int = 0
     lost: int = 0  # running in a worker that died, or when the run stopped
+    reused: int = 0  # uses of trained episodes in further updates; not an end
 
     @property
     def ended(self) -> int:
@@ -86,13 +90,14 @@ class ReplayStore:
         self._next_id = 0
         self._running: dict[int, tuple[int, EpisodeSpec]] = {}  # id -> (worker, episode)
         self._next_group = 0
-        self._played = self._succeeded = 0  # finished training episodes, including filtered ones
+        self._played = self._succeeded = self._steps = 0  # of finished training episodes, including filtered ones
         self._tasks = TaskSchedule(rules.num_tasks, rules.seed, rules.task_rule)
         self._due: deque[EpisodeSpec] = deque()  # the rest of a group that has begun, and episodes that were lost
         self._evaluations: deque[EpisodeSpec] = deque()
         self._results: list[EpisodeResult] = []
         self._buffer = Groups(rules.groups)
-        self._filled: tuple[SuperBatch, list[Trajectory]] | None = None
+        self._filled: tuple[SuperBatch, list[Trajectory]] | None = None  # and its new episodes
+        self._earlier: deque[list[Trajectory]] = deque(maxlen=rules.reuse - 1)  # new episodes of the last super-batches
         self._in_training = 0
         self._filling = False
         self._stopped = False
@@ -127,6 +132,7 @@ class ReplayStore:
             else:
                 self._played += 1
                 self._succeeded += finished.success
+                self._steps += finished.steps
                 self._tasks.observe(finished.episode.task, finished.success)
                 self.ledger.filtered += self._buffer.add(finished)
             self._changed.notify_all()
@@ -155,7 +161,8 @@ class ReplayStore:
         b = self.rules.batch_episodes
         running = sum(not e.evaluation for _, e in self._running.values())
         under_way = running + len(self._due) + len(self._buffer) + (b if self._filled or self._filling else 0)
-        last_version = min(self.rules.max_staleness + self.published_version + 1, self.rules.iterations)
+        bound = self.rules.max_staleness - (self.rules.reuse - 1)  # where an episode is first trained
+        last_version = min(bound + self.published_version + 1, self.rules.iterations)
         free = max(0, (last_version - self._next_version) * b - under_way)
         return free - free % self.rules.groups.size
 
@@ -179,10 +186,12 @@ class ReplayStore:
             self._changed.wait_for(lambda: self._filled is not None or self._stopped, timeout)
             if self._filled is None:
                 return None
-            batch, _ = self._filled
+            batch, new = self._filled
             self._filled = None
             self._next_version += 1
-            self._in_training += batch.num_episodes
+            self._in_training += len(new)
+            self.ledger.reused += batch.num_episodes - batch.new_episodes
+            self._earlier.append(new)
             self._changed.notify_all()
             return batch
 
@@ -201,13 +210,13 @@ class ReplayStore:
                 self._changed.wait_for(lambda: self._stopped or (self._filled is None and self._select()))
                 if self._stopped:
                     return
-                chosen = self._buffer.take(self.rules.batch_episodes)
-                version = self._next_version
+                new, version = self._buffer.take(self.rules.batch_episodes), self._next_version
+                again = young_enough(self._earlier, version - self.rules.max_staleness)
                 self._filling = True
             with self.meter.time("collate"):
-                batch = collate(chosen, version, self.rules.max_episode_steps)
+                batch = collate(new, version, self.rules.max_episode_steps, again)
             with self._changed:
-                self._filled, self._filling = (batch, chosen), False
+                self._filled, self._filling = (batch, new), False
                 self._changed.notify_all()
 
     def _select(self) -> bool:
@@ -257,13 +266,16 @@ class ReplayStore:
         """The ledger and the episodes that are still on their way; the sums agree at any moment."""
         with self._changed:
             buffered = len(self._buffer) + (self.rules.batch_episodes if self._filled or self._filling else 0)
-            outcomes = {"played": self._played, "succeeded": self._succeeded}
+            outcomes = {"played": self._played, "succeeded": self._succeeded, "control_steps": self._steps}
             under_way = {"running": len(self._running), "buffered": buffered, "in_training": self._in_training}
             gate = {"published_version": self.published_version, "capacity": self.capacity()}
             return asdict(self.ledger) | under_way | outcomes | gate
 
     def state(self) -> tuple[dict[str, Any], list[Trajectory]]:
-        """JSON-able counters and the finished but untrained trajectories, for a checkpoint between two updates."""
+        """JSON-able counters and the trajectories that are still to be trained, for a checkpoint between two updates.
+
+        The first ones have been trained, and will be again.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self._filling, timeout=60.0)
             if self._in_training:
@@ -277,8 +289,11 @@ class ReplayStore:
                 "task_failure": list(self._tasks.failure),
                 "due": running + [asdict(e) for e in self._due],
                 "lost": len(self._running),
+                "control_steps": self._steps,
+                "earlier": [len(part) for part in self._earlier],
             }
-            return record, (self._filled[1] if self._filled else []) + list(self._buffer)
+            again = [trajectory for part in self._earlier for trajectory in part]
+            return record, again + (self._filled[1] if self._filled else []) + list(self._buffer)
 
     def restore(self, record: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
         """Continue from ``state()``. Episodes that were running then are counted as lost and scheduled again."""
@@ -291,5 +306,8 @@ class ReplayStore:
             self._next_group = record["next_group"]
             self._tasks.restore(record["task_failure"])
             self._due.extend(EpisodeSpec(**e) for e in record["due"])
-            self.ledger.filtered += sum(self._buffer.add(trajectory) for trajectory in trajectories)
+            self._steps = record["control_steps"]
+            rest = iter(trajectories)
+            self._earlier.extend(list(islice(rest, count)) for count in record["earlier"])
+            self.ledger.filtered += sum(self._buffer.add(trajectory) for trajectory in rest)
             self._changed.notify_all()

@@ -7,10 +7,16 @@ import numpy as np
 from vla_rl.core.records import SuperBatch, Trajectory
 
 
-def collate(trajectories: Sequence[Trajectory], policy_version: int, max_episode_steps: int) -> SuperBatch:
-    """Flatten whole episodes, in the given order, for the update of ``policy_version``. Raises ValueError on none."""
-    if not trajectories:
+def collate(
+    new: Sequence[Trajectory], policy_version: int, max_episode_steps: int, again: Sequence[Trajectory] = ()
+) -> SuperBatch:
+    """Flatten whole episodes, in the given order, for the update of ``policy_version``.
+
+    ``again``: episodes that earlier updates have trained on. Raises ValueError without a new one.
+    """
+    if not new:
         raise ValueError("a super-batch needs at least one trajectory")
+    trajectories = [*new, *again]
     chunks = np.array([t.num_chunks for t in trajectories])
     rows = np.array([len(t.images) for t in trajectories])
     first_row = np.concatenate(([0], np.cumsum(rows)[:-1]))
@@ -22,6 +28,7 @@ def collate(trajectories: Sequence[Trajectory], policy_version: int, max_episode
     return SuperBatch(
         policy_version=policy_version,
         max_episode_steps=max_episode_steps,
+        new_episodes=len(new),
         images=joined("images"),
         proprio=joined("proprio"),
         elapsed=joined("elapsed"),
@@ -45,22 +52,24 @@ def collate(trajectories: Sequence[Trajectory], policy_version: int, max_episode
 
 
 def describe(batch: SuperBatch) -> dict[str, float]:
-    """Metrics of the data itself: success, return, lengths and staleness."""
-    returns = np.add.reduceat(batch.rewards.sum(axis=1), batch.offsets[:-1])
-    steps = np.add.reduceat(batch.num_steps, batch.offsets[:-1])
+    """Metrics of the new data (success, return, lengths), and the staleness of all."""
+    new = slice(0, batch.new_episodes)
+    returns = np.add.reduceat(batch.rewards.sum(axis=1), batch.offsets[:-1])[new]
+    steps = np.add.reduceat(batch.num_steps, batch.offsets[:-1])[new]
+    success = batch.success[new]
     staleness = batch.staleness
     shares = np.bincount(staleness) / len(staleness)
-    tasks = batch.task[batch.offsets[:-1]]
-    per_task = {task: batch.success[tasks == task].mean() for task in np.unique(tasks)}
+    tasks = batch.task[batch.offsets[:-1]][new]
+    per_task = {task: success[tasks == task].mean() for task in np.unique(tasks)}
     return {
-        "rollout/success": float(batch.success.mean()),
+        "rollout/success": float(success.mean()),
         "rollout/return": float(returns.mean()),
         "rollout/episode_steps": float(steps.mean()),
-        "rollout/episodes": float(batch.num_episodes),
-        "rollout/chunks": float(batch.num_chunks),
-        "rollout/env_steps": float(batch.num_steps.sum()),
+        "rollout/episodes": float(batch.new_episodes),
+        "rollout/chunks": float(batch.offsets[batch.new_episodes]),
+        "rollout/env_steps": float(steps.sum()),
         "rollout/staleness_mean": float(staleness.mean()),
         "rollout/staleness_max": float(staleness.max()),
         **{f"rollout/staleness_{updates}": float(share) for updates, share in enumerate(shares)},
-        **{f"rollout/success_task_{task}": float(success) for task, success in per_task.items() if len(per_task) > 1},
+        **{f"rollout/success_task_{task}": float(rate) for task, rate in per_task.items() if len(per_task) > 1},
     }

@@ -96,7 +96,7 @@ def test_a_policy_acts_after_offloading_as_before(tmp_path: Path) -> None:
     save_policy(build_policy(PolicyConfig(size="nano", chunk_size=4), SPEC, seed=3), tmp_path / "policy", {})
     for lora in (None, LORA):
         settings = PolicyConfig.model_validate({"checkpoint": str(tmp_path / "policy"), "chunk_size": 4, "lora": lora})
-        runner = PolicyRunner(build_policy(settings, SPEC, 0), settings, None, "cpu")
+        runner = PolicyRunner(build_policy(settings, SPEC, 0), RunConfig(policy=settings), None, "cpu")
         rng = np.random.default_rng(0)
         seen = Observation(
             images=rng.integers(0, 256, (3, 1, 48, 48, 3)).astype(np.uint8),

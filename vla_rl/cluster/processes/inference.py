@@ -25,7 +25,8 @@ class InferenceProcess:
         from vla_rl.policies.build import build_policy, torch_dtype
 
         torch.set_num_threads(self._process.threads)
-        self._policy = build_policy(self._config.policy, self._spec, self._config.seed)
+        prompts = self._config.algo.prompts(self._spec.instructions)
+        self._policy = build_policy(self._config.policy, self._spec, self._config.seed, prompts)
         self._policy.to(torch_dtype(self._config.learner.precision))
 
     def connect(self, address: PoolAddress, weights: Path | None, max_batch: int, frozen: bytes | None = None) -> None:
@@ -48,7 +49,7 @@ class InferenceProcess:
 
         return PolicyRunner(
             policy=self._policy,
-            settings=self._config.policy,
+            config=self._config,
             weights=WeightReader(weights) if weights else None,
             device=self._process.torch_device,
             lease=device_lease(self._process, self._lock_server),

@@ -37,14 +37,19 @@ class LearnerProcess:
         torch.set_num_threads(self._process.threads)
         rank, device = self._process.index, self._process.torch_device
         join_ranks(rank, self._world_size, *address, device)
+        prompts = self._config.algo.prompts(self._spec.instructions)
+        policy = build_policy(self._config.policy, self._spec, self._config.seed, prompts)
+        if self._config.algo.num_critics:
+            policy.add_critic(self._config.algo.num_critics, self._config.seed)
         self._learner = Learner(
             self._config,
-            build_policy(self._config.policy, self._spec, self._config.seed),
+            policy,
             make_algorithm(self._config.algo),
             rank=rank,
             world_size=self._world_size,
             device=device,
             lease=device_lease(self._process, self._lock_server),
+            anchors=self._anchors(policy),
         )
         if state is not None:
             self._learner.load(state)
@@ -53,6 +58,17 @@ class LearnerProcess:
             create_weight_buffers(weights, nbytes)
             self._publisher, self._reader = WeightPublisher(weights), WeightReader(weights)
         self.publish(policy_version)
+
+    def _anchors(self, policy: Any) -> Any:
+        from vla_rl.learner.anchors import Anchors
+
+        algo = self._config.algo
+        if not algo.bc_coef:
+            return None
+        if not algo.bc_demos:
+            return Anchors(memory=algo.bc_memory)
+        paths = [Path(path) for path in algo.bc_demos]
+        return Anchors.of_demonstrations(paths, self._spec, policy.codec, self._config.policy.chunk_size)
 
     def update(self, batch: SuperBatch) -> dict[str, float]:
         return self._learner.update(batch)

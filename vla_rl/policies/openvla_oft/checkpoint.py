@@ -78,7 +78,7 @@ def load_policy(folder: str | Path, device: str | torch.device = "cpu") -> OpenV
         with _named(folder), no_init_weights():
             policy = OpenVLAOFT(architecture, codec, tokenizer, proprio)
         _check_shapes(weights, policy)
-        policy.load_state_dict(load_file(weights, device=str(device)), assign=True)
+        policy.load_state_dict(_defaults(policy) | load_file(weights, device=str(device)), assign=True)
     except SafetensorError as error:
         raise CheckpointError(f"{weights} is damaged or truncated ({error}): copy the checkpoint again") from error
     return policy.to(device)
@@ -143,11 +143,16 @@ def _named(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: {error}") from error
 
 
+def _defaults(policy: OpenVLAOFT) -> dict[str, torch.Tensor]:
+    """Weights that a checkpoint may lack: older ones do not know the time."""
+    return {"value_head.time": policy.value_head.time.data}
+
+
 def _check_shapes(weights: Path, policy: OpenVLAOFT) -> None:
     with safe_open(weights, framework="pt") as file:
         found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     expected = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
-    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems = [f"{name} is missing" for name in expected if name not in found | _defaults(policy)]
     problems += [f"{name} is unknown" for name in found if name not in expected]
     problems += [
         f"{name} is {list(found[name])}, expected {list(shape)}"

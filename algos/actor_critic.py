@@ -1,0 +1,74 @@
+"""Actor-critic: algorithms with a value function, whose advantages say how much better a chunk did than expected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from algos.algorithm import Algorithm
+from algos.config import AlgorithmConfig
+from vla_rl.core.records import Array, BootstrapRule, SuperBatch
+from vla_rl.core.schema import Fraction, NonNegative, PositiveFloat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from algos.targets import RowTargets
+
+
+class ActorCriticConfig(AlgorithmConfig):
+    """The value function and what it learns."""
+
+    gamma: Fraction = Field(0.99, description="Discount per chunk.")
+    gae_lambda: Fraction = Field(0.95, description="Lambda of the generalized advantage estimation, per chunk.")
+    bootstrap: BootstrapRule = Field(
+        "truncated",
+        description="Which episodes end with the value of their final observation instead of 0. truncated: those "
+        "that a time limit ended. never: none, if the time limit is part of the task, as in LIBERO's benchmark. "
+        "always: all, as in RLinf's recipes.",
+    )
+    value_coef: float = Field(0.5, ge=0.0, description="Coefficient of the value loss.")
+    value_warmup: NonNegative = Field(0, description="First iterations, in which only the value head is trained.")
+
+    @property
+    def bootstrap_rule(self) -> BootstrapRule:
+        return self.bootstrap
+
+
+class ActorCritic(Algorithm):
+    """Bootstraps from a value head."""
+
+    config: ActorCriticConfig
+
+    def __init__(self, config: ActorCriticConfig) -> None:
+        super().__init__(config)
+        self.value_coef = config.value_coef
+
+    def bootstrap_mask(self, batch: SuperBatch) -> Array:
+        """bool [B]: which episodes end with the value of their final observation instead of 0."""
+        rule = self.config.bootstrap
+        return batch.truncated if rule == "truncated" else np.full_like(batch.truncated, rule == "always")
+
+    def trains_policy(self, policy_version: int) -> bool:
+        return policy_version >= self.config.value_warmup
+
+
+class ClippedValueConfig(ActorCriticConfig):
+    """A value function that learns lambda-returns by a clipped Huber loss."""
+
+    value_clip: PositiveFloat | None = Field(0.2, description="Clip range of the value update; null: no clipping.")
+    huber_delta: PositiveFloat = Field(10.0, description="Error at which the value loss turns from squared to linear.")
+
+
+class ClippedValue(ActorCritic):
+    """Trains the value head by a clipped Huber loss."""
+
+    config: ClippedValueConfig
+
+    def value_loss(self, values: Tensor, q: Tensor | None, rows: RowTargets, chunks: Tensor) -> Tensor:
+        from algos.losses import clipped_value_loss  # loads torch
+
+        clip, delta = self.config.value_clip, self.config.huber_delta
+        return clipped_value_loss(values, rows.returns, rows.old_values, chunks, clip, delta)

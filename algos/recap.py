@@ -1,0 +1,83 @@
+"""Advantage-conditioned cloning, after RECAP (pi*0.6, arXiv:2511.14759).
+
+Every recorded chunk is cloned, good and bad ones, under an instruction that says which it was. The policy then acts
+under the instruction for good ones. Unlike advantage-weighted regression, it learns from failures as well: they teach
+what the other instruction means.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from algos.actor_critic import ClippedValue, ClippedValueConfig
+from algos.advantages import chunk_rewards, gae
+from vla_rl.core.records import Array, SuperBatch
+from vla_rl.core.schema import Fraction, NonNegative
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from algos.targets import RowTargets
+
+_ANY, _GOOD, _BAD = range(3)
+
+
+class RECAPConfig(ClippedValueConfig):
+    """Cloning conditioned on the sign of the advantage."""
+
+    conditions: ClassVar[tuple[str, ...]] = ("", " advantage: positive", " advantage: negative")
+
+    name: Literal["recap"] = "recap"
+    positive_share: Fraction = Field(
+        0.3, description="Share of a task's chunks that are called good: those with the highest advantages."
+    )
+    condition_after: NonNegative = Field(
+        0,
+        description="First iterations, in which the policy acts without a condition: needed if the warm start does not "
+        "know the conditions.",
+    )
+    condition_dropout: Fraction = Field(0.3, description="Share of chunks that are cloned without a condition.")
+
+    @property
+    def needs_recompute(self) -> bool:
+        return True
+
+    def acting_condition(self, policy_version: int) -> int:
+        return _GOOD if policy_version >= self.condition_after else _ANY
+
+    def demonstration_conditions(self, draws: Array) -> Array:
+        return np.where(draws < self.condition_dropout, _ANY, _GOOD)
+
+
+class RECAP(ClippedValue):
+    """Maximizes the log-probability of all recorded actions, each under the condition that it meets."""
+
+    Config = RECAPConfig
+    config: RECAPConfig
+
+    def compute_advantages(
+        self, batch: SuperBatch, proximal: Array, values: Array, q: Array | None = None
+    ) -> tuple[Array, Array]:
+        c = self.config
+        rewards = chunk_rewards(batch.rewards, batch.num_steps)
+        ends = batch.offsets, batch.bootstrap_value, self.bootstrap_mask(batch), c.gamma, c.gae_lambda
+        return gae(rewards, values, *ends)
+
+    def choose_conditions(self, batch: SuperBatch, advantages: Array) -> Array:
+        """Good: above the quantile ``1 - positive_share`` of its task's advantages in the super-batch."""
+        conditions = np.full(batch.num_chunks, _BAD)
+        for task in np.unique(batch.task):
+            rows = batch.task == task
+            threshold = np.quantile(advantages[rows], 1.0 - self.config.positive_share)
+            conditions[rows & (advantages > threshold)] = _GOOD
+        rng = np.random.default_rng((batch.policy_version, batch.num_chunks))
+        conditions[rng.random(batch.num_chunks) < self.config.condition_dropout] = _ANY
+        return conditions
+
+    def policy_loss(self, logprobs: Tensor, rows: RowTargets, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        from algos.cloning import weighted_cloning  # loads torch
+
+        return weighted_cloning(logprobs, rows, tokens, rows.weights)

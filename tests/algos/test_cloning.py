@@ -1,0 +1,120 @@
+"""Algorithms that clone the run's own chunks: advantage-weighted regression, success filtering, conditioning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from algos import make_algorithm
+from algos.actor_critic import ActorCriticConfig
+from algos.awr import AWRConfig
+from algos.recap import RECAPConfig
+from tests.algos.ppo_case import AWR_CONFIGS, Case, describe_config
+from tests.algos.reference_algos import gae_reference, random_super_batch, value_loss_reference
+from vla_rl.core.records import SuperBatch
+
+
+def reference_advantages(case: Case, config: ActorCriticConfig) -> list[float]:
+    """Advantages of all chunks, from the values at the start of the update."""
+    batch, found = case.batch, []
+    values = batch.values if case.values is None else case.values
+    for b in range(batch.num_episodes):
+        rows = range(batch.offsets[b], batch.offsets[b + 1])
+        rewards = [sum(float(r) for r in batch.rewards[m, : batch.num_steps[m]]) for m in rows]
+        bootstraps = config.bootstrap == "truncated" and batch.truncated[b]
+        end = float(batch.bootstrap_value[b]) if bootstraps else 0.0
+        found += gae_reference(rewards, [float(values[m]) for m in rows], end, config.gamma, config.gae_lambda)
+    return found
+
+
+def reference_weights(case: Case, config: AWRConfig) -> list[float]:
+    batch = case.batch
+    steps = batch.num_steps.tolist()
+    total = sum(steps)
+    if config.weighting == "success":
+        successful = [
+            bool(batch.success[b]) for b in range(batch.num_episodes) for _ in range(*batch.offsets[b : b + 2])
+        ]
+        share = sum(n for n, good in zip(steps, successful, strict=True) if good) / total
+        return [1 / share if good else 0.0 for good in successful]
+    advantages = reference_advantages(case, config)
+    mean = sum(n * a for n, a in zip(steps, advantages, strict=True)) / total
+    deviation = (sum(n * (a - mean) ** 2 for n, a in zip(steps, advantages, strict=True)) / total) ** 0.5 + 1e-5
+    return [min(np.exp((a - mean) / deviation / config.beta), config.max_weight) for a in advantages]
+
+
+@pytest.mark.parametrize("config", AWR_CONFIGS, ids=describe_config)
+@pytest.mark.parametrize("seed", range(3))
+def test_weights_and_loss_equal_the_reference(config: AWRConfig, seed: int) -> None:
+    case = Case(config, seed)
+    weights = reference_weights(case, config)
+    proximal = case.targets.proximal_logprobs
+    exact, returns = case.algorithm.compute_advantages(case.batch, proximal, case.targets.old_values)
+    assert_allclose(exact, weights, rtol=1e-10, atol=1e-10)
+    case.targets = replace(case.targets, advantages=exact, returns=returns)  # not rounded to float32
+    loss, _ = case.whole()
+    logprobs, entropy, values = (x.detach().numpy() for x in (case.logprobs, case.entropy, case.predictions))
+    policy = value = 0.0
+    for m, steps in enumerate(case.batch.num_steps.tolist()):
+        policy -= weights[m] * logprobs[m, :steps].sum() + config.entropy_coef * entropy[m, :steps].sum()
+        value += value_loss_reference(
+            values[m], returns[m], float(case.targets.old_values[m]), config.value_clip, config.huber_delta
+        )
+    expected = policy / case.batch.num_steps.sum() + config.value_coef * value / case.batch.num_chunks
+    assert loss.item() == pytest.approx(expected, abs=1e-10)
+
+
+def test_a_batch_without_a_success_teaches_success_filtering_nothing() -> None:
+    case = Case(AWRConfig(weighting="success"))
+    case.batch.success[:] = False
+    case.targets = case.new_targets()
+    policy, _, values = case.gradients(case.whole()[0])
+    assert policy.abs().max() == 0.0
+    assert values.abs().max() > 0.0
+
+
+def _with_tasks(batch: SuperBatch) -> SuperBatch:
+    by_episode = np.arange(batch.num_episodes) % 2
+    return replace(batch, task=np.repeat(by_episode, np.diff(batch.offsets)).astype(np.int32))
+
+
+def test_the_best_chunks_of_each_task_are_good_and_some_have_no_condition() -> None:
+    config = RECAPConfig(positive_share=0.25, condition_dropout=0.0)
+    batch = _with_tasks(random_super_batch(np.random.default_rng(1), 40))
+    advantages = np.random.default_rng(2).normal(size=batch.num_chunks) + 5 * batch.task
+    conditions = make_algorithm(config).choose_conditions(batch, advantages)
+    for task in (0, 1):
+        mine = batch.task == task
+        good = mine & (conditions == 1)
+        assert good.sum() / mine.sum() == pytest.approx(0.25, abs=0.02)
+        assert advantages[good].min() > advantages[mine & (conditions == 2)].max()
+    dropped = make_algorithm(config.model_copy(update={"condition_dropout": 0.5})).choose_conditions(batch, advantages)
+    assert (dropped == 0).mean() == pytest.approx(0.5, abs=0.1)
+    assert np.array_equal(dropped[dropped > 0], conditions[dropped > 0])
+
+
+def test_conditioned_cloning_is_the_mean_of_all_chunks() -> None:
+    config = RECAPConfig(value_coef=0.0)
+    case = Case(config)
+    loss, _ = case.whole()
+    executed = case.batch.step_mask
+    assert loss.item() == pytest.approx(-case.logprobs.detach().numpy()[executed].sum() / executed.sum(), abs=1e-10)
+    advantages = case.algorithm.compute_advantages(case.batch, case.batch.logprobs, case.targets.old_values)[0]
+    assert_allclose(advantages, reference_advantages(case, config), rtol=1e-10, atol=1e-10)
+
+
+def test_prompts_name_every_task_under_every_condition() -> None:
+    config, plain = RECAPConfig(condition_dropout=0.4), AWRConfig()
+    assert config.prompts(("push", "pull")) == (
+        *("push", "pull"),
+        *("push advantage: positive", "pull advantage: positive"),
+        *("push advantage: negative", "pull advantage: negative"),
+    )
+    assert plain.prompts(("push",)) == ("push",)
+    late = RECAPConfig(condition_after=3)
+    assert [late.acting_condition(version) for version in (0, 2, 3)] == [0, 0, 1]
+    assert (config.acting_condition(0), plain.acting_condition(9)) == (1, 0)
+    assert config.demonstration_conditions(np.array([0.3, 0.5])).tolist() == [0, 1]

@@ -1,0 +1,114 @@
+"""Forward passes over the chunks of a super-batch: one rank's share, micro-batch by micro-batch."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from algos.algorithm import Algorithm
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.devices.lock import DeviceLease
+from vla_rl.core.records import SuperBatch
+from vla_rl.policies.openvla_oft.model import PolicyOutput, token_logprobs
+
+
+class ForwardPasses:
+    """Runs a model over rows of a super-batch, as the algorithm and the policy's settings ask."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        algorithm: Algorithm,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        lease: DeviceLease,
+        num_tasks: int,
+    ) -> None:
+        self._config, self._algorithm = config, algorithm
+        self._rank, self._world_size, self._device = rank, world_size, device
+        self._lease = lease
+        self._num_tasks = num_tasks
+
+    def micro_batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
+        """This rank's share of ``rows`` as (chunk rows, is padding); equally many on every rank."""
+        mine = rows[self._rank :: self._world_size]
+        largest_share = -(-len(rows) // self._world_size)
+        parts = max(1, -(-largest_share // self._config.learner.micro_batch))
+        for part in np.array_split(mine, parts):
+            yield (part, False) if part.size else (rows[:1], True)
+
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def call(
+        self, model: Any, seen: Sequence[np.ndarray], policy_version: int, tokens: torch.Tensor | None = None
+    ) -> PolicyOutput:
+        """``seen``: images, proprio, task and elapsed, as ``OpenVLAOFT.forward`` takes them."""
+        policy = self._config.policy
+        detach_value = policy.detach_value or not self._algorithm.trains_policy(policy_version)
+        return model(*map(self.tensor, seen), policy.temperature_at(policy_version), detach_value, tokens)
+
+    def of_chunks(
+        self, model: Any, batch: SuperBatch, rows: np.ndarray, condition: np.ndarray | None = None
+    ) -> tuple[PolicyOutput, torch.Tensor]:
+        """The output for these chunks, and their tokens [n, K, A]; ``condition`` [n]: see ``AlgorithmConfig``."""
+        task = batch.task[rows] if condition is None else self.under(condition, batch.task[rows])
+        tokens = self.tensor(batch.tokens[rows])
+        return self.call(model, _seen(batch, batch.obs_row[rows], task), batch.policy_version, tokens), tokens
+
+    def under(self, condition: np.ndarray, task: np.ndarray) -> np.ndarray:
+        """Numbers of the prompts of these tasks under these conditions (``AlgorithmConfig.prompts``)."""
+        return task + condition * self._num_tasks
+
+    @torch.no_grad()
+    def evaluate(self, model: Any, batch: SuperBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Log-probabilities [M, K, A] of recorded tokens, values [M] and q [M, critics], on every rank."""
+        logprobs = torch.zeros(batch.logprobs.shape, device=self._device)
+        values = torch.zeros(batch.values.shape, device=self._device)
+        critics = self._algorithm.config.num_critics
+        q = torch.zeros(batch.num_chunks, critics, device=self._device)
+        for part, padding in self.micro_batches(np.arange(batch.num_chunks)):
+            with self._lease():
+                output, tokens = self.of_chunks(model, batch, part)
+                if not padding:
+                    index = self.tensor(part)
+                    logprobs[index] = token_logprobs(output.logits, tokens)
+                    values[index] = output.values
+                    if output.q is not None:
+                        q[index] = output.q
+                self.finish_on_device()
+        return self._gathered(logprobs), self._gathered(values), self._gathered(q) if critics else None
+
+    @torch.no_grad()
+    def bootstrap_values(self, model: Any, batch: SuperBatch) -> np.ndarray:
+        """[B]: values of the final observations under a model; 0 where there is none."""
+        values = torch.zeros(batch.num_episodes, device=self._device)
+        with_final = np.flatnonzero(batch.final_obs_row >= 0)
+        if not with_final.size:
+            return batch.bootstrap_value
+        for part, padding in self.micro_batches(with_final):
+            with self._lease():
+                seen = _seen(batch, batch.final_obs_row[part], batch.task[batch.offsets[part]])
+                output = self.call(model, seen, batch.policy_version)
+                if not padding:
+                    values[self.tensor(part)] = output.values
+                self.finish_on_device()
+        return self._gathered(values)
+
+    def _gathered(self, tensor: torch.Tensor) -> np.ndarray:
+        """The rows of all ranks; every rank has filled its own and left zeros elsewhere."""
+        if self._world_size > 1:
+            torch.distributed.all_reduce(tensor)
+        return tensor.cpu().numpy()
+
+    def finish_on_device(self) -> None:
+        """Wait for the GPU, which is still computing when its calls have returned: the lease must not end earlier."""
+        if self._device.type == "cuda" and self._lease is not nullcontext:
+            torch.cuda.synchronize(self._device)
+
+
+def _seen(batch: SuperBatch, obs_rows: np.ndarray, task: np.ndarray) -> tuple[np.ndarray, ...]:
+    return batch.images[obs_rows], batch.proprio[obs_rows], task, batch.elapsed[obs_rows]

@@ -24,10 +24,10 @@ class ActorCriticConfig(AlgorithmConfig):
     gamma: Fraction = Field(0.99, description="Discount per chunk.")
     gae_lambda: Fraction = Field(0.95, description="Lambda of the generalized advantage estimation, per chunk.")
     bootstrap: BootstrapRule = Field(
-        "truncated",
-        description="Which episodes end with the value of their final observation instead of 0. truncated: those "
-        "that a time limit ended. never: none, if the time limit is part of the task, as in LIBERO's benchmark. "
-        "always: all, as in RLinf's recipes.",
+        "never",
+        description="Which episodes end with the value of their final observation instead of 0. never: none, since "
+        "success within the time limit is what counts. truncated: those that the time limit ended, if it is no part "
+        "of the task. always: all, as in RLinf's recipes.",
     )
     value_coef: float = Field(0.5, ge=0.0, description="Coefficient of the value loss.")
     value_warmup: NonNegative = Field(0, description="First iterations, in which only the value head is trained.")

@@ -43,7 +43,7 @@ ANCHORED = PPOConfig(kl_coef=0.3)
 ANCHORED_EXACTLY = PPOConfig(kl_coef=0.3, kl_estimate="weighted_k3")
 BY_CHUNK = PPOConfig(proximal="recomputed", importance_level="chunk", importance_low=0.5)
 BY_EPISODE = PPOConfig(proximal="recomputed", importance_level="episode", importance_cap=1.1)
-VTRACE = PPOConfig(proximal="recomputed", estimator="vtrace")
+VTRACE = PPOConfig(bootstrap="truncated", proximal="recomputed", estimator="vtrace")
 _OF_PPO = (
     *(PLAIN, DECOUPLED, DUAL, MASKED, SOFT, GAUSSIAN, INTERPOLATED, ANCHORED),
     *(BY_CHUNK, BY_EPISODE, VTRACE, ONE_SIDED, WEIGHTED, GEOMETRIC, ANCHORED_EXACTLY),
@@ -54,10 +54,10 @@ GRPO_CONFIGS = [
     for c in (GROUPED, GROUPED_DECOUPLED, GROUPED_ANCHORED, LEFT_OUT)
     for level in LEVELS
 ]
-IQL = IQLConfig(expectile=0.8, gae_lambda=0.5, max_weight=3.0)
+IQL = IQLConfig(bootstrap="truncated", expectile=0.8, gae_lambda=0.5, max_weight=3.0)
 AWR_CONFIGS = [
-    AWRConfig(beta=0.7, max_weight=2.0, entropy_coef=0.1, gamma=0.9),
-    AWRConfig(weighting="success", bootstrap="never"),
+    AWRConfig(bootstrap="truncated", beta=0.7, max_weight=2.0, entropy_coef=0.1, gamma=0.9),
+    AWRConfig(weighting="success"),
 ]
 CONFIGS: list[AlgorithmConfig] = [*PPO_CONFIGS, *GRPO_CONFIGS, *AWR_CONFIGS, RECAPConfig(kl_coef=0.1), IQL]
 

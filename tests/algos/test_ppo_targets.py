@@ -27,7 +27,9 @@ from tests.algos.reference_algos import batch_gae_reference, random_super_batch
 @settings(max_examples=25, deadline=None)
 @given(seed=SEED, level=st.sampled_from(LEVELS), normalized=st.booleans())
 def test_targets_equal_the_reference(seed: int, level: RatioLevel, normalized: bool) -> None:
-    config = PPOConfig(ratio_level=level, normalize_advantages=normalized, gamma=0.97, gae_lambda=0.9)
+    config = PPOConfig(
+        bootstrap="truncated", ratio_level=level, normalize_advantages=normalized, gamma=0.97, gae_lambda=0.9
+    )
     batch = random_super_batch(np.random.default_rng(seed), 7)
     targets = make_algorithm(config).targets(batch)
     raw = np.array(batch_gae_reference(batch, 0.97, 0.9))
@@ -58,16 +60,16 @@ def test_bootstrap_never_makes_a_time_limit_a_failure_and_always_an_end_a_time_l
     assert batch.truncated.any()
     never = make_algorithm(PPOConfig(bootstrap="never", normalize_advantages=False)).targets(batch)
     ended = replace(batch, truncated=np.zeros(8, bool), terminated=np.ones(8, bool))
-    as_terminated = make_algorithm(PPOConfig(normalize_advantages=False)).targets(ended)
+    truncated = PPOConfig(bootstrap="truncated", normalize_advantages=False)
+    as_terminated = make_algorithm(truncated).targets(ended)
     assert_array_equal(never.returns, as_terminated.returns)
     always = make_algorithm(PPOConfig(bootstrap="always", normalize_advantages=False)).targets(batch)
     all_cut = replace(batch, truncated=np.ones(8, bool), terminated=np.zeros(8, bool))
-    as_truncated = make_algorithm(PPOConfig(normalize_advantages=False)).targets(all_cut)
+    as_truncated = make_algorithm(truncated).targets(all_cut)
     assert_array_equal(always.returns, as_truncated.returns)
     cut = np.flatnonzero(batch.truncated)[0]
     last = batch.offsets[cut + 1] - 1
-    default = make_algorithm(PPOConfig(normalize_advantages=False)).targets(batch)
-    difference = default.returns[last] - never.returns[last]
+    difference = make_algorithm(truncated).targets(batch).returns[last] - never.returns[last]
     assert difference == pytest.approx(0.99 * batch.bootstrap_value[cut], rel=1e-5)
 
 
@@ -114,7 +116,7 @@ def test_rows_are_copies_without_warnings_from_read_only_arrays() -> None:
 CHANGES: dict[str, Any] = {
     "gamma": 0.5,
     "gae_lambda": 0.5,
-    "bootstrap": "never",
+    "bootstrap": "truncated",
     "clip_low": 0.01,
     "clip_high": 0.01,
     "ratio_level": "chunk",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
+from algos.advantages import chunk_rewards, gae
 from algos.algorithm import Algorithm
 from algos.config import AlgorithmConfig
 from vla_rl.core.records import Array, BootstrapRule, SuperBatch
@@ -50,6 +51,12 @@ class ActorCritic(Algorithm):
         """bool [B]: which episodes end with the value of their final observation instead of 0."""
         rule = self.config.bootstrap
         return batch.truncated if rule == "truncated" else np.full_like(batch.truncated, rule == "always")
+
+    def gae(self, batch: SuperBatch, values: Array) -> tuple[Array, Array]:
+        """Advantages and lambda-returns of all chunks, float64 [M] each, by the config's gamma and gae_lambda."""
+        rewards = chunk_rewards(batch.rewards, batch.num_steps)
+        ends = batch.offsets, batch.bootstrap_value, self.bootstrap_mask(batch)
+        return gae(rewards, values, *ends, self.config.gamma, self.config.gae_lambda)
 
     def trains_policy(self, policy_version: int) -> bool:
         return policy_version >= self.config.value_warmup

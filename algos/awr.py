@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from algos.actor_critic import ClippedValue, ClippedValueConfig
-from algos.advantages import chunk_rewards, gae, normalize
+from algos.advantages import normalize
 from vla_rl.core.records import Array, SuperBatch
 from vla_rl.core.schema import PositiveFloat
 
@@ -56,9 +56,7 @@ class AWR(ClippedValue):
         Both means, that of A's normalization and that of success, are over executed control steps.
         """
         c = self.config
-        rewards = chunk_rewards(batch.rewards, batch.num_steps)
-        ends = batch.offsets, batch.bootstrap_value, self.bootstrap_mask(batch), c.gamma, c.gae_lambda
-        advantages, returns = gae(rewards, values, *ends)
+        advantages, returns = self.gae(batch, values)
         match c.weighting:
             case "advantage":
                 scaled = normalize(advantages, batch.num_steps) / c.beta

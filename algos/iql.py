@@ -18,7 +18,6 @@ import numpy as np
 from pydantic import Field
 
 from algos.actor_critic import ActorCritic, ActorCriticConfig
-from algos.advantages import chunk_rewards, gae
 from vla_rl.core.records import Array, SuperBatch
 from vla_rl.core.schema import Fraction, Positive, PositiveFloat
 
@@ -66,9 +65,7 @@ class IQL(ActorCritic):
 
     def critic_targets(self, batch: SuperBatch, values: Array) -> Array:
         """[M]: what Q(s, a) learns; the lambda-return, which is r + gamma V(s') for lambda 0."""
-        c, rewards = self.config, chunk_rewards(batch.rewards, batch.num_steps)
-        ends = batch.offsets, batch.bootstrap_value, self.bootstrap_mask(batch)
-        return gae(rewards, values, *ends, c.gamma, c.gae_lambda)[1]
+        return self.gae(batch, values)[1]
 
     def value_loss(self, values: Tensor, q: Tensor | None, rows: RowTargets, chunks: Tensor) -> Tensor:
         """Expectile loss of V, and squared error of the critics."""

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from algos.actor_critic import ClippedValue, ClippedValueConfig
-from algos.advantages import chunk_log_ratios, chunk_rewards, gae, normalize, vtrace
+from algos.advantages import chunk_log_ratios, chunk_rewards, normalize, vtrace
 from algos.config import PolicyGradientConfig, WeightLevel
 from algos.policy_gradient import PolicyGradient
 from vla_rl.core.records import Array, SuperBatch
@@ -57,14 +57,14 @@ class PPO(PolicyGradient, ClippedValue):
         self, batch: SuperBatch, proximal: Array, values: Array, q: Array | None = None
     ) -> tuple[Array, Array]:
         c = self.config
-        rewards = chunk_rewards(batch.rewards, batch.num_steps)
-        ends = batch.offsets, batch.bootstrap_value, self.bootstrap_mask(batch), c.gamma, c.gae_lambda
         match c.estimator:
             case "gae":
-                advantages, returns = gae(rewards, values, *ends)
+                advantages, returns = self.gae(batch, values)
             case "vtrace":
+                rewards = chunk_rewards(batch.rewards, batch.num_steps)
                 weights = chunk_log_ratios(proximal, batch.logprobs, batch.num_steps)
-                advantages, returns = vtrace(rewards, values, weights, *ends, cap=c.vtrace_cap)
+                ends = batch.offsets, batch.bootstrap_value, self.bootstrap_mask(batch)
+                advantages, returns = vtrace(rewards, values, weights, *ends, c.gamma, c.gae_lambda, c.vtrace_cap)
         if c.normalize_advantages:
             # Each chunk counts as often as in the surrogate, so that the loss at ratio 1 is exactly 0.
             advantages = normalize(advantages, None if c.ratio_level == "chunk" else batch.num_steps)

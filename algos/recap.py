@@ -13,7 +13,6 @@ import numpy as np
 from pydantic import Field
 
 from algos.actor_critic import ClippedValue, ClippedValueConfig
-from algos.advantages import chunk_rewards, gae
 from vla_rl.core.records import Array, SuperBatch
 from vla_rl.core.schema import Fraction, NonNegative
 
@@ -61,10 +60,7 @@ class RECAP(ClippedValue):
     def compute_advantages(
         self, batch: SuperBatch, proximal: Array, values: Array, q: Array | None = None
     ) -> tuple[Array, Array]:
-        c = self.config
-        rewards = chunk_rewards(batch.rewards, batch.num_steps)
-        ends = batch.offsets, batch.bootstrap_value, self.bootstrap_mask(batch), c.gamma, c.gae_lambda
-        return gae(rewards, values, *ends)
+        return self.gae(batch, values)
 
     def choose_conditions(self, batch: SuperBatch, advantages: Array) -> Array:
         """Good: above the quantile ``1 - positive_share`` of its task's advantages in the super-batch."""

@@ -34,6 +34,15 @@ def test_record_counts_tasks_and_versions():
     assert record["assets"] == "none"
     assert record["policy_versions"] == [3]
     assert [t["episodes"] for t in record["tasks"]] == [4, 3]
+    assert [round(t["success"], 2) for t in record["tasks"]] == [1.0, 0.0]
+    assert record["tasks"][0]["success_low95"] == pytest.approx(0.51011, abs=1e-4)
+    assert record["tasks"][1]["success_high95"] == pytest.approx(0.56150, abs=1e-4)
+    table = evaluation.table()
+    assert [list(column.cells) for column in table.columns[1:]] == [
+        ["4 of 4", "0 of 3"],
+        ["100%", "0%"],
+        ["51% to 100%", "0% to 56%"],
+    ]
     assert [r["init_state"] for r in record["runs"]] == [0, 0, 1, 1, 2, 2, 3]
     assert "57.1% (4/7" in evaluation.text()
     assert [e.record for e in episodes] == [True, True] + [False] * 5

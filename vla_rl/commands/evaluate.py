@@ -33,6 +33,8 @@ def evaluate_command(args: Any) -> int:
     about = f"{evaluation.spec.name}, assets: {evaluation.spec.assets}"
     console.print(f"{config.policy.checkpoint} on {about}", highlight=False, markup=False)
     console.print(evaluation.text(), highlight=False, markup=False)
+    if len(evaluation.per_task()) > 1:
+        console.print(evaluation.table())
     if evaluation.spec.assets == "placeholder":
         console.print("on placeholder assets: not a benchmark number", highlight=False)
     if args.video and evaluation.frames:

@@ -1,9 +1,10 @@
 """The outcome of an evaluation: success rate, confidence interval, and a record per episode."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from rich.table import Table
 
 from vla_rl.core.records import EnvSpec, EpisodeResult
 
@@ -65,7 +66,7 @@ class Evaluation:
             "success_high95": high,
             "mean_steps": sum(r.steps for r in self.results) / max(1, len(self.results)),
             "policy_versions": sorted(versions),
-            "tasks": self._per_task(self.results),
+            "tasks": self.per_task(),
             "runs": [
                 {
                     "task": r.episode.task,
@@ -77,10 +78,26 @@ class Evaluation:
             ],
         }
 
-    def _per_task(self, results: Sequence[EpisodeResult]) -> list[dict[str, Any]]:
+    def per_task(self) -> list[dict[str, Any]]:
+        """JSON-able: success rate and confidence interval of each task that was played."""
         rows = []
         for task, instruction in enumerate(self.spec.instructions):
-            own = [r.success for r in results if r.episode.task == task]
+            own = [r.success for r in self.results if r.episode.task == task]
             if own:
-                rows.append({"instruction": instruction, "episodes": len(own), "successes": sum(own)})
+                low, high = wilson_interval(sum(own), len(own))
+                counts = {"episodes": len(own), "successes": sum(own)}
+                rates = {"success": sum(own) / len(own), "success_low95": low, "success_high95": high}
+                rows.append({"instruction": instruction} | counts | rates)
         return rows
+
+    def table(self) -> Table:
+        """What ``per_task`` says, for the terminal."""
+        table = Table(title=f"{self.spec.name}, {'greedy' if self.greedy else 'sampled'} actions")
+        table.add_column("task")
+        for column in ("successes", "success", "95 %"):
+            table.add_column(column, justify="right")
+        for row in self.per_task():
+            interval = f"{row['success_low95']:.0%} to {row['success_high95']:.0%}"
+            played = f"{row['successes']} of {row['episodes']}"
+            table.add_row(row["instruction"], played, f"{row['success']:.0%}", interval)
+        return table

@@ -201,10 +201,10 @@ def test_a_forward_pass_without_the_weights_is_refused() -> None:
     rows = np.arange(2)
     for model in (learner._engine, learner._reference):
         with pytest.raises(RuntimeError, match=r"call onload\(\) first"):
-            learner._output(model, batch, rows, batch.task[rows])
+            learner._passes.of_chunks(model, batch, rows)
     learner.onload()
     learner.onload()
-    learner._output(learner._engine, batch, rows, batch.task[rows])
+    learner._passes.of_chunks(learner._engine, batch, rows)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])

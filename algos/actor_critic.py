@@ -74,7 +74,7 @@ class ClippedValue(ActorCritic):
 
     config: ClippedValueConfig
 
-    def value_loss(self, values: Tensor, q: Tensor | None, rows: RowTargets, chunks: Tensor) -> Tensor:
+    def value_loss(self, values: Tensor, rows: RowTargets, chunks: Tensor) -> Tensor:
         from algos.losses import clipped_value_loss  # loads torch
 
         clip, delta = self.config.value_clip, self.config.huber_delta

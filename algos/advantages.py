@@ -109,6 +109,13 @@ def episode_returns(rewards: Array, num_steps: Array, offsets: Array) -> Array:
     return np.add.reduceat(per_chunk, np.asarray(offsets[:-1], np.int64))
 
 
+def discounted_returns(rewards: Array, offsets: Array, gamma: float) -> Array:
+    """Discounted sums of the rewards from each chunk on: float64 [M]. Arguments as ``gae``; raises as ``gae``."""
+    rewards = _finite("rewards", rewards)
+    last = _last_rows(offsets, rewards)
+    return _discounted_sum(rewards, offsets, np.zeros(len(last)), gamma)
+
+
 def group_advantages(returns: Array, group: Array, *, baseline: Baseline, scale: Scale) -> Array:
     """How much better each episode did than its group: ``A = (R - baseline) / scale``.
 

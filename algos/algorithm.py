@@ -54,8 +54,8 @@ class Algorithm(ABC):
         Args:
             batch: the super-batch.
             proximal: [M, K, A], log-probabilities under the proximal policy.
-            values: [M], predictions at the start of the update.
-            q: [M, critics], likewise, of the recorded chunks; for algorithms with a critic.
+            values: [M], predictions at the start of the update; the critic's, where there is one.
+            q: [M, critics], the critic's ratings of the recorded chunks; for algorithms with a critic.
 
         Returns advantages [M] and returns [M].
         """
@@ -80,12 +80,8 @@ class Algorithm(ABC):
         """[M]: weight of each of a chunk's elements in the averages of surrogate, entropy and divergence."""
         return np.ones(batch.num_chunks)
 
-    def critic_targets(self, batch: SuperBatch, values: Array) -> Array | None:
-        """[M]: what the critic learns about the recorded chunks; None without a critic. Arguments as above."""
-        return None
-
-    def value_loss(self, values: Tensor, q: Tensor | None, rows: RowTargets, chunks: Tensor) -> Tensor:
-        """Sum of the loss of ``values`` [n] and of the critic's ``q`` [n, critics] over the chunks of a mask, bool [n].
+    def value_loss(self, values: Tensor, rows: RowTargets, chunks: Tensor) -> Tensor:
+        """Sum of the loss of ``values`` [n] over the chunks of a mask, bool [n].
 
         Without a value function it is 0, with a gradient of 0, because engines expect one.
         """
@@ -113,7 +109,7 @@ class Algorithm(ABC):
             batch: its ``bootstrap_value`` is used as given; a learner that recomputes values replaces it first.
             logprobs, values: [M, K, A] and [M], under the weights at the start of the update; if ``needs_recompute``.
             reference_logprobs: [M, K, A], under the initial policy; if ``needs_reference``.
-            q: [M, critics], of the recorded chunks, under the weights at the start of the update; with a critic.
+            q: [M, critics], of the recorded chunks; with a critic, from which ``values`` are then, too.
 
         Raises ValueError if the batch contradicts itself or holds numbers that are not finite.
         """
@@ -124,7 +120,6 @@ class Algorithm(ABC):
         old_values = batch.values if values is None else np.asarray(values, np.float32)
         check_batch(batch, recorded=batch.logprobs, proximal=proximal, reference=reference_logprobs)
         advantages, returns = self.compute_advantages(batch, proximal, old_values, q)
-        critic_targets = self.critic_targets(batch, old_values)
         log_weights = self.episode_log_weights(batch, proximal)
         return Targets(
             advantages=advantages.astype(np.float32),
@@ -135,7 +130,6 @@ class Algorithm(ABC):
             staleness=batch.staleness.astype(np.float32),
             episode_log_weights=None if log_weights is None else log_weights.astype(np.float32),
             reference_logprobs=reference_logprobs,
-            critic_targets=None if critic_targets is None else critic_targets.astype(np.float32),
             num_steps=batch.num_steps,
             weights=self.element_weights(batch).astype(np.float32),
             condition=self.choose_conditions(batch, advantages).astype(np.int64),
@@ -149,7 +143,6 @@ class Algorithm(ABC):
         rows: RowTargets,
         denominators: LossDenominators,
         policy_version: int,
-        q: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The share of n chunks in the optimizer step's loss.
 
@@ -163,7 +156,6 @@ class Algorithm(ABC):
             rows: targets of these chunks.
             denominators: of the whole optimizer step.
             policy_version: updates before this one.
-            q: [n, critics], of the recorded chunks; with a critic.
 
         Returns the share, and sums for ``finish_metrics``; all scalars.
         Raises ValueError if shapes disagree.
@@ -175,7 +167,7 @@ class Algorithm(ABC):
         check_rows(logprobs, entropy, values, rows)
         tokens = token_mask(rows.num_steps, *logprobs.shape[1:])
         policy, metrics = self.policy_loss(logprobs, rows, tokens)
-        value = self.value_loss(values, q, rows, element_mask(tokens, "chunk"))
+        value = self.value_loss(values, rows, element_mask(tokens, "chunk"))
         entropies = pool(entropy, tokens, "chunk")
         divergences = reference_divergence(logprobs, rows, tokens, weighted=c.kl_estimate == "weighted_k3")
         terms = LossTerms(policy, value, (rows.weights * entropies).sum(), (rows.weights * divergences).sum())

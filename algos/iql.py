@@ -1,13 +1,11 @@
 """Implicit Q-learning (arXiv:2110.06169) on action chunks: off-policy, from whatever the run has played.
 
-The critic rates a chunk that was executed, so no chunk of another policy has to be sampled. The policy is then cloned
-from the recorded chunks by how much better each is than the state's value.
+    Q(s, a) <- r + gamma V(s')                        squared error, an ensemble; V(s') = 0 behind the end
+    V(s)    <- expectile of min Q_target(s, a)        as good as the better chunks that were played
+    pi      <- cloning with weights exp(beta (min Q_target(s, a) - V(s)))
 
-    Q(s, a) <- r + gamma V(s')                    by squared error, an ensemble
-    V(s)    <- expectile of min Q(s, a) over a    as good as the better chunks that were played
-    pi      <- cloning with weights exp(beta (min Q(s, a) - V(s)))
-
-The targets are computed with the weights before the update, which take the place of target networks.
+The critic rates chunks that were executed, so no chunk of another policy has to be sampled. Q and V are small networks
+on the policy's features; ``vla_rl.learner.critic`` trains them by many cheap steps before the policy's own.
 """
 
 from __future__ import annotations
@@ -17,9 +15,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
-from algos.actor_critic import ActorCritic, ActorCriticConfig
+from algos.advantages import chunk_rewards, discounted_returns
+from algos.critic import CriticAlgorithm, CriticConfig
 from vla_rl.core.records import Array, SuperBatch
-from vla_rl.core.schema import Fraction, Positive, PositiveFloat
+from vla_rl.core.schema import Fraction, PositiveFloat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,29 +26,17 @@ if TYPE_CHECKING:
     from algos.targets import RowTargets
 
 
-class IQLConfig(ActorCriticConfig):
+class IQLConfig(CriticConfig):
     """Implicit Q-learning: a critic of chunks, and advantage-weighted cloning."""
 
     name: Literal["iql"] = "iql"
-    gae_lambda: Fraction = Field(
-        0.0,
-        description="Lambda of the critic's targets, per chunk; 0: one step, as published; more is faster and biased.",
-    )
-    critics: Positive = Field(2, description="Members of the critic's ensemble; their minimum counts.")
+    gamma: Fraction = Field(0.99, description="Discount per chunk.")
     expectile: float = Field(0.7, gt=0.0, lt=1.0, description="Which expectile of Q the value function learns.")
     beta: PositiveFloat = Field(3.0, description="The larger, the more the best chunks prevail in cloning.")
     max_weight: PositiveFloat = Field(100.0, description="Upper limit of the weights of cloning.")
 
-    @property
-    def num_critics(self) -> int:
-        return self.critics
 
-    @property
-    def needs_recompute(self) -> bool:
-        return True
-
-
-class IQL(ActorCritic):
+class IQL(CriticAlgorithm):
     """Clones recorded chunks by their advantage, which a critic of chunks estimates."""
 
     Config = IQLConfig
@@ -58,23 +45,18 @@ class IQL(ActorCritic):
     def compute_advantages(
         self, batch: SuperBatch, proximal: Array, values: Array, q: Array | None = None
     ) -> tuple[Array, Array]:
-        """Returns the weights of cloning in place of advantages, and min Q(s, a), whose expectile the values learn."""
+        """Returns the weights of cloning in place of advantages, and discounted returns, with which V is compared."""
         assert q is not None
-        least, c = q.astype(np.float64).min(axis=1), self.config
-        return np.minimum(np.exp(c.beta * (least - values)), c.max_weight), least
+        c, better = self.config, q.astype(np.float64).min(axis=1) - values
+        returns = discounted_returns(chunk_rewards(batch.rewards, batch.num_steps), batch.offsets, c.gamma)
+        return np.minimum(np.exp(c.beta * better), c.max_weight), returns
 
-    def critic_targets(self, batch: SuperBatch, values: Array) -> Array:
-        """[M]: what Q(s, a) learns; the lambda-return, which is r + gamma V(s') for lambda 0."""
-        return self.gae(batch, values)[1]
-
-    def value_loss(self, values: Tensor, q: Tensor | None, rows: RowTargets, chunks: Tensor) -> Tensor:
-        """Expectile loss of V, and squared error of the critics."""
-        from algos.losses import expectile_loss, squared_loss  # loads torch
-
-        assert q is not None
-        assert rows.critic_targets is not None
-        value = expectile_loss(values, rows.returns, chunks, self.config.expectile)
-        return value + squared_loss(q, rows.critic_targets[:, None], chunks[:, None])
+    def critic_loss(self, q: Tensor, target_q: Tensor, values: Tensor, next_values: Tensor, rewards: Tensor) -> Tensor:
+        """See ``CriticAlgorithm``: half the squared errors of Q, and ``|tau - 1(u < 0)| u^2``, u = min Q_target - V."""
+        aim = rewards + self.config.gamma * next_values.detach()
+        better = target_q.detach().min(dim=1).values - values
+        slope = (self.config.expectile - (better < 0).to(better.dtype)).abs()
+        return (0.5 * (q - aim.unsqueeze(1)).square().sum(dim=1) + slope * better.square()).mean()
 
     def policy_loss(self, logprobs: Tensor, rows: RowTargets, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         from algos.cloning import weighted_cloning  # loads torch

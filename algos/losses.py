@@ -220,23 +220,6 @@ def behaviour_weights(log_weights: Tensor, cap: float | None, low: float | None,
     return _masked(weights, (log_weights >= _log(low, -math.inf)) & (log_weights <= _log(high, math.inf)))
 
 
-def squared_loss(predictions: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    """Sum of ``(x - y)^2 / 2`` where the mask is true; shapes broadcast."""
-    error = _at_least_float32(predictions) - _at_least_float32(targets)
-    return 0.5 * _masked(error, mask.expand_as(error)).square().sum()
-
-
-def expectile_loss(values: Tensor, targets: Tensor, mask: Tensor, expectile: float) -> Tensor:
-    """Sum over chunks of ``|tau - 1(u < 0)| u^2`` with ``u = target - V`` (IQL, arXiv:2110.06169, equation 5).
-
-    Its minimum over many targets of one state is their expectile tau: 0.5 is their mean, 1 their largest.
-    ``values``, ``targets`` and bool ``mask`` are [n].
-    """
-    u = _masked(_at_least_float32(targets) - _at_least_float32(values), mask)
-    weights = expectile + (1.0 - 2.0 * expectile) * (u < 0).to(u.dtype)
-    return (weights * u.square()).sum()
-
-
 def clipped_value_loss(
     values: Tensor, returns: Tensor, old_values: Tensor, mask: Tensor, clip: float | None, huber_delta: float
 ) -> Tensor:

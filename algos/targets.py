@@ -27,7 +27,6 @@ class RowTargets:
     staleness: Tensor
     episode_log_weights: Tensor | None
     reference_logprobs: Tensor | None
-    critic_targets: Tensor | None
     num_steps: Tensor
     weights: Tensor
     condition: Tensor
@@ -45,7 +44,6 @@ class Targets:
     staleness: Array  # float32 [M], updates since the policy that acted
     episode_log_weights: Array | None  # float32 [M], log(pi_prox / pi_behaviour) of the whole episode
     reference_logprobs: Array | None  # float32 [M, K, A], under the initial policy
-    critic_targets: Array | None  # float32 [M], what the critic learns about the recorded chunks
     num_steps: Array  # int32 [M], executed steps
     weights: Array  # float32 [M], weight of each of a chunk's elements in the averages of the policy's terms
     condition: Array  # int64 [M], the condition under which each chunk is trained (``AlgorithmConfig.conditions``)

@@ -54,7 +54,7 @@ GRPO_CONFIGS = [
     for c in (GROUPED, GROUPED_DECOUPLED, GROUPED_ANCHORED, LEFT_OUT)
     for level in LEVELS
 ]
-IQL = IQLConfig(bootstrap="truncated", expectile=0.8, gae_lambda=0.5, max_weight=3.0)
+IQL = IQLConfig(expectile=0.8, gamma=0.9, max_weight=3.0, critic_warmup=0)
 AWR_CONFIGS = [
     AWRConfig(bootstrap="truncated", beta=0.7, max_weight=2.0, entropy_coef=0.1, gamma=0.9),
     AWRConfig(weighting="success"),
@@ -83,7 +83,6 @@ class Case:
         self.logprobs = torch.tensor(near(self.targets.proximal_logprobs), dtype=torch.float64, requires_grad=True)
         self.entropy = torch.tensor(rng.random((chunks, size, dim)), requires_grad=True)
         self.predictions = torch.tensor(self.targets.old_values + 0.3 * rng.normal(size=chunks), requires_grad=True)
-        self.ratings = None if self.q is None else torch.tensor(rng.normal(size=self.q.shape), requires_grad=True)
 
     def new_targets(self) -> Targets:
         return self.algorithm.targets(self.batch, self.proximal, self.values, self.reference, self.q)
@@ -97,15 +96,13 @@ class Case:
         at = torch.as_tensor(index)
         denominators = LossDenominators.of(self.batch.num_steps[index]) if denominators is None else denominators
         outputs = self.logprobs[at], self.entropy[at], self.predictions[at]
-        q = None if self.ratings is None else self.ratings[at]
-        return self.algorithm.loss(*outputs, self.rows(index), denominators, policy_version, q)
+        return self.algorithm.loss(*outputs, self.rows(index), denominators, policy_version)
 
     def whole(self, policy_version: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         return self.loss(np.arange(self.batch.num_chunks), policy_version=policy_version)
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
-        ratings = [] if self.ratings is None else [self.ratings]
-        return list(torch.autograd.grad(loss, [self.logprobs, self.entropy, self.predictions, *ratings]))
+        return list(torch.autograd.grad(loss, [self.logprobs, self.entropy, self.predictions]))
 
 
 def in_float64(rows: RowTargets) -> RowTargets:

@@ -1,4 +1,4 @@
-"""algos.iql against slow references, and its critic in the policy."""
+"""Implicit Q-learning against an independent reference in float64."""
 
 from __future__ import annotations
 
@@ -7,103 +7,79 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from numpy.testing import assert_allclose
 
-from algos.iql import IQLConfig
-from algos.losses import expectile_loss
+from algos import make_algorithm
+from algos.iql import IQL as Algorithm
 from tests.algos.ppo_case import IQL, Case
-from tests.algos.reference_algos import gae_reference
-
-
-def reference_critic_targets(case: Case, config: IQLConfig) -> list[float]:
-    """Lambda-returns from the values before the update."""
-    batch, targets = case.batch, []
-    assert case.values is not None
-    for b in range(batch.num_episodes):
-        rows = range(batch.offsets[b], batch.offsets[b + 1])
-        rewards = [sum(float(r) for r in batch.rewards[m, : batch.num_steps[m]]) for m in rows]
-        values = [float(case.values[m]) for m in rows]
-        end = float(batch.bootstrap_value[b]) if batch.truncated[b] else 0.0
-        advantages = gae_reference(rewards, values, end, config.gamma, config.gae_lambda)
-        targets += [a + v for a, v in zip(advantages, values, strict=True)]
-    return targets
-
-
-@pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
-def test_targets_equal_the_reference(lam: float) -> None:
-    config = IQL.model_copy(update={"gae_lambda": lam})
-    case = Case(config)
-    assert case.values is not None
-    assert case.q is not None
-    found = case.algorithm.critic_targets(case.batch, case.values)
-    assert_allclose(found, reference_critic_targets(case, config), rtol=1e-10, atol=1e-10)
-    if lam == 0.0:  # r + gamma V(s'), as published
-        rewards = [float(case.batch.rewards[0, : case.batch.num_steps[0]].astype(np.float64).sum())]
-        inner = case.batch.offsets[1] > 1
-        following = float(case.values[1]) if inner else case.batch.truncated[0] * float(case.batch.bootstrap_value[0])
-        assert found[0] == pytest.approx(rewards[0] + config.gamma * following, abs=1e-10)
-    weights, least = case.algorithm.compute_advantages(case.batch, case.batch.logprobs, case.values, case.q)
-    for m, row in enumerate(case.q.astype(float)):
-        assert least[m] == min(row)
-        expected = np.exp(config.beta * (min(row) - float(case.values[m])))
-        assert weights[m] == pytest.approx(min(expected, config.max_weight), rel=1e-10)
+from tests.algos.reference_algos import returns_reference
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_loss_equals_the_reference(seed: int) -> None:
+def test_weights_and_returns_equal_the_reference(seed: int) -> None:
     case = Case(IQL, seed)
     batch, values, q = case.batch, case.values, case.q
     assert values is not None
     assert q is not None
-    assert case.ratings is not None
-    weights, least = case.algorithm.compute_advantages(batch, batch.logprobs, values, q)
-    targets = reference_critic_targets(case, IQL)
-    exact = {"advantages": weights, "returns": least, "critic_targets": np.array(targets)}
-    case.targets = replace(case.targets, **exact)  # not rounded to float32
-    logprobs, predictions, ratings = (x.detach().numpy() for x in (case.logprobs, case.predictions, case.ratings))
-    policy = value = 0.0
-    for m, steps in enumerate(batch.num_steps.tolist()):
-        policy -= weights[m] * logprobs[m, :steps].sum()
-        u = least[m] - predictions[m]
-        value += (IQL.expectile if u > 0 else 1 - IQL.expectile) * u**2
-        value += sum(0.5 * (rating - targets[m]) ** 2 for rating in ratings[m])
-    expected = policy / batch.num_steps.sum() + IQL.value_coef * value / batch.num_chunks
-    assert case.whole()[0].item() == pytest.approx(expected, abs=1e-10)
+    weights, returns = case.algorithm.compute_advantages(batch, batch.logprobs, values, q)
+    for m, row in enumerate(q.astype(float)):
+        expected = np.exp(IQL.beta * (min(row) - float(values[m])))
+        assert weights[m] == pytest.approx(min(expected, IQL.max_weight), rel=1e-10)
+    assert (weights == IQL.max_weight).any(), "the limit is part of the comparison"
+    for b in range(batch.num_episodes):
+        rows = range(batch.offsets[b], batch.offsets[b + 1])
+        rewards = [sum(float(r) for r in batch.rewards[m, : batch.num_steps[m]]) for m in rows]
+        assert returns[list(rows)] == pytest.approx(returns_reference(rewards, 0.0, IQL.gamma), abs=1e-10)
 
 
-def test_the_expectile_loss_finds_the_expectile() -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_the_policys_loss_equals_the_reference(seed: int) -> None:
+    case = Case(IQL, seed)
+    weights, _ = case.algorithm.compute_advantages(case.batch, case.batch.logprobs, *_of(case))
+    case.targets = replace(case.targets, advantages=weights)  # not rounded to float32
+    logprobs, steps = case.logprobs.detach().numpy(), case.batch.num_steps.tolist()
+    expected = -sum(w * logprobs[m, :n].sum() for m, (w, n) in enumerate(zip(weights, steps, strict=True)))
+    assert case.whole()[0].item() == pytest.approx(expected / sum(steps), abs=1e-10)
+
+
+def test_the_critics_loss_equals_the_reference() -> None:
+    rng = np.random.default_rng(0)
+    q, target_q = rng.normal(size=(2, 7, 3))
+    values, next_values, rewards = rng.normal(size=(3, 7))
+    expected = 0.0
+    for i in range(7):
+        aim, u = rewards[i] + IQL.gamma * next_values[i], min(target_q[i]) - values[i]
+        expected += sum(0.5 * (rating - aim) ** 2 for rating in q[i])
+        expected += (IQL.expectile if u > 0 else 1 - IQL.expectile) * u**2
+    given = [torch.tensor(x, requires_grad=True) for x in (q, target_q, values, next_values, rewards)]
+    loss = _algorithm().critic_loss(*given)
+    assert loss.item() == pytest.approx(expected / 7, abs=1e-10)
+    loss.backward()
+    assert given[1].grad is None, "the target network and V(s') are constants"
+    assert given[3].grad is None
+
+
+def test_the_value_is_the_expectile_of_the_ratings() -> None:
     """Where the weighted distances above and below balance: of many outcomes, nearer to the better ones."""
     outcomes = torch.randn(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    value = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.SGD([value], lr=2e-4)
+    value, zeros = torch.zeros(1, dtype=torch.float64, requires_grad=True), torch.zeros_like(outcomes)
+    optimizer = torch.optim.SGD([value], lr=0.4)
     for _ in range(200):
         optimizer.zero_grad()
-        expectile_loss(value.expand(2000), outcomes, torch.ones(2000, dtype=torch.bool), 0.9).backward()
+        _algorithm().critic_loss(zeros[:, None], outcomes[:, None], value.expand(2000), zeros, zeros).backward()
         optimizer.step()
     above = (outcomes - value.detach()).clamp(min=0).sum()
     below = (value.detach() - outcomes).clamp(min=0).sum()
-    assert (0.9 * above).item() == pytest.approx((0.1 * below).item(), rel=1e-6)
-    assert value.item() > 0.5
+    assert (IQL.expectile * above).item() == pytest.approx(((1 - IQL.expectile) * below).item(), rel=1e-6)
+    assert value.item() > 0.3
 
 
-def test_a_critic_rates_the_chunk_in_the_state_and_leaves_the_policy_alone() -> None:
-    from tests.policies.policy_helpers import inputs, make, nano
-    from vla_rl.policies.openvla_oft.lora import merged_state
+def _algorithm() -> Algorithm:
+    algorithm = make_algorithm(IQL)
+    assert isinstance(algorithm, Algorithm)
+    return algorithm
 
-    plain, policy = make(nano()), make(nano())
-    policy.add_critic(3, seed=0)
-    seen = inputs(policy.architecture)
-    shape = 3, policy.architecture.chunk_size, policy.architecture.action_dim
-    tokens = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    output = policy(*seen, 1.0, True, tokens)
-    assert output.q is not None
-    assert output.q.shape == (3, 3)
-    assert torch.equal(output.logits, plain(*seen, 1.0).logits)
-    assert (output.q[:, 0] - output.q[:, 1]).abs().min() > 1e-6, "members differ"
-    other = policy(*seen, 1.0, True, 255 - tokens).q
-    assert (other - output.q).abs().min() > 1e-6
-    output.q.sum().backward()
-    assert all(p.grad is None for p in policy.trunk_parameters())
-    assert set(policy.acting_parameters()) == set(plain.trained_parameters())
-    assert set(merged_state(policy)) == set(plain.state_dict()), "it is not part of a checkpoint"
-    assert plain(*seen, 1.0, True, tokens).q is None
+
+def _of(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    assert case.values is not None
+    assert case.q is not None
+    return case.values, case.q

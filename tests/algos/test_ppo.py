@@ -120,7 +120,7 @@ def test_rows_without_steps_are_padding(config: PPOConfig) -> None:
     rows = case.rows(slice(None))
     padding = replace(rows, num_steps=torch.zeros_like(rows.num_steps), advantages=rows.advantages * math.nan)
     outputs = case.logprobs, case.entropy, case.predictions
-    loss, sums = case.algorithm.loss(*outputs, padding, denominators, 0, case.ratings)
+    loss, sums = case.algorithm.loss(*outputs, padding, denominators, 0)
     assert loss.item() == 0.0
     assert set(summed([sums]).values()) == {0.0}
     assert all(torch.all(gradient == 0) for gradient in case.gradients(loss))
@@ -192,11 +192,10 @@ def test_gradcheck_of_the_whole_loss(config: PPOConfig) -> None:
     case = Case(config, episodes=2, longest=2)
     denominators, rows = LossDenominators.of(case.batch.num_steps), case.rows(slice(None))
 
-    def loss(logprobs: Tensor, entropy: Tensor, values: Tensor, *q: Tensor) -> Tensor:
-        return case.algorithm.loss(logprobs, entropy, values, rows, denominators, 0, *q)[0]
+    def loss(logprobs: Tensor, entropy: Tensor, values: Tensor) -> Tensor:
+        return case.algorithm.loss(logprobs, entropy, values, rows, denominators, 0)[0]
 
-    ratings = () if case.ratings is None else (case.ratings,)
-    assert torch.autograd.gradcheck(loss, (case.logprobs, case.entropy, case.predictions, *ratings))
+    assert torch.autograd.gradcheck(loss, (case.logprobs, case.entropy, case.predictions))
 
 
 @pytest.mark.parametrize("config", [c for c in PPO_CONFIGS if c.objective == "gipo"], ids=lambda c: c.ratio_level)
@@ -242,8 +241,7 @@ def test_loss_stays_on_its_device_and_never_waits_for_it(config: PPOConfig) -> N
     denominators = LossDenominators.of(case.batch.num_steps)
     outputs = [x.detach().to("meta").requires_grad_() for x in (case.logprobs, case.entropy, case.predictions)]
     rows = case.targets.rows(slice(None), "meta")
-    q = None if case.ratings is None else case.ratings.detach().to("meta").requires_grad_()
-    loss, sums = case.algorithm.loss(outputs[0], outputs[1], outputs[2], rows, denominators, 0, q)
+    loss, sums = case.algorithm.loss(outputs[0], outputs[1], outputs[2], rows, denominators, 0)
     loss.backward()
     assert {x.device.type for x in (loss, *sums.values())} == {"meta"}
     assert {x.shape for x in (loss, *sums.values())} == {torch.Size([])}

@@ -74,10 +74,10 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
             "logprobs": answer.logprobs,
         }
     )
-    logprobs, values, _ = learner._passes.evaluate(learner._engine, batch)
-    assert np.abs(logprobs - answer.logprobs).max() <= 1e-4
-    assert np.abs(values - answer.values).max() <= 1e-4
-    assert np.abs(logprobs).max() > 1, "the comparison is about something"
+    found = learner._passes.evaluate(learner._engine, batch)
+    assert np.abs(found.logprobs - answer.logprobs).max() <= 1e-4
+    assert np.abs(found.values - answer.values).max() <= 1e-4
+    assert np.abs(found.logprobs).max() > 1, "the comparison is about something"
 
 
 def test_micro_batch_size_does_not_change_the_update():

@@ -34,7 +34,7 @@ class PolicyRunner:
         self._lease = lease
         self._device = torch.device(device)
         self._weights = weights
-        self._parameters = policy.acting_parameters()
+        self._parameters = policy.trained_parameters()
         self._memory = Offloader(
             self._device,
             lambda: (*policy.parameters(), *policy.buffers()),

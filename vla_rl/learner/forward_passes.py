@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,15 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import SuperBatch
 from vla_rl.policies.openvla_oft.model import PolicyOutput, token_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What a model says about the chunks of a super-batch."""
+
+    logprobs: np.ndarray  # float32 [M, K, A], of the recorded tokens
+    values: np.ndarray  # float32 [M]
+    features: np.ndarray  # float32 [M, F], see ``PolicyOutput``
 
 
 class ForwardPasses:
@@ -43,44 +53,43 @@ class ForwardPasses:
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def call(
-        self, model: Any, seen: Sequence[np.ndarray], policy_version: int, tokens: torch.Tensor | None = None
-    ) -> PolicyOutput:
+    def call(self, model: Any, seen: Sequence[np.ndarray], policy_version: int) -> PolicyOutput:
         """``seen``: images, proprio, task and elapsed, as ``OpenVLAOFT.forward`` takes them."""
         policy = self._config.policy
         detach_value = policy.detach_value or not self._algorithm.trains_policy(policy_version)
-        return model(*map(self.tensor, seen), policy.temperature_at(policy_version), detach_value, tokens)
+        return model(*map(self.tensor, seen), policy.temperature_at(policy_version), detach_value)
 
     def of_chunks(
         self, model: Any, batch: SuperBatch, rows: np.ndarray, condition: np.ndarray | None = None
     ) -> tuple[PolicyOutput, torch.Tensor]:
         """The output for these chunks, and their tokens [n, K, A]; ``condition`` [n]: see ``AlgorithmConfig``."""
         task = batch.task[rows] if condition is None else self.under(condition, batch.task[rows])
-        tokens = self.tensor(batch.tokens[rows])
-        return self.call(model, _seen(batch, batch.obs_row[rows], task), batch.policy_version, tokens), tokens
+        output = self.call(model, _seen(batch, batch.obs_row[rows], task), batch.policy_version)
+        return output, self.tensor(batch.tokens[rows])
 
     def under(self, condition: np.ndarray, task: np.ndarray) -> np.ndarray:
         """Numbers of the prompts of these tasks under these conditions (``AlgorithmConfig.prompts``)."""
         return task + condition * self._num_tasks
 
     @torch.no_grad()
-    def evaluate(self, model: Any, batch: SuperBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Log-probabilities [M, K, A] of recorded tokens, values [M] and q [M, critics], on every rank."""
+    def evaluate(self, model: Any, batch: SuperBatch) -> Evaluated:
+        """What a model says about all chunks, on every rank."""
         logprobs = torch.zeros(batch.logprobs.shape, device=self._device)
         values = torch.zeros(batch.values.shape, device=self._device)
-        critics = self._algorithm.config.num_critics
-        q = torch.zeros(batch.num_chunks, critics, device=self._device)
+        features: torch.Tensor | None = None  # their number is known after the first pass
         for part, padding in self.micro_batches(np.arange(batch.num_chunks)):
             with self._lease():
                 output, tokens = self.of_chunks(model, batch, part)
+                if features is None:
+                    features = torch.zeros(batch.num_chunks, output.features.shape[1], device=self._device)
                 if not padding:
                     index = self.tensor(part)
                     logprobs[index] = token_logprobs(output.logits, tokens)
                     values[index] = output.values
-                    if output.q is not None:
-                        q[index] = output.q
+                    features[index] = output.features.float()
                 self.finish_on_device()
-        return self._gathered(logprobs), self._gathered(values), self._gathered(q) if critics else None
+        assert features is not None
+        return Evaluated(*map(self._gathered, (logprobs, values, features)))
 
     @torch.no_grad()
     def bootstrap_values(self, model: Any, batch: SuperBatch) -> np.ndarray:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from algos.algorithm import Algorithm
+from algos.critic import CriticAlgorithm
 from algos.denominators import LossDenominators
 from algos.targets import Targets
 from vla_rl.config.run_config import RunConfig
@@ -28,6 +29,7 @@ from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.ipc.weights import WeightPublisher
 from vla_rl.core.records import SuperBatch
 from vla_rl.learner.anchors import Anchors
+from vla_rl.learner.critic import CriticTrainer
 from vla_rl.learner.deepspeed_engine import load_trained, make_engine, make_offloader, reset_unused_steps
 from vla_rl.learner.device_timer import DeviceTimer
 from vla_rl.learner.forward_passes import ForwardPasses
@@ -82,6 +84,9 @@ class Learner:
         self._anchors = anchors
         self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
         self._timer = DeviceTimer(self._device, self.meter)
+        self._critic: CriticTrainer | None = None
+        if isinstance(algorithm, CriticAlgorithm):
+            self._critic = CriticTrainer(algorithm, config.seed, self._device)
         policy.to(device=self._device, dtype=torch_dtype(config.learner.precision))
         tasks = len(policy.instructions) // len(config.algo.conditions)
         self._passes = ForwardPasses(config, algorithm, rank, world_size, self._device, lease, tasks)
@@ -99,7 +104,7 @@ class Learner:
         with self.meter.time("train"):
             time.sleep(self.config.learner.latency_ms * 1e-3)
             self._set_learning_rates(batch.policy_version)
-            batch, targets = self._targets(batch)
+            batch, targets, of_critic = self._targets(batch)
             sums: dict[str, float] = defaultdict(float)
             grad_norms: list[float] = []
             if self._anchors is not None:
@@ -115,23 +120,31 @@ class Learner:
                 reset_unused_steps(self._optimizer)
             self._timer.read()
             self.meter.count("updates")
-            metrics = self.algorithm.finish_metrics(dict(sums), targets)
+            metrics = self.algorithm.finish_metrics(dict(sums), targets) | of_critic
             metrics |= {"grad_norm": float(np.mean(grad_norms)), "lr": self._optimizer.param_groups[0]["lr"]}
             metrics["optimizer_steps"] = len(grad_norms)
             if self._memory.gib:
                 metrics["offloaded_gib"] = self._memory.gib
             return {f"learner/{name}": value for name, value in metrics.items()}
 
-    def _targets(self, batch: SuperBatch) -> tuple[SuperBatch, Targets]:
-        """The targets, and the batch, with recomputed bootstrap values if the algorithm needs recomputed numbers."""
+    def _targets(self, batch: SuperBatch) -> tuple[SuperBatch, Targets, dict[str, float]]:
+        """The batch, with recomputed bootstrap values if the algorithm needs recomputed numbers, the targets, metrics.
+
+        The critic is trained on the way, if there is one.
+        """
         logprobs = values = reference = q = None
+        metrics: dict[str, float] = {}
         if self.algorithm.needs_reference:
             with self._as_reference() as model:
-                reference, *_ = self._passes.evaluate(model, batch)
+                reference = self._passes.evaluate(model, batch).logprobs
         if self.algorithm.needs_recompute:
-            logprobs, values, q = self._passes.evaluate(self._engine, batch)
+            found = self._passes.evaluate(self._engine, batch)
+            logprobs, values = found.logprobs, found.values
             batch = replace(batch, bootstrap_value=self._passes.bootstrap_values(self._engine, batch))
-        return batch, self.algorithm.targets(batch, logprobs, values, reference, q)
+            if self._critic is not None:
+                metrics = self._critic.train(batch, found.features)
+                q, values = self._critic.rate(batch, found.features)
+        return batch, self.algorithm.targets(batch, logprobs, values, reference, q), metrics
 
     @contextmanager
     def _as_reference(self) -> Iterator[Any]:
@@ -187,8 +200,7 @@ class Learner:
                 tensors = replace(tensors, num_steps=torch.zeros_like(tensors.num_steps))
             output, tokens = self._passes.of_chunks(self._engine, batch, part, targets.condition[part])
             logprobs, entropy = token_logprobs(output.logits, tokens), token_entropy(output.logits)
-            version = batch.policy_version
-            return self.algorithm.loss(logprobs, entropy, output.values, tensors, denominators, version, output.q)
+            return self.algorithm.loss(logprobs, entropy, output.values, tensors, denominators, batch.policy_version)
 
         return ((len(part), partial(share, part, padding)) for part, padding in self._passes.micro_batches(rows))
 
@@ -231,7 +243,7 @@ class Learner:
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Parameters to publish, whole, on every rank; collective under ZeRO-3. May be views of the live weights."""
-        trained = self.policy.acting_parameters()
+        trained = self.policy.trained_parameters()
         if self.config.learner.zero_stage < 3:
             return dict(trained)
         import deepspeed
@@ -262,6 +274,8 @@ class Learner:
         self._engine.save_checkpoint(str(folder), tag="state", exclude_frozen_parameters=True)
         if self._anchors is not None and self._rank == 0:
             self._anchors.save(folder / "anchors.npz")
+        if self._critic is not None and self._rank == 0:
+            self._critic.save(folder / "critic.pt")
 
     def load(self, folder: Path) -> None:
         """Raises FileNotFoundError if ``folder`` holds no state, UserError if it is the state of another policy."""
@@ -270,6 +284,8 @@ class Learner:
         self._engine.load_checkpoint(str(folder), tag="state", custom_load_fn=load_trained)
         if self._anchors is not None and (folder / "anchors.npz").is_file():
             self._anchors.load(folder / "anchors.npz")
+        if self._critic is not None and (folder / "critic.pt").is_file():
+            self._critic.load(folder / "critic.pt")
 
     def offload(self) -> None:
         """Move all tensors to the host. Nothing but ``onload`` may be called then."""

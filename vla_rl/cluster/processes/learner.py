@@ -39,8 +39,6 @@ class LearnerProcess:
         join_ranks(rank, self._world_size, *address, device)
         prompts = self._config.algo.prompts(self._spec.instructions)
         policy = build_policy(self._config.policy, self._spec, self._config.seed, prompts)
-        if self._config.algo.num_critics:
-            policy.add_critic(self._config.algo.num_critics, self._config.seed)
         self._learner = Learner(
             self._config,
             policy,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.policies.openvla_oft.config import LoraConfig
-from vla_rl.policies.openvla_oft.model import CRITIC, ActionHead, OpenVLAOFT
+from vla_rl.policies.openvla_oft.model import ActionHead, OpenVLAOFT
 
 _ADAPTER = "default"  # peft's name for the first of possibly several
 _PARTS = {
@@ -47,11 +47,11 @@ def add_adapters(policy: OpenVLAOFT, config: LoraConfig, seed: int) -> None:
 
 @torch.no_grad()
 def merged_state(policy: OpenVLAOFT) -> dict[str, Tensor]:
-    """State dict of a policy without adapters and critic that acts as ``policy`` does. Does not change ``policy``.
+    """State dict of a policy without adapters that acts as ``policy`` does. Does not change ``policy``.
 
     Weights are W + B A alpha / rank in the dtype of W; bfloat16 rounds away what is small in comparison with W.
     """
-    state = {name: tensor for name, tensor in policy.state_dict().items() if not name.startswith(CRITIC)}
+    state = dict(policy.state_dict())
     for path, layer in policy.adapted.items():
         for name in layer.state_dict(prefix=f"{path}."):
             del state[name]

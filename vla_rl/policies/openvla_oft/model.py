@@ -33,10 +33,7 @@ from vla_rl.policies.openvla_oft.architecture import NUM_BINS, Architecture
 from vla_rl.policies.openvla_oft.images import prepare_images
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
 
-_CRITIC_WIDTH = 256
 _VALUE_INIT_STD = 0.01  # so that values start near 0 for any features
-
-CRITIC = "critic."  # begins the names of its weights
 
 
 @dataclass(frozen=True)  # no slots: ZeRO-3 looks for the output's tensors in its __dict__
@@ -45,7 +42,7 @@ class PolicyOutput:
 
     logits: Tensor  # float32 [N, K, A, 256], already divided by the temperature; bins ascend with the action
     values: Tensor  # float32 [N]
-    q: Tensor | None = None  # float32 [N, critics], of given chunks
+    features: Tensor  # [N, F], what the value head reads of the state, without gradient
 
 
 class ActionHead(nn.Linear):
@@ -104,28 +101,6 @@ class ValueHead(nn.Sequential):
         return hidden.squeeze(-1)
 
 
-class ChunkCritic(nn.Module):
-    """An ensemble that rates an action chunk in a state: the same inputs as ``ValueHead``, and the chunk."""
-
-    def __init__(self, inputs: int, members: int) -> None:
-        super().__init__()
-        layers = [_CRITIC_WIDTH, _CRITIC_WIDTH]
-        self.members = nn.ModuleList(_critic(inputs + 1, layers) for _ in range(members))
-
-    def forward(self, state: Tensor, elapsed: Tensor, tokens: Tensor) -> Tensor:
-        """[N, inputs], [N] and bins [N, K, A] -> [N, members]."""
-        actions = (tokens.flatten(1).to(state.dtype) + 0.5) / (NUM_BINS / 2) - 1.0
-        inputs = torch.cat([state, elapsed.to(state.dtype).unsqueeze(-1), actions], dim=-1)
-        return torch.cat([member(inputs) for member in self.members], dim=-1)
-
-
-def _critic(inputs: int, widths: Sequence[int]) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for before, after in pairwise((inputs, *widths)):
-        layers += [nn.Linear(before, after), nn.LayerNorm(after), nn.GELU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], 1))
-
-
 class OpenVLAOFT(nn.Module):
     """The policy: maps uint8 images, proprioception and a task number to action distributions and a value.
 
@@ -160,15 +135,7 @@ class OpenVLAOFT(nn.Module):
         self.language_model = _build_llama(architecture)
         self.lm_head = ActionHead(architecture, width)
         self.value_head = ValueHead(architecture.llm.width + architecture.proprio_dim, *architecture.value_hidden)
-        self.critic: ChunkCritic | None = None
         self.value_time = True  # whether the value head reads the elapsed time
-
-    def add_critic(self, members: int, seed: int) -> None:
-        """Add an ensemble that rates chunks, with random weights drawn by ``seed``. It is not part of a checkpoint."""
-        arch = self.architecture
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.critic = ChunkCritic(arch.llm.width + arch.proprio_dim + arch.action_tokens, members)
 
     def set_instructions(self, instructions: Sequence[str]) -> None:
         """Task number i becomes ``instructions[i]``. Raises ValueError for none, or for a wrong tokenizer."""
@@ -207,7 +174,6 @@ class OpenVLAOFT(nn.Module):
         elapsed: Tensor,
         temperature: float,
         detach_value: bool = True,
-        tokens: Tensor | None = None,
     ) -> PolicyOutput:
         """Distributions over the action chunk and the value of the state.
 
@@ -218,7 +184,6 @@ class OpenVLAOFT(nn.Module):
             elapsed: float32 [N], share of the time limit that has passed; read by the value head alone.
             temperature: divides the logits; sampling and learning must use the same one.
             detach_value: stop gradients of the values at the value head.
-            tokens: uint8 [N, K, A], chunks that the critic rates, if there is one.
 
         Raises ValueError for wrong shapes, RuntimeError before ``set_instructions``.
         """
@@ -237,10 +202,7 @@ class OpenVLAOFT(nn.Module):
             state = torch.cat([state, self._normalized(self.proprio_bounds, proprio)], dim=-1)
         time = elapsed if self.value_time else torch.zeros_like(elapsed)
         values = self.value_head(state, time).float()
-        q = None
-        if self.critic is not None and tokens is not None:
-            q = self.critic(state.detach(), time, tokens).float()
-        return PolicyOutput(logits.unflatten(1, (arch.chunk_size, arch.action_dim)), values, q)
+        return PolicyOutput(logits.unflatten(1, (arch.chunk_size, arch.action_dim)), values, state.detach())
 
     @torch.no_grad()
     def act(
@@ -286,20 +248,16 @@ class OpenVLAOFT(nn.Module):
                 layer.enable_adapters(True)
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters by name: all, or those of adapters, value head and critic."""
+        """Trainable parameters by name: all, or those of adapters and value head."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
-    def acting_parameters(self) -> dict[str, nn.Parameter]:
-        """Those of them that ``act`` reads. A weight sync transfers these."""
-        return {name: p for name, p in self.trained_parameters().items() if not name.startswith(CRITIC)}
-
     def value_parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters of the value head and of the critic."""
-        return (p for name, p in self.trained_parameters().items() if name.startswith(("value_head.", CRITIC)))
+        """Parameters of the value head."""
+        return (p for name, p in self.trained_parameters().items() if name.startswith("value_head."))
 
     def trunk_parameters(self) -> Iterator[nn.Parameter]:
         """All other trainable parameters."""
-        return (p for name, p in self.trained_parameters().items() if not name.startswith(("value_head.", CRITIC)))
+        return (p for name, p in self.trained_parameters().items() if not name.startswith("value_head."))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Keeps the rotary frequencies in float32 when weights change their dtype: rounding would blur positions."""

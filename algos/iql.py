@@ -32,7 +32,10 @@ class IQLConfig(CriticConfig):
     name: Literal["iql"] = "iql"
     gamma: Fraction = Field(0.99, description="Discount per chunk.")
     expectile: float = Field(0.7, gt=0.0, lt=1.0, description="Which expectile of Q the value function learns.")
-    beta: PositiveFloat = Field(3.0, description="The larger, the more the best chunks prevail in cloning.")
+    beta: PositiveFloat = Field(
+        10.0,
+        description="The larger, the more the best chunks prevail in cloning; 10 as published for rewards of 0 and 1.",
+    )
     max_weight: PositiveFloat = Field(100.0, description="Upper limit of the weights of cloning.")
 
 

@@ -27,6 +27,7 @@ IN_EVERY_RUN = {
     "grpo",
     "awr",
     "success-filtered cloning",
+    "iql, reuse 2",
     "ppo, cloning its successes",
     "ppo, reuse 2",
 }

@@ -31,6 +31,11 @@ IN_EVERY_RUN = {
     "ppo, cloning its successes",
     "ppo, reuse 2",
 }
+CLONING = {
+    "awr",
+    "success-filtered cloning",
+    "iql, reuse 2",
+}  # learns more slowly here: its warm start is too good for it
 JOBS = 2  # a run is given a core for inference and one for the learner, and needs about one in all
 
 
@@ -43,6 +48,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         variants = {name: changes for name, changes in STUDY.variants.items() if name in selected}
+        variants |= {name: [*variants[name], "train.iterations=24"] for name in selected & CLONING}
         others = list(variants)[1:]
         variants |= {name: [*variants[name], "train.eval_start=false"] for name in others}  # of the same warm start
         shorter = {"variants": variants, "seeds": STUDY.seeds[:1], "overrides": [*STUDY.overrides, *SHORT]}

@@ -1,4 +1,4 @@
-"""Algorithms with a critic: an ensemble that rates chunks in states, and a value function beside it."""
+"""Algorithms with a critic: an ensemble that rates a chunk in a state, and a value function of the state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CriticAlgorithm(Algorithm):
 
         Args:
             q, target_q: [n, critics], Q and Q_target of the chunks.
-            values, next_values: [n], V(s) and V(s'); the latter 0 behind the last chunk of an episode.
+            values, next_values: [n], V(s) and V(s'); the latter 0 after the last chunk of an episode.
             rewards: [n].
         """
 

@@ -1,6 +1,6 @@
 """Implicit Q-learning (arXiv:2110.06169) on action chunks: off-policy, from whatever the run has played.
 
-    Q(s, a) <- r + gamma V(s')                        squared error, an ensemble; V(s') = 0 behind the end
+    Q(s, a) <- r + gamma V(s')                        squared error, an ensemble; V(s') = 0 after the end
     V(s)    <- expectile of min Q_target(s, a)        as good as the better chunks that were played
     pi      <- cloning with weights exp(beta (min Q_target(s, a) - V(s)))
 

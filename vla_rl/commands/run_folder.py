@@ -59,6 +59,7 @@ class RunFolder:
         self.path = path
         self.config = config
         self.checkpoints = Checkpoints(path / "checkpoints", config.train.keep_checkpoints)
+        self._evaluations = [found for record in self.metrics() if (found := _evaluation(record))]
         self._tensorboard: Any = None
         self._wandb: Any = None
 
@@ -89,6 +90,7 @@ class RunFolder:
         kept = [json.dumps(record) + "\n" for record in run.metrics() if record["iteration"] <= iteration]
         with replacing(run._metrics_file) as partial:
             partial.write_text("".join(kept))
+        run._evaluations = [found for found in run._evaluations if found[0] <= iteration]
         (path / "config.yaml").write_text(dump_config(config))
         run._open_loggers(iteration)
         return run
@@ -105,8 +107,8 @@ class RunFolder:
 
     def best_iteration(self) -> int | None:
         """The iteration with the highest greedy success, the last of them; None before the first evaluation."""
-        evaluations = self.evaluations()
-        return max(evaluations, key=lambda pair: pair[1])[0] if evaluations else None
+        newest_first = reversed(self._evaluations)
+        return max(newest_first, key=lambda pair: pair[1])[0] if self._evaluations else None
 
     def best_checkpoint(self) -> Path:
         """The checkpoint of ``best_iteration``. Raises UserError if there is none."""
@@ -117,13 +119,8 @@ class RunFolder:
 
     def evaluations_since_best(self) -> int:
         """How many evaluations have been made since ``best_iteration`` without reaching its success."""
-        iterations = [iteration for iteration, _ in self.evaluations()]
-        return sum(iteration > (self.best_iteration() or 0) for iteration in iterations)
-
-    def evaluations(self) -> list[tuple[int, float]]:
-        """Iteration and greedy success of each evaluation, the newest first."""
-        found = [(int(r["iteration"]), r["eval/greedy_success"]) for r in self.metrics() if "eval/greedy_success" in r]
-        return found[::-1]
+        best = self.best_iteration() or 0
+        return sum(iteration > best for iteration, _ in self._evaluations)
 
     def _open_loggers(self, iteration: int) -> None:
         log = self.config.log
@@ -150,6 +147,8 @@ class RunFolder:
         record = {"iteration": iteration, "time": time.time()} | {k: _rounded(v) for k, v in metrics.items()}
         with self._metrics_file.open("a") as file:
             file.write(json.dumps(record) + "\n")
+        if found := _evaluation(record):
+            self._evaluations.append(found)
         if self._tensorboard:
             self._tensorboard.add_event(_tensorboard_event(iteration, metrics))
             self._tensorboard.flush()
@@ -239,6 +238,12 @@ def _cpu_name() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+def _evaluation(record: Mapping[str, float]) -> tuple[int, float] | None:
+    """Iteration and greedy success, if the record of an iteration holds an evaluation."""
+    success = record.get("eval/greedy_success")
+    return None if success is None else (int(record["iteration"]), success)
 
 
 def _rounded(value: float) -> float:

@@ -130,7 +130,7 @@ def cloning_loss(logits: Tensor, tokens: Tensor, mask: Tensor, smoothing: float)
     Args:
         logits: [N, K, A, 256].
         tokens: uint8 [N, K, A].
-        mask: bool [N, K], false behind the end of the demonstration.
+        mask: bool [N, K], false after the end of the demonstration.
         smoothing: standard deviation, in bins, of the target, a normal distribution around the demonstrated bin
             (a neighbouring bin is nearly the same action); 0: that bin only.
     """

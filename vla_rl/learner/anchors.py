@@ -1,4 +1,4 @@
-"""Anchors: chunks that every optimizer step clones besides its own, so that the policy does not forget them.
+"""Anchors: chunks that every optimizer step clones in addition to its own, so that the policy does not forget them.
 
 They come from demonstrations, or from the run's own successful episodes. Which chunks a step clones depends on the
 run's seed, the policy version and the step alone.

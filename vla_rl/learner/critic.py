@@ -2,7 +2,7 @@
 
 It is small, and features are computed once in an update, so many optimizer steps cost little. It belongs to the learner
 and not to the policy: inference never asks it, and no checkpoint of the policy holds it. Every rank trains the same
-critic on all chunks of the super-batch.
+critic on all chunks of the super-batch. Its few megabytes stay on the device when the learner is offloaded.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CriticTrainer:
         critic = self._critic(state.shape[1], chunk.shape[1])
         rewards = torch.from_numpy(chunk_rewards(batch.rewards, batch.num_steps)).to(state)
         following = np.arange(1, batch.num_chunks + 1)
-        following[batch.offsets[1:] - 1] = -1  # behind the end
+        following[batch.offsets[1:] - 1] = -1  # after the end
         after = torch.from_numpy(following).to(self._device)
         losses = []
         for step in range(c.critic_steps):

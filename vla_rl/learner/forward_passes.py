@@ -21,7 +21,7 @@ class Evaluated:
 
     logprobs: np.ndarray  # float32 [M, K, A], of the recorded tokens
     values: np.ndarray  # float32 [M]
-    features: np.ndarray  # float32 [M, F], see ``PolicyOutput``
+    features: np.ndarray | None  # float32 [M, F], see ``PolicyOutput``; for algorithms with a critic
 
 
 class ForwardPasses:
@@ -76,20 +76,21 @@ class ForwardPasses:
         """What a model says about all chunks, on every rank."""
         logprobs = torch.zeros(batch.logprobs.shape, device=self._device)
         values = torch.zeros(batch.values.shape, device=self._device)
-        features: torch.Tensor | None = None  # their number is known after the first pass
+        features: torch.Tensor | None = None  # made after the first pass, which shows their number
         for part, padding in self.micro_batches(np.arange(batch.num_chunks)):
             with self._lease():
                 output, tokens = self.of_chunks(model, batch, part)
-                if features is None:
+                if features is None and self._algorithm.config.num_critics:
                     features = torch.zeros(batch.num_chunks, output.features.shape[1], device=self._device)
                 if not padding:
                     index = self.tensor(part)
                     logprobs[index] = token_logprobs(output.logits, tokens)
                     values[index] = output.values
-                    features[index] = output.features.float()
+                    if features is not None:
+                        features[index] = output.features.float()
                 self.finish_on_device()
-        assert features is not None
-        return Evaluated(*map(self._gathered, (logprobs, values, features)))
+        gathered = None if features is None else self._gathered(features)
+        return Evaluated(self._gathered(logprobs), self._gathered(values), gathered)
 
     @torch.no_grad()
     def bootstrap_values(self, model: Any, batch: SuperBatch) -> np.ndarray:

@@ -141,9 +141,10 @@ class Learner:
             found = self._passes.evaluate(self._engine, batch)
             logprobs, values = found.logprobs, found.values
             batch = replace(batch, bootstrap_value=self._passes.bootstrap_values(self._engine, batch))
-            if self._critic is not None:
-                metrics = self._critic.train(batch, found.features)
-                q, values = self._critic.rate(batch, found.features)
+            if self._critic is not None and found.features is not None:
+                with self._lease():
+                    metrics = self._critic.train(batch, found.features)
+                    q, values = self._critic.rate(batch, found.features)  # copies to the host: the device has finished
         return batch, self.algorithm.targets(batch, logprobs, values, reference, q), metrics
 
     @contextmanager

@@ -41,6 +41,11 @@ class StoreRules:
     task_rule: TaskRule = "in_turn"
     init_states: int | None = None  # benchmark initial states to start from; None: the simulator samples starts
 
+    @property
+    def max_first_staleness(self) -> int:
+        """The bound on staleness where an episode is first trained, so that it can be used ``reuse`` times."""
+        return self.max_staleness - (self.reuse - 1)
+
     @classmethod
     def of(cls, config: RunConfig, spec: EnvSpec) -> Self:
         """The rules of a training run."""
@@ -161,8 +166,7 @@ class ReplayStore:
         b = self.rules.batch_episodes
         running = sum(not e.evaluation for _, e in self._running.values())
         under_way = running + len(self._due) + len(self._buffer) + (b if self._filled or self._filling else 0)
-        bound = self.rules.max_staleness - (self.rules.reuse - 1)  # where an episode is first trained
-        last_version = min(bound + self.published_version + 1, self.rules.iterations)
+        last_version = min(self.rules.max_first_staleness + self.published_version + 1, self.rules.iterations)
         free = max(0, (last_version - self._next_version) * b - under_way)
         return free - free % self.rules.groups.size
 

@@ -51,7 +51,7 @@ def merged_state(policy: OpenVLAOFT) -> dict[str, Tensor]:
 
     Weights are W + B A alpha / rank in the dtype of W; bfloat16 rounds away what is small in comparison with W.
     """
-    state = dict(policy.state_dict())
+    state = policy.state_dict()
     for path, layer in policy.adapted.items():
         for name in layer.state_dict(prefix=f"{path}."):
             del state[name]

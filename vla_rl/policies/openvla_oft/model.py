@@ -248,12 +248,12 @@ class OpenVLAOFT(nn.Module):
                 layer.enable_adapters(True)
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters by name: all, or those of adapters and value head."""
+        """Trainable parameters by name: all, or those of adapters and value head. A weight sync transfers these."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of the value head."""
-        return (p for name, p in self.trained_parameters().items() if name.startswith("value_head."))
+        return self.value_head.parameters()
 
     def trunk_parameters(self) -> Iterator[nn.Parameter]:
         """All other trainable parameters."""

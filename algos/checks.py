@@ -40,8 +40,9 @@ def check_batch(batch: SuperBatch, **logprobs: Array | None) -> None:
     for name, array in logprobs.items():
         if array is None:
             continue
-        if array.shape != batch.tokens.shape:
-            raise ValueError(f"{name} log-probabilities have shape {array.shape}, tokens {batch.tokens.shape}")
+        if array.shape != batch.logprobs.shape or array.shape[:2] != batch.rewards.shape:
+            shapes = f"the recorded ones {batch.logprobs.shape}, rewards {batch.rewards.shape}"
+            raise ValueError(f"{name} log-probabilities have shape {array.shape}, {shapes}")
         bad = np.flatnonzero((~np.isfinite(array) & batch.step_mask[:, :, None]).any(axis=(1, 2)))
         if len(bad):
             raise ValueError(

@@ -70,7 +70,7 @@ class GroupRelative(PolicyGradient):
 
     def element_weights(self, batch: SuperBatch) -> Array:
         """1 gives the mean over all elements of the batch."""
-        level, dim = self.config.ratio_level, batch.tokens.shape[2]
+        level, dim = self.config.ratio_level, batch.logprobs.shape[2]
         episodes = np.split(batch.num_steps, batch.offsets[1:-1])
         elements = np.array([LossDenominators.of(steps).elements(level, dim) for steps in episodes])
         match self.config.average:

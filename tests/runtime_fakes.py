@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from vla_rl.core.records import ActionBatch, EnvSpec, EpisodeResult, EpisodeSpec, Observation, Trajectory
 from vla_rl.observability.meter import Meter
+from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 
 K, A, SIZE = 4, 7, 16
 SPEC = EnvSpec("fake", ("main",), SIZE, 3, A, 12, ("do it", "do that"))
+POLICY = OpenVLAOFTConfig(chunk_size=K).spec(SPEC)
 
 
 def trajectory(
@@ -22,7 +26,7 @@ def trajectory(
         images=np.full((rows, 1, SIZE, SIZE, 3), episode.id % 251, np.uint8),
         proprio=np.tile(np.arange(rows, dtype=np.float32)[:, None], (1, 3)),
         elapsed=(np.arange(rows) * K / SPEC.max_episode_steps).astype(np.float32),
-        tokens=np.full((chunks, K, A), episode.id % 256, np.uint8),
+        record={"tokens": np.full((chunks, K, A), episode.id % 256, np.uint8)},
         logprobs=np.broadcast_to(marks[:, None, None], (chunks, K, A)).copy(),
         values=marks,
         policy_versions=np.full(chunks, version, np.int32),
@@ -57,15 +61,15 @@ class EchoPolicy:
     def onload(self) -> None:
         self.on_device = True
 
-    def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
+    def act(self, observation: Observation, draws: Mapping[str, np.ndarray], greedy: np.ndarray) -> ActionBatch:
         assert self.on_device
         n = len(observation.task)
         self.batches.append(n)
         mark = observation.images[:, 0, 0, 0, 0].astype(np.float32)
         return ActionBatch(
             actions=np.broadcast_to(mark[:, None, None], (n, K, A)).astype(np.float32),
-            tokens=np.broadcast_to(observation.task[:, None, None], (n, K, A)).astype(np.uint8),
-            logprobs=uniforms.copy(),
+            record={"tokens": np.broadcast_to(observation.task[:, None, None], (n, K, A)).astype(np.uint8)},
+            logprobs=draws["uniforms"].copy(),
             values=greedy.astype(np.float32),
             policy_version=self.version,
         )

@@ -76,7 +76,7 @@ def exact_case(config: AlgorithmConfig, seed: int) -> Case:
 
 def tokens_of(case: Case) -> Tensor:
     """bool [M, K, A]: which tokens were executed."""
-    return token_mask(torch.as_tensor(case.batch.num_steps), *case.batch.tokens.shape[1:])
+    return token_mask(torch.as_tensor(case.batch.num_steps), *case.batch.logprobs.shape[1:])
 
 
 def at_level(per_token: Tensor, tokens: Tensor, level: RatioLevel) -> Tensor:

@@ -69,7 +69,7 @@ class Case:
         rng = np.random.default_rng(seed)
         self.algorithm = make_algorithm(config)
         self.batch = random_super_batch(rng, episodes, **shape)
-        chunks, size, dim = self.batch.tokens.shape
+        chunks, size, dim = self.batch.logprobs.shape
 
         def near(logprobs: np.ndarray) -> np.ndarray:
             return (logprobs + 0.15 * rng.normal(size=logprobs.shape)).astype(np.float32)

@@ -227,7 +227,7 @@ def random_super_batch(
         obs_row=obs_rows[:chunks],
         final_obs_row=np.where(truncated, chunks + np.cumsum(truncated) - 1, -1).astype(np.int32),
         task=np.zeros(chunks, np.int32),
-        tokens=rng.integers(0, 256, (chunks, chunk_size, action_dim)).astype(np.uint8),
+        record={"tokens": rng.integers(0, 256, (chunks, chunk_size, action_dim)).astype(np.uint8)},
         logprobs=np.where(executed[:, :, None], logprobs, np.float32(123.0)),
         values=rng.normal(size=chunks).astype(np.float32),
         policy_versions=rng.integers(3, 8, chunks).astype(np.int32),

@@ -207,5 +207,5 @@ def test_vtrace_of_fresh_data_learns_the_lambda_return() -> None:
 def test_chunk_log_ratios_add_executed_tokens_only() -> None:
     batch = random_super_batch(np.random.default_rng(3), 4)
     other = batch.logprobs + np.float32(0.25)
-    expected = 0.25 * batch.num_steps * batch.tokens.shape[2]
+    expected = 0.25 * batch.num_steps * batch.logprobs.shape[2]
     assert_allclose(chunk_log_ratios(other, batch.logprobs, batch.num_steps), expected, rtol=1e-5)

@@ -100,7 +100,7 @@ def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average:
     for b, advantage in enumerate(advantages):
         losses = []
         for m in range(batch.offsets[b], batch.offsets[b + 1]):
-            for element in elements_of(int(batch.num_steps[m]), batch.tokens.shape[2], config.ratio_level):
+            for element in elements_of(int(batch.num_steps[m]), batch.logprobs.shape[2], config.ratio_level):
                 at = tuple(np.array([(m, k, a) for k, a in element]).T)
                 ratio = np.exp((logprobs[at] - proximal[at]).sum())
                 weight = np.exp((proximal[at] - batch.logprobs[at].astype(float)).sum())
@@ -108,7 +108,7 @@ def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average:
                 clipped = np.clip(ratio, 1 - config.clip_low, 1 + config.clip_high)
                 losses.append(-weight * min(ratio * advantage, clipped * advantage))
         episodes.append(losses)
-    longest = len(elements_of(batch.max_episode_steps, batch.tokens.shape[2], config.ratio_level))
+    longest = len(elements_of(batch.max_episode_steps, batch.logprobs.shape[2], config.ratio_level))
     if config.ratio_level == "chunk":
         longest = batch.max_episode_steps // batch.rewards.shape[1]
     expected = {

@@ -77,7 +77,7 @@ def test_the_order_of_episodes_does_not_change_targets() -> None:
     batch = random_super_batch(np.random.default_rng(3), 8)
     order = np.random.default_rng(4).permutation(8)
     rows = np.concatenate([np.arange(batch.offsets[b], batch.offsets[b + 1]) for b in order])
-    per_chunk = {name: getattr(batch, name)[rows] for name in ("tokens", "logprobs", "values", "rewards", "num_steps")}
+    per_chunk = {name: getattr(batch, name)[rows] for name in ("logprobs", "values", "rewards", "num_steps")}
     per_episode = {
         name: getattr(batch, name)[order]
         for name in ("bootstrap_value", "terminated", "truncated", "success", "episode_id")

@@ -10,6 +10,7 @@ from tests import ROOT
 from vla_rl.commands.cli import main
 from vla_rl.commands.config import config_docs, config_schema
 from vla_rl.config.loading import ConfigError, dump_config, load_config
+from vla_rl.config.messages import kinds
 from vla_rl.config.run_config import RunConfig
 from vla_rl.config.yaml_file import read_config_file
 
@@ -31,12 +32,13 @@ def test_the_committed_page_is_the_generated_one(capsys: pytest.CaptureFixture[s
 
 def test_the_page_has_every_key_of_every_kind():
     page = config_docs()
-    for kinds in (
+    for group in (
         [f"env={name}" for name in ("libero", "tabletop", "maniskill", "workload")],
         ["algo=grpo", "algo=rloo"],
+        ["policy=openvla_oft", "policy=pi0"],
     ):
-        for kind in kinds:
-            config = load_config(None, [kind, "policy.lora={}"])
+        for kind in group:
+            config = load_config(None, [kind, *([] if kind == "policy=pi0" else ["policy.lora={}"])])
             for key in keys(config.model_dump()):
                 assert f"| `{key}` |" in page
             assert f"### {kind}\n" in page
@@ -45,7 +47,7 @@ def test_the_page_has_every_key_of_every_kind():
 def keys(values: dict[str, Any], above: str = "") -> list[str]:
     found = []
     for name, value in values.items():
-        if (above, name) not in (("env.", "name"), ("algo.", "name")):
+        if (above, name) not in (("env.", "name"), ("algo.", "name"), ("policy.", "name")):
             found += keys(value, f"{above}{name}.") if isinstance(value, dict) else [f"{above}{name}"]
     return found
 
@@ -99,6 +101,7 @@ def test_what_loading_refuses_is_invalid(text: str, tmp_path: Path, validator: D
 
 
 def test_every_key_of_the_shared_groups_has_a_description():
-    for group in ("policy", "sft", "train", "learner", "placement", "log"):
-        fields = RunConfig.model_fields[group].annotation.model_fields
+    groups = {name: RunConfig.model_fields[name].annotation for name in ("sft", "train", "learner", "placement", "log")}
+    for group, kind in (groups | kinds("policy")).items():
+        fields = {name: field for name, field in kind.model_fields.items() if name != "name"}
         assert not [f"{group}.{name}" for name, field in fields.items() if not field.description]

@@ -8,9 +8,10 @@ from rich.console import Console
 from envs.base.demonstrations import read_demonstrations
 from vla_rl.commands.demonstrations import demonstration_episode
 from vla_rl.commands.run_folder import new_folder
-from vla_rl.commands.sft import clone, cloning_loss, shift_images
+from vla_rl.commands.sft import clone, shift_images
 from vla_rl.config.run_config import RunConfig
 from vla_rl.policies.openvla_oft.checkpoint import load_policy
+from vla_rl.policies.openvla_oft.model import smoothed_cross_entropy
 from vla_rl.replay.schedule import training_episode
 
 
@@ -23,7 +24,9 @@ def test_loss_is_cross_entropy_of_executed_steps_only():
         for a in range(4):
             row = logits[n, k, a]
             expected.append(torch.logsumexp(row, 0) - row[int(tokens[n, k, a])])
-    assert cloning_loss(logits, tokens, mask, 0.0).item() == pytest.approx(torch.stack(expected).mean().item())
+    assert smoothed_cross_entropy(logits, tokens, mask, 0.0).item() == pytest.approx(
+        torch.stack(expected).mean().item()
+    )
 
 
 def test_smoothed_targets_prefer_near_bins():
@@ -33,7 +36,7 @@ def test_smoothed_targets_prefer_near_bins():
     def loss(peak: int, smoothing: float) -> float:
         logits = torch.zeros(1, 1, 1, 256)
         logits[..., peak] = 5.0
-        return cloning_loss(logits, tokens, mask, smoothing).item()
+        return smoothed_cross_entropy(logits, tokens, mask, smoothing).item()
 
     assert loss(100, 2.0) < loss(101, 2.0) < loss(104, 2.0) < loss(150, 2.0)
     assert loss(101, 0.0) == pytest.approx(loss(150, 0.0))
@@ -67,7 +70,7 @@ def test_cloning_the_tabletop_expert(tmp_path):
     config = RunConfig.model_validate(
         {
             "env": {"name": "tabletop", "tasks": ["reach"]},
-            "policy": {"chunk_size": 4},
+            "policy": {"name": "openvla_oft", "chunk_size": 4},
             "sft": {"demo_episodes": 20, "updates": 40, "batch": 16, "threads": 2, "output": str(tmp_path / "policy")},
             "log": {"dir": str(tmp_path)},
         }

@@ -190,11 +190,11 @@ def test_a_bad_checkpoint_is_one_clear_error(tmp_path, capsys, damage):
     from envs import env_spec
     from vla_rl.policies.build import build_policy
     from vla_rl.policies.openvla_oft.checkpoint import save_policy
-    from vla_rl.policies.openvla_oft.config import PolicyConfig
+    from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 
     config = _config(tmp_path)
     folder = tmp_path / "policy"
-    save_policy(build_policy(PolicyConfig(), env_spec(config.env), 0), folder, {})
+    save_policy(build_policy(OpenVLAOFTConfig(), env_spec(config.env), 0), folder, {})
     match damage:
         case "missing":
             (folder / "model.safetensors").unlink()

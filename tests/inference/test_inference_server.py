@@ -4,8 +4,9 @@ import time
 import numpy as np
 import pytest
 
-from tests.runtime_fakes import SPEC, A, EchoPolicy, K
+from tests.runtime_fakes import POLICY, SPEC, A, EchoPolicy, K
 from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
+from vla_rl.core.records import take_rows
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
 
 WORKERS, SLOTS = 3, 4
@@ -14,7 +15,7 @@ WORKERS, SLOTS = 3, 4
 @pytest.fixture
 def address(tmp_path):
     address = PoolAddress(str(tmp_path), "server0", WORKERS, SLOTS)
-    create_pool(address, SPEC, K)
+    create_pool(address, SPEC, POLICY)
     return address
 
 
@@ -42,7 +43,7 @@ def _ask(mailbox: WorkerMailbox, env_ids, marks, greedy=False) -> np.ndarray:
         mailbox.observation.images[env_id] = mark
         mailbox.observation.task[env_id] = mark % 2
     uniforms = np.random.default_rng(0).random((len(env_ids), K, A)).astype(np.float32)
-    mailbox.request(env_ids, uniforms, np.full(len(env_ids), greedy))
+    mailbox.request(env_ids, {"uniforms": uniforms}, np.full(len(env_ids), greedy))
     return uniforms
 
 
@@ -73,7 +74,7 @@ def test_every_slot_gets_its_own_answer(address, start):
         assert _wait(mailbox, 3) == {0, 2, 3}
         batch, versions = mailbox.answer([0, 2, 3])
         assert batch.actions[:, 0, 0].tolist() == [10 * w + 1, 10 * w + 2, 10 * w + 3]
-        assert batch.tokens[:, 0, 0].tolist() == [(10 * w + m) % 2 for m in (1, 2, 3)]
+        assert batch.record["tokens"][:, 0, 0].tolist() == [(10 * w + m) % 2 for m in (1, 2, 3)]
         assert np.array_equal(batch.logprobs, uniforms[w])
         assert batch.values.tolist() == [float(w == 1)] * 3
         assert versions.tolist() == [0, 0, 0]
@@ -144,8 +145,8 @@ def test_answers_to_a_dead_worker_are_not_taken_for_its_successors(address):
     tickets = server.arrays["ticket"][rows]
     successor = WorkerMailbox(address, 0)
     _ask(successor, [0], [2])
-    batch = EchoPolicy().act(dead.observation, np.zeros((SLOTS, K, A), np.float32), np.zeros(SLOTS, bool))
-    one = type(batch)(batch.actions[:1], batch.tokens[:1], batch.logprobs[:1], batch.values[:1], 0)
+    batch = EchoPolicy().act(dead.observation, {"uniforms": np.zeros((SLOTS, K, A), np.float32)}, np.zeros(SLOTS, bool))
+    one = type(batch)(batch.actions[:1], take_rows(batch.record, slice(1)), batch.logprobs[:1], batch.values[:1], 0)
     server.answer(rows, tickets, one)
     assert successor.wait(0.2) == [], "that was the answer to the dead worker's request"
     assert server.pending_rows() == [0]

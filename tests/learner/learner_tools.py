@@ -25,7 +25,7 @@ SPEC = EnvSpec("fake", ("main",), 48, 3, 7, 12, ("reach the red block", "push th
 
 def config(**groups: dict[str, Any]) -> RunConfig:
     base: dict[str, dict] = {
-        "policy": {"chunk_size": 4},
+        "policy": {"name": "openvla_oft", "chunk_size": 4},
         "learner": {"micro_batch": 64, "lr": 1e-3},
         "algo": {"name": "ppo", "minibatches": 2},
     }
@@ -63,7 +63,7 @@ def random_batch(seed: int = 0, episodes: int = 5, policy_version: int = 0) -> S
                 t,
                 images=rng.integers(0, 256, (rows, 1, 48, 48, 3)).astype(np.uint8),
                 proprio=rng.normal(size=(rows, 3)).astype(np.float32),
-                tokens=rng.integers(0, 256, (chunks, 4, 7)).astype(np.uint8),
+                record={"tokens": rng.integers(0, 256, (chunks, 4, 7)).astype(np.uint8)},
                 logprobs=np.log(rng.uniform(0.5, 2.0, (chunks, 4, 7)) / 256).astype(np.float32),
                 values=rng.normal(size=chunks).astype(np.float32),
                 rewards=rng.normal(size=(chunks, 4)).astype(np.float32)

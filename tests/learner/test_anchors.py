@@ -10,7 +10,7 @@ import pytest
 
 from tests.learner.learner_tools import SPEC, config, make_learner, parameters, random_batch
 from tests.runtime_fakes import trajectory
-from vla_rl.core.records import SuperBatch
+from vla_rl.core.records import SuperBatch, take_rows
 from vla_rl.learner.anchors import AnchorRows, Anchors
 from vla_rl.learner.learner import Learner
 from vla_rl.replay.schedule import training_episode
@@ -36,11 +36,11 @@ def test_the_memory_keeps_the_last_successful_episodes() -> None:
     anchors.observe(batch_of([False, True], first=10))
     drawn = anchors.draw(200, seed=0, policy_version=0, step=0)
     assert drawn is not None
-    numbers, counts = np.unique(drawn.tokens[:, 0, 0], return_counts=True)
+    numbers, counts = np.unique(drawn.record["tokens"][:, 0, 0], return_counts=True)
     assert numbers.tolist() == [2, 11], "episode 0 has made room; failures are never kept"
     assert counts / 200 == pytest.approx([3 / 5, 2 / 5], abs=0.1), "all chunks alike"
     assert (drawn.num_steps == 4).all()
-    assert drawn.images[:, 0, 0, 0, 0].tolist() == drawn.tokens[:, 0, 0].tolist()
+    assert drawn.images[:, 0, 0, 0, 0].tolist() == drawn.record["tokens"][:, 0, 0].tolist()
 
 
 def test_draws_depend_on_seed_version_and_step_alone_and_survive_the_disk(tmp_path: Path) -> None:
@@ -57,8 +57,11 @@ def test_draws_depend_on_seed_version_and_step_alone_and_survive_the_disk(tmp_pa
         assert drawn is not None
         assert again is not None
         for field in fields(AnchorRows):
-            assert np.array_equal(getattr(drawn, field.name), getattr(again, field.name))
-        kinds[key] = tuple(drawn.tokens[:, 0, 0].tolist())
+            ours, theirs = getattr(drawn, field.name), getattr(again, field.name)
+            assert (
+                np.array_equal(ours["tokens"], theirs["tokens"]) if field.name == "record" else (ours == theirs).all()
+            )
+        kinds[key] = tuple(drawn.record["tokens"][:, 0, 0].tolist())
     assert len(set(kinds.values())) == 4
 
 
@@ -67,7 +70,7 @@ def test_cloning_raises_the_probability_of_the_anchors_and_adds_to_the_gradient(
     rows = np.arange(3)
     seen = batch.obs_row[rows]
     steps = batch.num_steps[rows]
-    kept = AnchorRows(batch.images[seen], batch.proprio[seen], batch.task[rows], batch.tokens[rows], steps)
+    kept = AnchorRows(batch.images[seen], batch.proprio[seen], batch.task[rows], steps, take_rows(batch.record, rows))
     losses = []
     settings = {"learner": {"micro_batch": 5, "lr": 1e-3}, "policy": {"size": "nano", "chunk_size": 4}}
     learner = learner_with(

@@ -27,23 +27,23 @@ def trainer(**keys: float) -> CriticTrainer:
     return CriticTrainer(algorithm, seed=0, device=torch.device("cpu"))
 
 
-def two_step_task() -> tuple[SuperBatch, np.ndarray]:
-    """Episodes of two chunks. The first chunk does not matter; the second one succeeds if its tokens are high."""
+def two_step_task() -> tuple[SuperBatch, np.ndarray, np.ndarray]:
+    """Episodes of two chunks. The first chunk does not matter; the second one succeeds if its actions are high."""
     played = [trajectory(training_episode(i, 0, 0), 2, success=i % 2 == 0) for i in range(40)]
     batch = collate(played, 0, SPEC.max_episode_steps)
-    tokens = np.full(batch.tokens.shape, 100, np.uint8)
-    tokens[1::2] = np.where(batch.success, 220, 30)[:, None, None]
+    actions = np.full(batch.logprobs.shape, -0.2, np.float32)
+    actions[1::2] = np.where(batch.success, 0.7, -0.8)[:, None, None]
     features = np.zeros((batch.num_chunks, 3), np.float32)
     features[1::2, 0] = 1.0
-    return replace(batch, tokens=tokens), features
+    return batch, features, actions
 
 
 def test_it_learns_which_chunk_is_better_and_what_a_state_is_worth() -> None:
-    batch, features = two_step_task()
+    batch, *seen = two_step_task()
     critic = trainer(expectile=0.9)
-    losses = [critic.train(replace(batch, policy_version=v), features)["critic_loss"] for v in range(4)]
+    losses = [critic.train(replace(batch, policy_version=v), *seen)["critic_loss"] for v in range(4)]
     assert losses[-1] < 0.1 * losses[0]
-    q, values = critic.rate(batch, features)
+    q, values = critic.rate(batch, *seen)
     assert q.shape == (80, 2)
     good, bad = q[1::2][batch.success].min(), q[1::2][~batch.success].max()
     assert good > 0.9
@@ -53,17 +53,17 @@ def test_it_learns_which_chunk_is_better_and_what_a_state_is_worth() -> None:
 
 
 def test_a_resumed_critic_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    batch, features = two_step_task()
+    batch, *seen = two_step_task()
     straight, resumed = trainer(), trainer()
     straight.save(tmp_path / "nothing.pt")
     assert not (tmp_path / "nothing.pt").exists(), "there is nothing to save before the first update"
-    straight.train(batch, features)
+    straight.train(batch, *seen)
     straight.save(tmp_path / "critic.pt")
     resumed.load(tmp_path / "critic.pt")
     later = replace(batch, policy_version=1)
     for critic in (straight, resumed):
-        critic.train(later, features)
-    for ours, theirs in zip(straight.rate(later, features), resumed.rate(later, features), strict=True):
+        critic.train(later, *seen)
+    for ours, theirs in zip(straight.rate(later, *seen), resumed.rate(later, *seen), strict=True):
         assert np.array_equal(ours, theirs)
 
 

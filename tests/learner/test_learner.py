@@ -40,7 +40,7 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
     from vla_rl.policies.build import build_policy
 
     address = PoolAddress(str(tmp_path), "server0", 1, 12)
-    create_pool(address, SPEC, 4)
+    create_pool(address, SPEC, cfg.policy.spec(SPEC))
     server_policy = build_policy(cfg.policy, SPEC, seed=99)
     actor = PolicyRunner(server_policy, cfg, WeightReader(tmp_path / "weights"), "cpu")
     server = InferenceServer(actor, ServerMailbox(address), BatchRule(5, 0.01))
@@ -51,7 +51,7 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
     mailbox.observation.proprio[:] = rng.normal(size=mailbox.observation.proprio.shape)
     mailbox.observation.task[:] = np.arange(12) % 2
     mailbox.observation.elapsed[:] = rng.random(12)
-    mailbox.request(range(12), rng.random((12, 4, 7)).astype(np.float32), np.arange(12) % 3 == 0)
+    mailbox.request(range(12), {"uniforms": rng.random((12, 4, 7)).astype(np.float32)}, np.arange(12) % 3 == 0)
     answered: set[int] = set()
     while len(answered) < 12:
         answered.update(mailbox.wait(30.0))
@@ -70,7 +70,7 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
             "proprio": mailbox.observation.proprio.copy(),
             "task": mailbox.observation.task.copy(),
             "elapsed": mailbox.observation.elapsed.copy(),
-            "tokens": answer.tokens,
+            "record": answer.record,
             "logprobs": answer.logprobs,
         }
     )

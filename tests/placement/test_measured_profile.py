@@ -153,7 +153,7 @@ def test_a_run_measures_what_its_parts_were_made_to_cost(tmp_path: Path) -> None
     config = RunConfig.model_validate(
         {
             "env": env | costs,
-            "policy": {"size": "nano", "chunk_size": 8, "latency_ms": 40.0},
+            "policy": {"name": "openvla_oft", "size": "nano", "chunk_size": 8, "latency_ms": 40.0},
             "train": {"iterations": 4, "batch_episodes": 8, "eval_episodes": 0, "checkpoint_every": 2},
             "placement": {"env_workers": 1, "envs_per_worker": 4, "max_batch": 4},
             "log": {"dir": str(tmp_path), "name": "run", "tensorboard": False},

@@ -200,7 +200,7 @@ def test_a_run_with_a_wrong_profile_migrates_and_loses_nothing(tmp_path: Path) -
         return RunConfig.model_validate(
             {
                 "env": {"name": "workload", "max_episode_steps": 32, "length_spread": 0.5, "step_ms": 0.25},
-                "policy": {"chunk_size": 4},
+                "policy": {"name": "openvla_oft", "chunk_size": 4},
                 "algo": {"name": "ppo", "minibatches": 1},
                 "train": rounds | {"checkpoint_every": 100, "max_staleness": 2},
                 "learner": {"micro_batch": 8},
@@ -255,7 +255,7 @@ def test_a_real_learner_migrates_with_its_state(tmp_path: Path, monkeypatch: pyt
     config = RunConfig.model_validate(
         {
             "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16},
-            "policy": {"size": "nano"},
+            "policy": {"name": "openvla_oft", "size": "nano"},
             "algo": {"name": "ppo", "minibatches": 1},
             "train": {"iterations": 3, "batch_episodes": 6, "eval_episodes": 0, "max_staleness": 1},
             "learner": {"micro_batch": 4},

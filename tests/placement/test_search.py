@@ -27,7 +27,7 @@ def run_config(on_devices: bool, **placement: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
             "env": {"name": "workload", "on_devices": on_devices},
-            "policy": {"chunk_size": 4},
+            "policy": {"name": "openvla_oft", "chunk_size": 4},
             "algo": {"name": "ppo", "minibatches": 2},
             "train": {"batch_episodes": 32},
             "learner": {"micro_batch": 8},

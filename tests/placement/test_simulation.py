@@ -27,7 +27,7 @@ def profile(**costs: Any) -> Profile:
 def plan_of(devices: int, layout: Layout, **placement: Any) -> tuple[Plan, Workload]:
     config = RunConfig.model_validate(
         {
-            "policy": {"chunk_size": 4},
+            "policy": {"name": "openvla_oft", "chunk_size": 4},
             "algo": {"name": "ppo", "minibatches": 2},
             "train": {"batch_episodes": 16, "max_staleness": 1},
             "learner": {"micro_batch": 8},

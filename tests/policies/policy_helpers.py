@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from vla_rl.policies.base.policy import PolicyInput, PolicyOutput
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import Architecture, LanguageModel, VisionTower, tiny
 from vla_rl.policies.openvla_oft.initialize import make_policy
@@ -42,10 +43,22 @@ def make(architecture: Architecture, instructions: tuple[str, ...] = INSTRUCTION
     return make_policy(architecture, instructions, CODEC, proprio, vocabulary=INSTRUCTIONS, seed=seed).eval()
 
 
-def inputs(architecture: Architecture, rows: int = 3, seed: int = 0) -> tuple[torch.Tensor, ...]:
+def inputs(architecture: Architecture, rows: int = 3, seed: int = 0) -> PolicyInput:
     """Random images, proprioception and elapsed time; task i in row i, counted through the three instructions."""
     generator = torch.Generator().manual_seed(seed)
     size = architecture.image_size
     images = torch.randint(0, 256, (rows, architecture.views, size, size, 3), dtype=torch.uint8, generator=generator)
     proprio = torch.rand(rows, architecture.proprio_dim, generator=generator) - 0.5
-    return images, proprio, torch.arange(rows) % len(INSTRUCTIONS), torch.linspace(0, 1, rows)
+    return PolicyInput(images, proprio, torch.arange(rows) % len(INSTRUCTIONS), torch.linspace(0, 1, rows))
+
+
+def logits(policy: OpenVLAOFT, seen: PolicyInput, temperature: float = 1.0) -> torch.Tensor:
+    """float32 [N, K, A, 256]."""
+    return policy.distribution(seen, temperature)[0]
+
+
+def rate(policy: torch.nn.Module, seen: PolicyInput, temperature: float = 1.0, **options: bool) -> PolicyOutput:
+    """The output for chunks of middle bins; ``policy`` may be a learner's engine, which gathers what ZeRO-3 divides."""
+    arch = getattr(policy, "module", policy).architecture
+    tokens = torch.full((len(seen.task), arch.chunk_size, arch.action_dim), 128, dtype=torch.uint8)
+    return policy(seen, {"tokens": tokens}, temperature, **options)

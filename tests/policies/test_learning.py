@@ -8,16 +8,18 @@ import numpy as np
 import torch
 from torch.nn.functional import cosine_similarity
 
-from tests.policies.policy_helpers import CODEC, PROPRIO, inputs, make, nano
+from tests.policies.policy_helpers import CODEC, PROPRIO, inputs, logits, make, nano
+from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.openvla_oft.architecture import Architecture, VisionTower
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT, token_logprobs
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 
 def spread_over_placeholders(policy: OpenVLAOFT) -> float:
     """Standard deviation, over the placeholders, of features whose own standard deviation is 1."""
     arch = policy.architecture
+    seen = inputs(arch, 1)
     with torch.no_grad():
-        hidden = policy._hidden_states(*inputs(arch, 1)[:3])
+        hidden = policy._hidden_states(seen.images, seen.proprio, seen.task)
     first = arch.vision_tokens + int(policy.prompt_length[0])
     return float(hidden[0, first : first + arch.action_tokens - 1].std(0).mean())
 
@@ -68,12 +70,13 @@ def test_a_policy_learns_where_a_block_is() -> None:
     for update in range(125):
         rows = slice(24 * update, 24 * update + 24)
         optimizer.param_groups[0]["lr"] = 3e-3 * min(1.0, (update + 1) / 10) * (1 - update / 130)
-        loss = -token_logprobs(policy(images[rows], *rest, 1.0).logits, tokens[rows]).mean()
+        loss = -policy(PolicyInput(images[rows], *rest), {"tokens": tokens[rows]}, 1.0).logprobs.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     unseen, truth = block_scenes(200, seed=1)
     with torch.no_grad():
-        logits = policy(unseen, torch.zeros(200, 0), torch.zeros(200).long(), torch.zeros(200), 1.0).logits
-    error = np.abs(CODEC.decode(logits.argmax(-1).numpy()) - CODEC.decode(truth.numpy()))[:, 0, :2].mean() * 20
+        seen = PolicyInput(unseen, torch.zeros(200, 0), torch.zeros(200).long(), torch.zeros(200))
+        found = logits(policy, seen)
+    error = np.abs(CODEC.decode(found.argmax(-1).numpy()) - CODEC.decode(truth.numpy()))[:, 0, :2].mean() * 20
     assert error < 4, f"mean error {error:.1f} pixels; a constant guess is off by 10"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.learner.learner_tools import SPEC, config, free_port, make_learner, parameters, random_batch
-from tests.policies.policy_helpers import CODEC
+from tests.policies.policy_helpers import CODEC, rate
 from vla_rl.config.loading import ConfigError, dump_config, load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -18,12 +18,13 @@ from vla_rl.core.ipc.mailbox import PoolAddress, create_pool
 from vla_rl.core.ipc.shared_memory import SharedArrays
 from vla_rl.core.ipc.weights import WeightPublisher, create_weight_buffers, weights_nbytes
 from vla_rl.placement.plan import Process, Resources, make_plan, sharing_learner
+from vla_rl.policies.base.policy import PolicyInput, PolicyOutput
 from vla_rl.policies.build import build_policy
 from vla_rl.policies.openvla_oft.architecture import openvla_7b
 from vla_rl.policies.openvla_oft.checkpoint import load_policy, save_policy
-from vla_rl.policies.openvla_oft.config import LoraConfig, PolicyConfig
+from vla_rl.policies.openvla_oft.config import LoraConfig, OpenVLAOFTConfig
 from vla_rl.policies.openvla_oft.lora import add_adapters
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT, PolicyOutput
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
 
 LORA = {"rank": 4, "alpha": 8}
@@ -43,7 +44,7 @@ def _one_thread():
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint to start from."""
     folder = tmp_path_factory.mktemp("base") / "policy"
-    save_policy(build_policy(PolicyConfig(size="nano", chunk_size=4), SPEC, seed=3), folder, {})
+    save_policy(build_policy(OpenVLAOFTConfig(size="nano", chunk_size=4), SPEC, seed=3), folder, {})
     return folder
 
 
@@ -54,16 +55,17 @@ def _config(base: Path, **learner) -> RunConfig:
     )
 
 
-def _observations() -> tuple[Tensor, ...]:
+def _observations() -> PolicyInput:
     rng = np.random.default_rng(5)
     images = torch.from_numpy(rng.integers(0, 256, (3, 1, 48, 48, 3)).astype(np.uint8))
-    return images, torch.from_numpy(rng.normal(size=(3, 3)).astype(np.float32)), torch.tensor([0, 1, 0]), torch.zeros(3)
+    proprio = torch.from_numpy(rng.normal(size=(3, 3)).astype(np.float32))
+    return PolicyInput(images, proprio, torch.tensor([0, 1, 0]), torch.zeros(3))
 
 
 @torch.no_grad()
 def _outputs(policy: nn.Module) -> PolicyOutput:
     """Of a policy, or of a learner's engine, which gathers what ZeRO-3 divides."""
-    return policy(*_observations(), 1.0)
+    return rate(policy, _observations())
 
 
 def _largest(a: Tensor, b: Tensor) -> float:
@@ -111,16 +113,16 @@ def test_bf16_trains_the_same_parameters(base):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_at_the_start_the_outputs_are_the_checkpoints(base, dtype):
-    plain = build_policy(PolicyConfig(checkpoint=str(base), chunk_size=4), SPEC, 0).to(dtype)
-    adapted = build_policy(PolicyConfig(checkpoint=str(base), chunk_size=4, lora=LORA), SPEC, 0).to(dtype)
+    plain = build_policy(OpenVLAOFTConfig(checkpoint=str(base), chunk_size=4), SPEC, 0).to(dtype)
+    adapted = build_policy(OpenVLAOFTConfig(checkpoint=str(base), chunk_size=4, lora=LORA), SPEC, 0).to(dtype)
     assert adapted.adapted
-    assert torch.equal(_outputs(adapted).logits, _outputs(plain).logits)
+    assert torch.equal(_outputs(adapted).logprobs, _outputs(plain).logprobs)
     assert torch.equal(_outputs(adapted).values, _outputs(plain).values)
 
 
 def _adapted(base: Path, targets: tuple[str, ...]) -> OpenVLAOFT:
     lora = LORA | {"targets": targets}
-    return build_policy(PolicyConfig(checkpoint=str(base), chunk_size=4, lora=lora), SPEC, 0)
+    return build_policy(OpenVLAOFTConfig(checkpoint=str(base), chunk_size=4, lora=lora), SPEC, 0)
 
 
 def test_targets_are_all_linear_layers_of_the_named_parts(base):
@@ -147,14 +149,14 @@ def test_a_weight_sync_transfers_what_trains_and_nothing_else(base, tmp_path):
     from vla_rl.cluster.processes.inference import InferenceProcess
 
     address = PoolAddress(str(tmp_path), "server0", 1, 2)
-    create_pool(address, SPEC, 4)
+    create_pool(address, SPEC, cfg.policy.spec(SPEC))
     process = InferenceProcess(cfg, SPEC, Process("inference server", 0, "cpu", (0,), 1, None), tmp_path / "locks")
     process.build()
     process.connect(address, tmp_path / "weights", 2)
     actor = process._server.policy
-    assert _largest(_outputs(actor.policy).logits, _outputs(learner.policy).logits) > 1e-4
+    assert _largest(_outputs(actor.policy).logprobs, _outputs(learner.policy).logprobs) > 1e-4
     assert actor.refresh() == 1
-    assert torch.equal(_outputs(actor.policy).logits, _outputs(learner.policy).logits)
+    assert torch.equal(_outputs(actor.policy).logprobs, _outputs(learner.policy).logprobs)
     assert torch.equal(_outputs(actor.policy).values, _outputs(learner.policy).values)
 
 
@@ -164,7 +166,7 @@ def test_frozen_weights_are_shared_and_not_copied(base):
     server = build_policy(cfg.policy, SPEC, 0)
     own = {name: p.data_ptr() for name, p in server.named_parameters()}
     attach_frozen_weights(server, share_frozen_weights(learner.policy))
-    assert torch.equal(_outputs(server).logits, _outputs(learner.policy).logits)
+    assert torch.equal(_outputs(server).logprobs, _outputs(learner.policy).logprobs)
     frozen = {name for name, p in server.named_parameters() if not p.requires_grad}
     assert {name for name, p in server.named_parameters() if p.data_ptr() != own[name]} == frozen
     trained = parameters(learner)
@@ -214,7 +216,7 @@ def test_a_7b_weight_sync_is_small():
 
 
 def test_without_lora_everything_trains_and_is_synced():
-    policy = build_policy(PolicyConfig(size="nano", chunk_size=4), SPEC, 0)
+    policy = build_policy(OpenVLAOFTConfig(size="nano", chunk_size=4), SPEC, 0)
     assert not policy.adapted
     assert list(policy.trained_parameters()) == [name for name, _ in policy.named_parameters()]
 
@@ -243,9 +245,9 @@ def test_a_run_saves_a_plain_policy_and_resumes_its_adapters_exactly(base, tmp_p
     for policy in (plain, start):
         policy.set_instructions(SPEC.instructions)
     now = _outputs(live._engine)
-    assert _largest(_outputs(plain).logits, now.logits) < 1e-5
+    assert _largest(_outputs(plain).logprobs, now.logprobs) < 1e-5
     assert _largest(_outputs(plain).values, now.values) < 1e-5
-    assert _largest(_outputs(start).logits, now.logits) > 1e-3
+    assert _largest(_outputs(start).logprobs, now.logprobs) > 1e-3
     assert not torch.equal(plain.lm_head.weight, start.lm_head.weight)
 
     resumed = _process(cfg, tmp_path / "resumed", tmp_path / "000001" / "learner", 1)
@@ -264,7 +266,7 @@ def test_a_learners_state_holds_no_frozen_weights_and_fits_its_own_policy_only(b
     assert saved.keys() == learner.policy.trained_parameters().keys()
     for lora in (LORA | {"rank": 8}, LORA | {"targets": OFT}, None):
         other = make_learner(config(policy={"checkpoint": str(base), "chunk_size": 4, "lora": lora}))
-        with pytest.raises(UserError, match=r"other weights .* resume with the run's own policy.size and policy.lora"):
+        with pytest.raises(UserError, match=r"other weights .* resume with the run's own keys of the group policy"):
             other.load(tmp_path)
 
 
@@ -280,9 +282,9 @@ def test_the_reference_is_the_checkpoint_and_a_look_at_it_changes_nothing(base):
         learner.update(random_batch(0))
         trained = learner.policy.trained_parameters().keys()
         with learner.policy.reference():
-            assert torch.equal(_outputs(learner._engine).logits, _outputs(start).logits)
+            assert torch.equal(_outputs(learner._engine).logprobs, _outputs(start).logprobs)
         assert learner.policy.trained_parameters().keys() == trained
-        assert _largest(_outputs(learner._engine).logits, _outputs(start).logits) > 1e-3
+        assert _largest(_outputs(learner._engine).logprobs, _outputs(start).logprobs) > 1e-3
         learner.update(random_batch(1, policy_version=1))
         ours = parameters(learner)
         assert max(np.abs(ours[name] - theirs[name]).max() for name in theirs) <= tolerance
@@ -302,12 +304,12 @@ def test_the_reference_ends_with_its_block(base):
     with torch.no_grad():
         for layer in policy.adapted.values():
             layer.lora_B["default"].weight.normal_(std=0.1)
-    before = _outputs(policy).logits
+    before = _outputs(policy).logprobs
     with contextlib.suppress(KeyError), policy.reference():
-        inside = _outputs(policy).logits
+        inside = _outputs(policy).logprobs
         raise KeyError
     assert _largest(inside, before) > 1e-3
-    assert torch.equal(_outputs(policy).logits, before)
+    assert torch.equal(_outputs(policy).logprobs, before)
 
 
 def test_without_adapters_there_is_no_reference(base):

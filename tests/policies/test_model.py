@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import Dinov2WithRegistersModel, SiglipVisionModel
 
-from tests.policies.policy_helpers import CODEC, INSTRUCTIONS, PROPRIO, inputs, make, nano
+from tests.policies.policy_helpers import CODEC, INSTRUCTIONS, PROPRIO, inputs, logits, make, nano, rate
+from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.openvla_oft.architecture import NUM_BINS, openvla_7b, tiny
 from vla_rl.policies.openvla_oft.images import prepare_images
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT, sample_tokens, token_entropy, token_logprobs
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT, sample_tokens, token_entropy
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
 
 
@@ -44,10 +45,10 @@ def run_llama(policy: OpenVLAOFT, embeddings: Tensor, mask: Tensor | None) -> Te
 def test_logits_and_value_equal_a_slow_construction(views: int, proprio_dim: int) -> None:
     arch = nano(views=views, proprio_dim=proprio_dim)
     policy = make(arch)
-    images, proprio, task, elapsed = inputs(arch)
-    output = policy(images, proprio, task, elapsed, temperature=1.6)
+    seen = inputs(arch)
+    found, values = logits(policy, seen, 1.6), rate(policy, seen).values
     for row in range(3):
-        embeddings = embeddings_by_hand(policy, images[row], proprio[row], int(task[row]))
+        embeddings = embeddings_by_hand(policy, seen.images[row], seen.proprio[row], int(seen.task[row]))
         length = embeddings.shape[1]
         hidden = run_llama(policy, embeddings, torch.ones(1, 1, length, length, dtype=torch.bool))[0]
         prompt_length = len(policy.tokenizer.encode(INSTRUCTIONS[row]))
@@ -57,17 +58,17 @@ def test_logits_and_value_equal_a_slow_construction(views: int, proprio_dim: int
             full = policy.lm_head.weight @ hidden[first + i]
             ids = torch.arange(arch.vocab_size - 1, arch.vocab_size - 1 - NUM_BINS, -1)  # bin 0 is the last id
             expected = full[ids] / 1.6
-            actual = output.logits[row, i // arch.action_dim, i % arch.action_dim]
+            actual = found[row, i // arch.action_dim, i % arch.action_dim]
             torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
-        state = torch.cat([hidden[first], 2 * proprio[row]])  # its bounds are -0.5 and 0.5
-        torch.testing.assert_close(output.values[row], policy.value_head(state, elapsed[row]), atol=1e-5, rtol=1e-5)
+        state = torch.cat([hidden[first], 2 * seen.proprio[row]])  # its bounds are -0.5 and 0.5
+        torch.testing.assert_close(values[row], policy.value_head(state, seen.elapsed[row]), atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
 def test_attention_is_bidirectional_and_the_causal_mask_is_not_applied() -> None:
     policy = make(nano())
-    images, proprio, *_ = inputs(policy.architecture, rows=1)
-    task = torch.zeros(1, dtype=torch.long)
+    seen = inputs(policy.architecture, rows=1)
+    images, proprio, task = seen.images, seen.proprio, seen.task
     before = policy._hidden_states(images, proprio, task)
     policy.text_ids[0, policy.prompt_length[0] + policy.architecture.action_tokens] = 5  # the token in place of </s>
     after = policy._hidden_states(images, proprio, task)
@@ -83,16 +84,16 @@ def test_attention_is_bidirectional_and_the_causal_mask_is_not_applied() -> None
 @torch.no_grad()
 def test_padding_does_not_change_results() -> None:
     arch = nano()
-    images, proprio, task, elapsed = inputs(arch)
+    seen = inputs(arch)
     together = make(arch)
-    batched = together(images, proprio, task, elapsed, 1.0)
+    batched, values = logits(together, seen), rate(together, seen).values
     assert len(set(together.prompt_length.tolist())) == 3, "the instructions must differ in length"
     for row in range(3):
         alone = make(arch)
         alone.set_instructions([INSTRUCTIONS[row]])
-        one = alone(images[row : row + 1], proprio[row : row + 1], torch.zeros(1).long(), elapsed[row : row + 1], 1.0)
-        torch.testing.assert_close(one.logits[0], batched.logits[row], atol=1e-5, rtol=0)
-        torch.testing.assert_close(one.values[0], batched.values[row], atol=1e-5, rtol=0)
+        one = dataclasses.replace(take(seen, row), task=torch.zeros(1).long())
+        torch.testing.assert_close(logits(alone, one)[0], batched[row], atol=1e-5, rtol=0)
+        torch.testing.assert_close(rate(alone, one).values[0], values[row], atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
@@ -109,7 +110,7 @@ def test_features_come_from_the_second_to_last_block_without_norm() -> None:
         assert not unexpected
         assert all(any(part in name for part in ("norm", f".{layers - 1}.", "mask_token")) for name in missing)
         stock.append(full)
-    pixels = prepare_images(inputs(arch, rows=1)[0][:, 0], arch.image_size, False)
+    pixels = prepare_images(inputs(arch, rows=1).images[:, 0], arch.image_size, False)
     for ours, full, image in zip((policy.dino, policy.siglip), stock, pixels, strict=True):
         expected = full(image, output_hidden_states=True).hidden_states[-2]
         torch.testing.assert_close(ours(image).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
@@ -119,47 +120,62 @@ def test_features_come_from_the_second_to_last_block_without_norm() -> None:
 def test_every_input_reaches_the_action_distribution() -> None:
     arch = nano(views=2)
     policy = make(arch)
-    images, proprio, task, elapsed = inputs(arch, rows=1)
-    base = policy(images, proprio, task, elapsed, 1.0).logits
-    other_first, other_second = images.clone(), images.clone()
+    seen = inputs(arch, rows=1)
+    base = logits(policy, seen)
+    other_first, other_second = seen.images.clone(), seen.images.clone()
     other_first[0, 0, :12, :12] = 255 - other_first[0, 0, :12, :12]
     other_second[0, 1, 12:, 12:] = 255 - other_second[0, 1, 12:, 12:]
     for changed in (
-        policy(other_first, proprio, task, elapsed, 1.0),
-        policy(other_second, proprio, task, elapsed, 1.0),
-        policy(images, proprio + 0.3, task, elapsed, 1.0),
-        policy(images, proprio, task + 1, elapsed, 1.0),
+        {"images": other_first},
+        {"images": other_second},
+        {"proprio": seen.proprio + 0.3},
+        {"task": seen.task + 1},
     ):
-        assert (changed.logits - base).abs().amax(dim=(0, 3)).min() > 1e-5, "an action number ignores this input"
+        found = logits(policy, dataclasses.replace(seen, **changed))
+        assert (found - base).abs().amax(dim=(0, 3)).min() > 1e-5, "an action number ignores this input"
+
+
+def take(seen: PolicyInput, row: int) -> PolicyInput:
+    return PolicyInput(*(getattr(seen, f.name)[row : row + 1] for f in dataclasses.fields(seen)))
+
+
+def choose(
+    policy: OpenVLAOFT, seen: PolicyInput, uniforms: Tensor, greedy: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    chosen = policy.act(seen, {"uniforms": uniforms}, greedy, temperature)
+    return chosen.record["tokens"], chosen.logprobs, chosen.values
 
 
 def act(policy: OpenVLAOFT, rows: int, greedy: bool, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     arch = policy.architecture
     uniforms = torch.rand(rows, arch.chunk_size, arch.action_dim, generator=torch.Generator().manual_seed(seed))
-    return policy.act(*inputs(arch, rows), uniforms, torch.full((rows,), greedy), 0.8)
+    return choose(policy, inputs(arch, rows), uniforms, torch.full((rows,), greedy), 0.8)
 
 
 def test_logprobs_of_act_equal_recomputed_ones() -> None:
     policy = make(nano())
     tokens, logprobs, values = act(policy, 6, greedy=False)
     policy.train()
-    output = policy(*inputs(policy.architecture, 6), 0.8)
+    seen = inputs(policy.architecture, 6)
+    output = policy(seen, {"tokens": tokens}, 0.8)
     assert tokens.dtype == torch.uint8
-    torch.testing.assert_close(token_logprobs(output.logits, tokens), logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(output.logprobs, logprobs, atol=1e-5, rtol=0)
     torch.testing.assert_close(output.values, values, atol=1e-5, rtol=0)
-    by_hand = output.logits.double().softmax(-1).log().gather(-1, tokens.long()[..., None])[..., 0]
+    torch.testing.assert_close(output.entropy, token_entropy(logits(policy, seen, 0.8)), atol=1e-5, rtol=0)
+    by_hand = logits(policy, seen, 0.8).double().softmax(-1).log().gather(-1, tokens.long()[..., None])[..., 0]
     torch.testing.assert_close(logprobs.double(), by_hand.detach(), atol=1e-5, rtol=0)
 
 
 def test_greedy_rows_take_the_most_likely_bin_and_report_its_logprob() -> None:
     policy = make(nano())
     tokens, logprobs, _ = act(policy, 4, greedy=True)
-    output = policy(*inputs(policy.architecture, 4), 0.8)
-    assert torch.equal(tokens.long(), output.logits.argmax(-1))
-    torch.testing.assert_close(logprobs, output.logits.log_softmax(-1).amax(-1), atol=1e-5, rtol=0)
+    seen = inputs(policy.architecture, 4)
+    found = logits(policy, seen, 0.8)
+    assert torch.equal(tokens.long(), found.argmax(-1))
+    torch.testing.assert_close(logprobs, found.log_softmax(-1).amax(-1), atol=1e-5, rtol=0)
     mixed = torch.tensor([True, False, True, False])
     uniforms = torch.rand(4, 2, 7, generator=torch.Generator().manual_seed(0))
-    some, _, _ = policy.act(*inputs(policy.architecture, 4), uniforms, mixed, 0.8)
+    some, _, _ = choose(policy, seen, uniforms, mixed, 0.8)
     assert torch.equal(some[mixed], tokens[mixed])
     assert not torch.equal(some[~mixed], tokens[~mixed])
 
@@ -170,39 +186,39 @@ def test_samples_follow_the_reported_distribution() -> None:
     policy = make(nano(chunk_size=1))
     policy.lm_head.weight.mul_(6)  # away from uniform
     observation = inputs(policy.architecture, 1)
-    logits = policy(*observation, 0.7).logits
-    probabilities = logits[0, 0].softmax(-1)
+    found = logits(policy, observation, 0.7)
+    probabilities = found[0, 0].softmax(-1)
     assert probabilities.max() > 5 / NUM_BINS
     draws = 4_000
     uniforms = torch.rand(draws, 1, 7, generator=torch.Generator().manual_seed(3))
-    tokens = sample_tokens(logits.expand(draws, -1, -1, -1), uniforms)
+    tokens = sample_tokens(found.expand(draws, -1, -1, -1), uniforms)
     counts = torch.zeros(7, NUM_BINS).scatter_add_(1, tokens[:, 0].T, torch.ones(7, draws))
     expected = probabilities * draws
     common = expected > 5
     statistic = torch.where(common, (counts - expected) ** 2 / expected, 0).sum(-1)
     freedom = common.sum(-1)
     assert (statistic < freedom + 5 * (2 * freedom).sqrt()).all(), (statistic, freedom)
-    acted, _, _ = policy.act(*observation, uniforms[:1], torch.tensor([False]), 0.7)
+    acted, _, _ = choose(policy, observation, uniforms[:1], torch.tensor([False]), 0.7)
     assert torch.equal(acted.long(), tokens[:1])
 
 
 def test_extreme_uniform_numbers_never_choose_an_impossible_bin() -> None:
-    logits = torch.full((2, 1, 1, NUM_BINS), -200.0)
-    logits[..., 100:110] = 0.0
-    tokens = sample_tokens(logits, torch.tensor([[[0.0]], [[1.0 - 2**-24]]]))
+    peaked = torch.full((2, 1, 1, NUM_BINS), -200.0)
+    peaked[..., 100:110] = 0.0
+    tokens = sample_tokens(peaked, torch.tensor([[[0.0]], [[1.0 - 2**-24]]]))
     assert tokens.flatten().tolist() == [100, 109]
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
     policy = make(nano())
-    images, proprio, task, elapsed = inputs(policy.architecture, 8)
+    seen = inputs(policy.architecture, 8)
     uniforms = torch.rand(8, 2, 7, generator=torch.Generator().manual_seed(1))
     greedy = torch.zeros(8, dtype=torch.bool)
-    together = policy.act(images, proprio, task, elapsed, uniforms, greedy, 1.0)
+    together = choose(policy, seen, uniforms, greedy, 1.0)
     torch.manual_seed(999)  # nor on the global random state
     for row in (0, 5):
         one = slice(row, row + 1)
-        alone = policy.act(*(x[one] for x in (images, proprio, task, elapsed, uniforms, greedy)), 1.0)
+        alone = choose(policy, take(seen, row), uniforms[one], greedy[one], 1.0)
         assert torch.equal(alone[0], together[0][one])
         torch.testing.assert_close(alone[1], together[1][one], atol=1e-5, rtol=0)
         torch.testing.assert_close(alone[2], together[2][one], atol=1e-5, rtol=0)
@@ -210,31 +226,32 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 
 def test_elapsed_time_reaches_the_value_alone() -> None:
     policy = make(nano())
-    images, proprio, task, elapsed = inputs(policy.architecture)
+    seen = inputs(policy.architecture)
+    later = dataclasses.replace(seen, elapsed=seen.elapsed + 0.5)
     torch.nn.init.normal_(policy.value_head.time)
-    early, late = (policy(images, proprio, task, time, 1.0) for time in (elapsed, elapsed + 0.5))
-    assert torch.equal(early.logits, late.logits)
+    early, late = rate(policy, seen), rate(policy, later)
+    assert torch.equal(early.logprobs, late.logprobs)
     assert (early.values - late.values).abs().min() > 1e-4
     policy.value_time = False
-    early, late = (policy(images, proprio, task, time, 1.0) for time in (elapsed, elapsed + 0.5))
+    early, late = rate(policy, seen), rate(policy, later)
     assert torch.equal(early.values, late.values)
 
 
 def test_a_float32_head_under_bf16_loses_nothing_between_features_and_logits() -> None:
     policy = make(nano()).to(torch.bfloat16)
     batch = inputs(policy.architecture)
-    rounded = policy(*batch, 1.0).logits
+    rounded = logits(policy, batch)
     policy.lm_head.in_float32 = True
-    logits = policy(*batch, 1.0).logits
+    exact = logits(policy, batch)
     assert torch.equal(rounded, rounded.bfloat16().float())
-    assert not torch.equal(logits, logits.bfloat16().float())
-    torch.testing.assert_close(logits, rounded, atol=0.1, rtol=0.02)
+    assert not torch.equal(exact, exact.bfloat16().float())
+    torch.testing.assert_close(exact, rounded, atol=0.1, rtol=0.02)
 
 
 @pytest.mark.parametrize("detach", [True, False])
 def test_detach_value_stops_gradients_at_the_value_head(detach: bool) -> None:
     policy = make(nano())
-    policy(*inputs(policy.architecture), 1.0, detach_value=detach).values.sum().backward()
+    rate(policy, inputs(policy.architecture), detach_value=detach).values.sum().backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in policy.value_parameters())
     reached = [p.grad is not None and bool(p.grad.abs().max() > 0) for p in policy.trunk_parameters()]
     assert any(reached) != detach
@@ -242,8 +259,7 @@ def test_detach_value_stops_gradients_at_the_value_head(detach: bool) -> None:
 
 def test_policy_loss_reaches_every_trunk_parameter_and_only_those() -> None:
     policy = make(nano())
-    output = policy(*inputs(policy.architecture), 1.0)
-    token_logprobs(output.logits, torch.zeros(3, 2, 7, dtype=torch.uint8)).sum().backward()
+    rate(policy, inputs(policy.architecture)).logprobs.sum().backward()
     unreached = [name for name, p in policy.named_parameters() if p.grad is None and not name.startswith("value_head")]
     assert unreached == []
     assert all(p.grad is None for p in policy.value_parameters())
@@ -253,22 +269,21 @@ def test_policy_loss_reaches_every_trunk_parameter_and_only_those() -> None:
 
 
 def test_entropy_is_that_of_the_distribution() -> None:
-    logits = torch.randn(2, 3, 7, NUM_BINS) * 2
-    expected = torch.distributions.Categorical(logits=logits).entropy()
-    torch.testing.assert_close(token_entropy(logits), expected, atol=1e-5, rtol=1e-5)
-    assert token_entropy(logits.bfloat16()).dtype == torch.float32
+    drawn = torch.randn(2, 3, 7, NUM_BINS) * 2
+    expected = torch.distributions.Categorical(logits=drawn).entropy()
+    torch.testing.assert_close(token_entropy(drawn), expected, atol=1e-5, rtol=1e-5)
+    assert token_entropy(drawn.bfloat16()).dtype == torch.float32
 
 
 @torch.no_grad()
 def test_bfloat16_is_close_to_float32() -> None:
     policy = make(nano())
     batch = inputs(policy.architecture)
-    exact = policy(*batch, 1.0)
-    rough = policy.bfloat16()(*batch, 1.0)
-    assert rough.logits.dtype == rough.values.dtype == torch.float32
-    spread = exact.logits.std()
-    assert (rough.logits - exact.logits).abs().mean() < 0.03 * spread
-    assert (rough.values - exact.values).abs().max() < 0.05
+    exact, exact_values = logits(policy, batch), rate(policy, batch).values
+    rough, rough_values = logits(policy.bfloat16(), batch), rate(policy, batch).values
+    assert rough.dtype == rough_values.dtype == torch.float32
+    assert (rough - exact).abs().mean() < 0.03 * exact.std()
+    assert (rough_values - exact_values).abs().max() < 0.05
     assert policy.language_model.rotary_emb.inv_freq.dtype == torch.float32, "positions must not be rounded"
 
 
@@ -308,20 +323,24 @@ def test_the_7b_preset_has_the_published_shapes() -> None:
 
 def test_wrong_inputs_are_named() -> None:
     policy = make(nano())
-    images, proprio, task, elapsed = inputs(policy.architecture)
+    seen = inputs(policy.architecture)
+
+    def changed(**values: Tensor) -> PolicyInput:
+        return dataclasses.replace(seen, **values)
+
     with pytest.raises(ValueError, match=r"images: expected uint8 \[N, 1, H, W, 3\], found torch.float32"):
-        policy(images.float(), proprio, task, elapsed, 1.0)
+        rate(policy, changed(images=seen.images.float()))
     with pytest.raises(ValueError, match=r"found torch.uint8 \[3, 2, 24, 24, 3\]"):
-        policy(images.repeat(1, 2, 1, 1, 1), proprio, task, elapsed, 1.0)
+        rate(policy, changed(images=seen.images.repeat(1, 2, 1, 1, 1)))
     with pytest.raises(ValueError, match=r"proprio: expected \[3, 8\], found \[3, 4\]"):
-        policy(images, proprio[:, :4], task, elapsed, 1.0)
+        rate(policy, changed(proprio=seen.proprio[:, :4]))
     with pytest.raises(ValueError, match="temperature=0"):
-        policy(images, proprio, task, elapsed, 0.0)
+        rate(policy, seen, 0.0)
     with pytest.raises(ValueError, match="at least one instruction"):
         policy.set_instructions([])
     fresh = OpenVLAOFT(policy.architecture, CODEC, policy.tokenizer, PROPRIO)
     with pytest.raises(RuntimeError, match="set_instructions"):
-        fresh(images, proprio, task, elapsed, 1.0)
+        rate(fresh, seen)
     with pytest.raises(ValueError, match="proprioception statistics have 0 dimensions, proprio_dim=8"):
         OpenVLAOFT(policy.architecture, CODEC, policy.tokenizer, None)
     with pytest.raises(ValueError, match="action statistics have 7 dimensions, action_dim=6"):

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ import pytest
 
 from envs.workload.config import WorkloadConfig
 from envs.workload.env import WorkloadVectorEnv, decode_image, plan_episode
-from tests.runtime_fakes import A, EchoPolicy
+from tests.runtime_fakes import POLICY, A, EchoPolicy
 from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
 from vla_rl.core.records import ActionBatch, Observation
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
@@ -22,14 +23,14 @@ K = 4
 
 
 class EpisodePolicy(EchoPolicy):
-    def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
+    def act(self, observation: Observation, draws: Mapping[str, np.ndarray], greedy: np.ndarray) -> ActionBatch:
         n = len(observation.task)
         self.batches.append(n)
         episodes = [decode_image(image[0])[0] for image in observation.images]
         return ActionBatch(
             actions=np.zeros((n, K, A), np.float32),
-            tokens=np.asarray(episodes)[:, None, None].repeat(K, 1).repeat(A, 2).astype(np.uint8),
-            logprobs=uniforms.copy(),
+            record={"tokens": np.asarray(episodes)[:, None, None].repeat(K, 1).repeat(A, 2).astype(np.uint8)},
+            logprobs=draws["uniforms"].copy(),
             values=np.full(n, 0.25, np.float32),
             policy_version=self.version,
         )
@@ -61,10 +62,10 @@ def running(
     address = PoolAddress(str(tmp_path), "server0", workers, envs_per_worker)
     policy = policy or EpisodePolicy()
     envs = [WorkloadVectorEnv(config, envs_per_worker) for _ in range(workers)]
-    create_pool(address, envs[0].spec, K)
+    create_pool(address, envs[0].spec, POLICY)
     server = InferenceServer(policy, ServerMailbox(address), BatchRule(workers * envs_per_worker, 0.002))
     players = [
-        EnvWorker(w, env, WorkerMailbox(address, w), store, K, splits or envs_per_worker, final)
+        EnvWorker(w, env, WorkerMailbox(address, w), store, POLICY, splits or envs_per_worker, final)
         for w, env in enumerate(envs)
     ]
     system = System(store, players, policy, [threading.Thread(target=c.run) for c in (server, *players)])
@@ -94,7 +95,7 @@ def test_what_the_simulator_wrote_is_what_is_trained_on(tmp_path, splits, final)
                 images = batch.images[batch.obs_row[rows]]
                 seen = [decode_image(image[0]) for image in images]
                 assert seen == [(episode, K * i) for i in range(len(seen))]
-                assert (batch.tokens[rows] == episode % 256).all(), "an answer went to another episode"
+                assert (batch.record["tokens"][rows] == episode % 256).all(), "an answer went to another episode"
                 length = int(batch.num_steps[rows].sum())
                 assert (batch.num_steps[rows][:-1] == K).all()
                 assert length <= config.max_episode_steps

@@ -86,7 +86,7 @@ class Cluster:
         spec, plan = self.spec, self.plan
         for node in {p.node for p in plan.servers}:
             addresses = [self._address(p.index) for p in plan.servers if p.node == node]
-            self._session.call(node, "create_pools", addresses, spec, self.config.policy.chunk_size)
+            self._session.call(node, "create_pools", addresses, spec, self.config.policy.spec(spec))
         self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
         self.learners = [
             self._actor(self._roles[1], p).remote(self.config, spec, p, len(plan.learners), self._lock_server(p))

@@ -13,7 +13,7 @@ from vla_rl.cluster.reaper import start_reaper
 from vla_rl.core.devices.lock import DeviceLockServer
 from vla_rl.core.ipc.mailbox import PoolAddress, create_pool
 from vla_rl.core.ipc.shared_memory import shared_root
-from vla_rl.core.records import EnvSpec
+from vla_rl.core.records import EnvSpec, PolicySpec
 
 _PREFIX = "vla_rl-"
 _REAPER_TIMEOUT_S = 60.0
@@ -51,10 +51,10 @@ class Node:
         """The folder in shared memory (a method, since this class is also a Ray actor)."""
         return self.folder
 
-    def create_pools(self, addresses: Sequence[PoolAddress], spec: EnvSpec, chunk_size: int) -> None:
+    def create_pools(self, addresses: Sequence[PoolAddress], spec: EnvSpec, policy: PolicySpec) -> None:
         """Allocate the rows of this node's inference servers."""
         for address in addresses:
-            create_pool(address, spec, chunk_size)
+            create_pool(address, spec, policy)
 
     def lock_use(self) -> dict[str, dict[str, float]]:
         """Totals of every device that was leased (``DeviceUse``)."""

@@ -81,8 +81,8 @@ def _config(target: Path, file: Path | None, overrides: list[str], *, best: bool
             f"{target}: neither a run folder nor a checkpoint of a run, so its simulator is unknown; "
             "give the config with --config FILE"
         )
-    merged = [f"policy.checkpoint={json.dumps(str(checkpoint))}", "policy.lora=null"]  # adapters are merged there
-    return load_checked_config(file, [*merged, *overrides])
+    config = load_checked_config(file, [f"policy.checkpoint={json.dumps(str(checkpoint))}", *overrides])
+    return config.with_values({f"policy.{name}": value for name, value in config.policy.merged.items()})
 
 
 def run_evaluation(

@@ -22,10 +22,8 @@ from vla_rl.observability.console import ProgressDisplay, make_console
 from vla_rl.placement.checks import load_checked_config
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from envs.base.demonstrations import Demonstrations
-    from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+    from vla_rl.policies.base.policy import Policy
 
 _WARMUP = 0.05  # share of the updates over which the learning rate rises from 0
 
@@ -34,7 +32,8 @@ def sft_command(args: Any) -> int:
     """Collect or read demonstrations, clone them, save the checkpoint and evaluate it."""
     from vla_rl.commands.evaluate import evaluate_policy
 
-    config = load_checked_config(args.config, [*args.overrides, "policy.checkpoint=null", "policy.lora=null"])
+    config = load_checked_config(args.config, [*args.overrides, "policy.checkpoint=null"])
+    config = config.with_values({f"policy.{name}": value for name, value in config.policy.merged.items()})
     console = make_console()
     figures = clone(config, console)
     if config.train.eval_episodes:
@@ -54,10 +53,7 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
 
     from envs import env_spec
     from envs.base.demonstrations import read_demonstrations
-    from vla_rl.policies.build import make_architecture
-    from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
-    from vla_rl.policies.openvla_oft.checkpoint import save_policy
-    from vla_rl.policies.openvla_oft.initialize import make_policy
+    from vla_rl.policies.build import policy_for_demonstrations, save_policy
 
     spec = env_spec(config.env)
     console.print(f"{spec.name}, assets: {spec.assets}", highlight=False)
@@ -67,10 +63,8 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     )
     console.print(f"{demos.num_demonstrations} demonstrations, {len(demos.actions)} steps", highlight=False)
     torch.set_num_threads(config.sft.threads)
-    codec = ActionCodec.from_actions(demos.actions)
-    proprio = Bounds.from_samples(demos.proprio) if spec.proprio_dim else None
-    architecture = make_architecture(config.policy, spec)
-    policy = make_policy(architecture, spec.instructions, codec, proprio, seed=config.seed)
+    policy = policy_for_demonstrations(config.policy, spec, demos.actions, demos.proprio, config.seed)
+    policy.set_instructions(config.algo.prompts(spec.instructions))
     start = time.monotonic()
     losses = _train(config, policy, demos, console)
     figures = {
@@ -80,39 +74,38 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
         "final_loss": round(float(np.mean(losses[-100:])), 4),
         "seconds": round(time.monotonic() - start, 1),
     }
-    save_policy(policy, config.sft.output, figures | metadata(spec, sys.argv))
+    save_policy(config.policy, policy, config.sft.output, figures | metadata(spec, sys.argv))
     console.print(f"checkpoint: {config.sft.output}, trained in {figures['seconds']} s", highlight=False)
     return figures
 
 
-def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console: Console) -> list[float]:
+def _train(config: RunConfig, policy: Policy, demos: Demonstrations, console: Console) -> list[float]:
     """``sft.updates`` steps of AdamW; returns the loss of each."""
     import torch
     from transformers import get_cosine_schedule_with_warmup
+
+    from vla_rl.policies.base.policy import PolicyInput
 
     sft = config.sft
     parameters = policy.trunk_parameters()
     optimizer = torch.optim.AdamW(parameters, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay)
     schedule = get_cosine_schedule_with_warmup(optimizer, round(_WARMUP * sft.updates), sft.updates)  # decays to 0
     chunks, mask = demos.chunks(config.policy.chunk_size)
-    tokens = policy.codec.encode(chunks)
     rng, condition_rng = np.random.default_rng(config.seed), np.random.default_rng((config.seed, 1))
-    tasks = len(policy.instructions)
-    policy.set_instructions(config.algo.prompts(policy.instructions))
+    loss_rng = np.random.default_rng((config.seed, 2))
+    tasks = len(policy.instructions) // len(config.algo.conditions)
     losses: list[float] = []
     policy.train()
     with ProgressDisplay(console, "cloning", sft.updates) as progress:
         for update in range(sft.updates):
-            rows = rng.integers(len(tokens), size=sft.batch)
+            rows = rng.integers(len(chunks), size=sft.batch)
             images = shift_images(demos.images[rows], rng, sft.max_shift)
             no_time = np.zeros(sft.batch, np.float32)  # of no use: the value head is not trained
             conditions = config.algo.demonstration_conditions(condition_rng.random(sft.batch))
             task = demos.task[rows] + conditions * tasks
-            seen = (images, demos.proprio[rows], task, no_time)
-            inputs = (torch.from_numpy(array) for array in seen)
-            logits = policy(*inputs, temperature=1.0).logits
-            targets = torch.from_numpy(tokens[rows]), torch.from_numpy(mask[rows])
-            loss = cloning_loss(logits, *targets, sft.bin_smoothing)
+            seen = PolicyInput(*map(torch.from_numpy, (images, demos.proprio[rows], task, no_time)))
+            demonstrated = chunks[rows], torch.from_numpy(mask[rows])
+            loss = policy.imitation_loss(seen, *demonstrated, loss_rng, sft.bin_smoothing)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -122,29 +115,6 @@ def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console
             progress.update(update + 1, f"loss {np.mean(losses[-50:]):.3f}")
     policy.eval()
     return losses
-
-
-def cloning_loss(logits: Tensor, tokens: Tensor, mask: Tensor, smoothing: float) -> Tensor:
-    """Mean cross-entropy with the demonstrated bins.
-
-    Args:
-        logits: [N, K, A, 256].
-        tokens: uint8 [N, K, A].
-        mask: bool [N, K], false after the end of the demonstration.
-        smoothing: standard deviation, in bins, of the target, a normal distribution around the demonstrated bin
-            (a neighbouring bin is nearly the same action); 0: that bin only.
-    """
-    import torch
-    import torch.nn.functional as F
-
-    if smoothing == 0:
-        losses = F.cross_entropy(logits.flatten(0, 2), tokens.long().flatten(), reduction="none").view(tokens.shape)
-    else:
-        distance = torch.arange(logits.shape[-1]) - tokens.long().unsqueeze(-1)
-        target = torch.softmax(-0.5 * (distance / smoothing) ** 2, dim=-1)
-        losses = -(target * F.log_softmax(logits, dim=-1)).sum(-1)
-    weights = mask.unsqueeze(-1).expand_as(losses).to(losses.dtype)
-    return (losses * weights).sum() / weights.sum()
 
 
 def shift_images(images: np.ndarray, rng: np.random.Generator, max_shift: int) -> np.ndarray:

@@ -22,6 +22,7 @@ def config_checks() -> tuple[Check, ...]:
     return (
         Check((("env",),), _tasks_exist),
         Check((("env",), ("policy", "chunk_size")), _chunk_fits_episode),
+        Check((("policy",), ("sft", "bin_smoothing")), _only_bins_are_smoothed),
         Check((("learner", "betas"),), _betas_below_one),
         Check((("algo",), ("train", "batch_episodes")), _batch_holds_whole_groups),
         Check((("train",), ("mode",)), _published_often_enough),
@@ -42,6 +43,12 @@ def _tasks_exist(config: RunConfig) -> Iterator[Problem]:
             yield Problem(key, f"{config.env.suite} has tasks 0..{count - 1}, not {absent}", list(tasks))
     if twice := ", ".join(sorted({str(task) for task in tasks if tasks.count(task) > 1})):
         yield Problem(key, f"names {twice} more than once; name each task once", list(tasks))
+
+
+def _only_bins_are_smoothed(config: RunConfig) -> Iterator[Problem]:
+    if config.sft.bin_smoothing and not config.policy.discrete:
+        remedy = f"smooths bins, which policy.name={config.policy.name} does not have; set it to 0"
+        yield Problem(("sft", "bin_smoothing"), remedy, config.sft.bin_smoothing)
 
 
 def _chunk_fits_episode(config: RunConfig) -> Iterator[Problem]:

@@ -2,7 +2,7 @@
 
 Values come from a YAML file and ``key=value`` overrides (``vla_rl.config.loading``) and do not change afterwards. Each
 group of keys is one class: ``env`` in ``envs/*/config.py``, ``algo`` in ``algos/*.py``, ``policy`` in
-``vla_rl/policies/openvla_oft/config.py``, the others below. Reading a config loads no heavy library.
+``vla_rl/policies/*/config.py``, the others below. Reading a config loads no heavy library.
 """
 
 import math
@@ -16,7 +16,8 @@ from algos.ppo import PPOConfig
 from envs import EnvConfig
 from envs.libero.config import LiberoConfig
 from vla_rl.core.schema import ConfigGroup, Fraction, NonNegative, Positive, PositiveFloat
-from vla_rl.policies.openvla_oft.config import PolicyConfig
+from vla_rl.policies import PolicyConfig
+from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 
 
 class SftConfig(ConfigGroup):
@@ -204,7 +205,7 @@ class RunConfig(ConfigGroup):
     )
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="Seed of everything random.")
     env: EnvConfig = Field(default_factory=LiberoConfig)
-    policy: PolicyConfig = Field(default_factory=PolicyConfig)
+    policy: PolicyConfig = Field(default_factory=OpenVLAOFTConfig)
     algo: AlgoConfig = Field(default_factory=PPOConfig)
     sft: SftConfig = Field(default_factory=SftConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)

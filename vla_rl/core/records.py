@@ -5,18 +5,23 @@
 
 They cross process borders, so they hold no torch tensor and no Ray handle.
 
+What a policy needs to know of a decision, in order to rate it again, is its *record*: arrays by name, as ``PolicySpec``
+declares them. For a policy of action tokens these are the tokens.
+
 Shape letters, used everywhere in this project:
     N  rows of a batch            K  actions in a chunk        A  action dimensions (7)
     V  camera views               P  proprioception numbers    T  chunks of one episode
     M  chunks of a super-batch    B  episodes of a super-batch
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 Array = np.ndarray
+Record = dict[str, Array]  # of n decisions: [n, ...] each, by the names of ``PolicySpec.record``
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,44 @@ class EnvSpec:
     instructions: tuple[str, ...]
     init_states: int = 50
     assets: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayLayout:
+    """One decision's part of an array: its dtype, in numpy's notation, and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomNumbers:
+    """Random numbers that one decision uses: float32, uniform in [0, 1) or standard normal."""
+
+    shape: tuple[int, ...]
+    distribution: Literal["uniform", "normal"] = "uniform"
+
+    def draw(self, rng: np.random.Generator) -> Array:
+        if self.distribution == "uniform":
+            return rng.random(self.shape, dtype=np.float32)
+        return rng.standard_normal(self.shape, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """What a policy exchanges with the rest of the system; fixed for the whole run.
+
+    Attributes:
+        chunk_size: K.
+        action_dim: A.
+        record: what is kept of a decision, so that the learner can compute its log-probability.
+        draws: the random numbers that settle a sample, in the order in which they are drawn.
+    """
+
+    chunk_size: int
+    action_dim: int
+    record: Mapping[str, ArrayLayout]
+    draws: Mapping[str, RandomNumbers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +178,14 @@ class ActionBatch:
 
     Attributes:
         actions: float32 [N, K, A], in physical units; gripper 0 = closed .. 1 = open.
-        tokens: uint8 [N, K, A], the bin of each action dimension.
-        logprobs: float32 [N, K, A], of the tokens under the sampling distribution.
+        record: of these decisions.
+        logprobs: float32 [N, K, A], of the record under the sampling distribution.
         values: float32 [N].
         policy_version: version of the weights that computed all of this.
     """
 
     actions: Array
-    tokens: Array
+    record: Record
     logprobs: Array
     values: Array
     policy_version: int
@@ -157,7 +200,7 @@ class Trajectory:
         images: uint8 [T or T + 1, V, H, W, 3]; the extra row is the final observation, where its value is needed.
         proprio: float32 [T or T + 1, P].
         elapsed: float32 [T or T + 1].
-        tokens: uint8 [T, K, A].
+        record: of its T decisions.
         logprobs: float32 [T, K, A].
         values: float32 [T].
         policy_versions: int32 [T], version of the weights that chose each chunk.
@@ -174,7 +217,7 @@ class Trajectory:
     images: Array
     proprio: Array
     elapsed: Array
-    tokens: Array
+    record: Record
     logprobs: Array
     values: Array
     policy_versions: Array
@@ -189,7 +232,7 @@ class Trajectory:
 
     @property
     def num_chunks(self) -> int:
-        return len(self.tokens)
+        return len(self.logprobs)
 
     @property
     def steps(self) -> int:
@@ -246,7 +289,7 @@ class SuperBatch:
         obs_row: int32 [M], each chunk's row in images, proprio and elapsed.
         final_obs_row: int32 [B], row of an episode's final observation, -1 where it has none.
         task: int32 [M].
-        tokens: uint8 [M, K, A].
+        record: of all M decisions.
         logprobs: float32 [M, K, A], as recorded when the chunk was sampled.
         values: float32 [M], likewise.
         policy_versions: int32 [M], version of the weights that chose each chunk.
@@ -268,7 +311,7 @@ class SuperBatch:
     obs_row: Array
     final_obs_row: Array
     task: Array
-    tokens: Array
+    record: Record
     logprobs: Array
     values: Array
     policy_versions: Array
@@ -284,7 +327,7 @@ class SuperBatch:
 
     @property
     def num_chunks(self) -> int:
-        return len(self.tokens)
+        return len(self.logprobs)
 
     @property
     def num_episodes(self) -> int:
@@ -299,3 +342,13 @@ class SuperBatch:
     def staleness(self) -> Array:
         """int32 [M]: policy updates between the weights that chose a chunk and the weights that train on it."""
         return self.policy_version - self.policy_versions
+
+
+def take_rows(record: Mapping[str, Array], index: Array | slice | int) -> Record:
+    """Some decisions of a record."""
+    return {name: array[index] for name, array in record.items()}
+
+
+def join_records(records: Sequence[Mapping[str, Array]]) -> Record:
+    """The decisions of several records, one after the other."""
+    return {name: np.concatenate([record[name] for record in records]) for name in records[0]}

@@ -6,13 +6,14 @@ requests (rows) ──▶ [ full, or the oldest is old enough ] ──▶ newer 
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
 
 from vla_rl.core.ipc.mailbox import ServerMailbox
-from vla_rl.core.records import ActionBatch, Observation
+from vla_rl.core.records import ActionBatch, Array, Observation, take_rows
 from vla_rl.observability.meter import Meter
 
 _IDLE_WAIT_S = 1.0
@@ -26,8 +27,8 @@ class BatchPolicy(Protocol):
     def refresh(self) -> int:
         """Copy newer published weights, if there are any; returns the policy version now in use."""
 
-    def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
-        """Answer N rows. ``uniforms``: float32 [N, K, A]; ``greedy``: bool [N]."""
+    def act(self, observation: Observation, draws: Mapping[str, Array], greedy: Array) -> ActionBatch:
+        """Answer N rows. ``draws``: float32 [N, ...] each, as in ``PolicySpec.draws``; ``greedy``: bool [N]."""
 
     def offload(self) -> None:
         """Free the device. ``act`` is not called before ``onload``."""
@@ -135,7 +136,7 @@ class InferenceServer:
         tickets = arrays["ticket"][index]  # copied before the observation, so that a newer request does not match
         observation = Observation(**{f.name: arrays[f.name][index] for f in fields(Observation)})
         self.policy.refresh()
-        batch = self.policy.act(observation, arrays["uniforms"][index], arrays["greedy"][index])
+        batch = self.policy.act(observation, take_rows(self.mailbox.draws, index), arrays["greedy"][index])
         self.mailbox.answer(rows, tickets, batch)
         self.meter.count("batches")
         self.meter.count("rows", len(rows))

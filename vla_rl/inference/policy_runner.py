@@ -1,19 +1,19 @@
 """The policy as an inference server uses it: torch on one side, plain numpy on the other."""
 
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 
-import numpy as np
 import torch
 
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.devices.offload import Offloader
 from vla_rl.core.ipc.weights import WeightReader
-from vla_rl.core.records import ActionBatch, Observation
+from vla_rl.core.records import ActionBatch, Array, Observation
 from vla_rl.observability.meter import Meter
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+from vla_rl.policies.base.policy import Policy, PolicyInput
 
 
 class PolicyRunner:
@@ -21,7 +21,7 @@ class PolicyRunner:
 
     def __init__(
         self,
-        policy: OpenVLAOFT,
+        policy: Policy,
         config: RunConfig,
         weights: WeightReader | None,  # None keeps the policy's own weights, as policy version 0
         device: str,
@@ -64,19 +64,21 @@ class PolicyRunner:
         with self._lease(), self.meter.time("onload", 1):
             self._memory.onload()
 
-    def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
-        arrays = (*(getattr(observation, f.name) for f in fields(observation)), uniforms, greedy)
-        images, proprio, task, elapsed, draws, most_likely = (torch.from_numpy(a).to(self._device) for a in arrays)
+    def act(self, observation: Observation, draws: Mapping[str, Array], greedy: Array) -> ActionBatch:
+        seen = PolicyInput(**{f.name: self._tensor(getattr(observation, f.name)) for f in fields(observation)})
+        numbers = {name: self._tensor(array) for name, array in draws.items()}
+        most_likely = self._tensor(greedy)
         with self._lease(), self.meter.time("act", len(observation.task)):
             time.sleep(self._config.policy.latency_ms * 1e-3)
+            condition = self._config.algo.acting_condition(self._progress)
+            seen = replace(seen, task=seen.task + condition * self._num_tasks)
             temperature = self._config.policy.temperature_at(self._progress)
-            prompt = task + self._config.algo.acting_condition(self._progress) * self._num_tasks
-            results = self.policy.act(images, proprio, prompt, elapsed, draws, most_likely, temperature)
-            tokens, logprobs, values = (x.cpu() for x in results)  # waits until the device has finished
-        return ActionBatch(
-            actions=self.policy.codec.decode(tokens.numpy()),
-            tokens=tokens.numpy(),
-            logprobs=logprobs.float().numpy(),
-            values=values.float().numpy(),
-            policy_version=self._version,
-        )
+            chosen = self.policy.act(seen, numbers, most_likely, temperature)
+            # copies to the host: waits until the device has finished
+            record = {name: tensor.cpu().numpy() for name, tensor in chosen.record.items()}
+            logprobs, values = (x.float().cpu().numpy() for x in (chosen.logprobs, chosen.values))
+        actions = self.policy.decode(record)
+        return ActionBatch(actions, record, logprobs, values, policy_version=self._version)
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)

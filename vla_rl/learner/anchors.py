@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from vla_rl.core.records import Array, EnvSpec, SuperBatch
-from vla_rl.policies.openvla_oft.action_codec import ActionCodec
+from vla_rl.core.records import Array, EnvSpec, Record, SuperBatch, join_records, take_rows
+
+if TYPE_CHECKING:
+    from vla_rl.policies.base.policy import Policy
 
 _STREAM = 3  # separates the draws from those of minibatches
 
@@ -26,14 +28,19 @@ class AnchorRows:
     images: Array  # uint8 [n, V, H, W, 3]
     proprio: Array  # float32 [n, P]
     task: Array  # int32 [n]
-    tokens: Array  # uint8 [n, K, A]
     num_steps: Array  # int32 [n]
+    record: Record  # of the policy's decisions
 
     def __len__(self) -> int:
         return len(self.task)
 
-    def rows(self, index: Array) -> Self:
-        return type(self)(*(getattr(self, f.name)[index] for f in fields(self)))
+    def rows(self, index: Array | slice) -> Self:
+        arrays = {name: getattr(self, name)[index] for name in _ARRAYS}
+        return type(self)(**arrays, record=take_rows(self.record, index))
+
+
+_ARRAYS = tuple(f.name for f in fields(AnchorRows) if f.type is Array)
+_RECORD = "record."
 
 
 class Anchors:
@@ -45,7 +52,7 @@ class Anchors:
         self._grows = memory is not None
 
     @classmethod
-    def of_demonstrations(cls, paths: Sequence[Path], spec: EnvSpec, codec: ActionCodec, chunk_size: int) -> Self:
+    def of_demonstrations(cls, paths: Sequence[Path], spec: EnvSpec, policy: "Policy", chunk_size: int) -> Self:
         """All chunks of demonstration files. Raises DemonstrationError if a file does not fit the simulator."""
         from envs.base.demonstrations import read_demonstrations
 
@@ -55,7 +62,8 @@ class Anchors:
         )
         actions, mask = demos.chunks(chunk_size)
         steps = mask.sum(axis=1).astype(np.int32)
-        return cls([AnchorRows(demos.images, demos.proprio, demos.task, codec.encode(actions), steps)])
+        record = policy.encode(actions, np.random.default_rng(0))
+        return cls([AnchorRows(demos.images, demos.proprio, demos.task, steps, record)])
 
     def observe(self, batch: SuperBatch) -> None:
         """Keep the successful episodes of a super-batch; without a memory, nothing."""
@@ -64,8 +72,9 @@ class Anchors:
         for b in np.flatnonzero(batch.success):
             rows = slice(batch.offsets[b], batch.offsets[b + 1])
             seen = batch.obs_row[rows]
-            rest = batch.task[rows], batch.tokens[rows], batch.num_steps[rows]
-            self._episodes.append(AnchorRows(batch.images[seen], batch.proprio[seen], *(x.copy() for x in rest)))
+            rest = batch.task[rows].copy(), batch.num_steps[rows].copy()
+            record = {name: array[rows].copy() for name, array in batch.record.items()}
+            self._episodes.append(AnchorRows(batch.images[seen], batch.proprio[seen], *rest, record))
 
     def draw(self, count: int, seed: int, policy_version: int, step: int) -> AnchorRows | None:
         """``count`` chunks, with replacement; None while there are none."""
@@ -79,16 +88,24 @@ class Anchors:
 
     def save(self, path: Path) -> None:
         """Write the memory to an .npz file; ``load`` reads it."""
-        arrays = {f.name: getattr(_joined(list(self._episodes)), f.name) for f in fields(AnchorRows) if self._episodes}
+        arrays: dict[str, Any] = {}
+        if self._episodes:
+            joined = _joined(list(self._episodes))
+            arrays = {name: getattr(joined, name) for name in _ARRAYS}
+            arrays |= {_RECORD + name: array for name, array in joined.record.items()}
         np.savez(path, lengths=np.array([len(e) for e in self._episodes], np.int64), **arrays)
 
     def load(self, path: Path) -> None:
         with np.load(path, allow_pickle=False) as data:
             borders = np.cumsum([0, *data["lengths"]])
-            arrays = {f.name: data[f.name] for f in fields(AnchorRows) if len(borders) > 1}
+            if len(borders) == 1:
+                return
+            record = {name.removeprefix(_RECORD): data[name] for name in data if name.startswith(_RECORD)}
+            joined = AnchorRows(**{name: data[name] for name in _ARRAYS}, record=record)
         for start, end in pairwise(borders.tolist()):
-            self._episodes.append(AnchorRows(**{name: array[start:end] for name, array in arrays.items()}))
+            self._episodes.append(joined.rows(slice(start, end)))
 
 
 def _joined(parts: Sequence[AnchorRows]) -> AnchorRows:
-    return AnchorRows(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(AnchorRows)))
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+    return AnchorRows(**arrays, record=join_records([part.record for part in parts]))

@@ -55,10 +55,13 @@ class CriticTrainer:
         self._target: ChunkCritic
         self._optimizer: torch.optim.Adam
 
-    def train(self, batch: SuperBatch, features: np.ndarray) -> dict[str, float]:
-        """The update's optimizer steps of the critic, on ``features`` [M, F] of all chunks; returns metrics."""
+    def train(self, batch: SuperBatch, features: np.ndarray, actions: np.ndarray) -> dict[str, float]:
+        """The update's optimizer steps of the critic; returns metrics.
+
+        ``features`` [M, F] and ``actions`` [M, K, A] (``Policy.normalized_actions``) of all chunks.
+        """
         c = self._algorithm.config
-        state, chunk = self._inputs(batch, features)
+        state, chunk = self._inputs(batch, features, actions)
         critic = self._critic(state.shape[1], chunk.shape[1])
         rewards = torch.from_numpy(chunk_rewards(batch.rewards, batch.num_steps)).to(state)
         following = np.arange(1, batch.num_chunks + 1)
@@ -81,9 +84,9 @@ class CriticTrainer:
         return {"critic_loss": float(np.mean(losses))}
 
     @torch.no_grad()
-    def rate(self, batch: SuperBatch, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Q_target [M, critics] and V [M] of all chunks. Call ``train`` first."""
-        state, chunk = self._inputs(batch, features)
+    def rate(self, batch: SuperBatch, features: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Q_target [M, critics] and V [M] of all chunks; arguments as ``train``, which is called first."""
+        state, chunk = self._inputs(batch, features, actions)
         critic = self._critic(state.shape[1], chunk.shape[1])
         return self._target.rate(state, chunk).cpu().numpy(), critic.value(state).cpu().numpy()
 
@@ -102,11 +105,11 @@ class CriticTrainer:
         self._target.load_state_dict(state["target"])
         self._optimizer.load_state_dict(state["optimizer"])
 
-    def _inputs(self, batch: SuperBatch, features: np.ndarray) -> tuple[Tensor, Tensor]:
-        """State and chunk as the networks read them: features with the elapsed time, and actions in [-1, 1]."""
+    def _inputs(self, batch: SuperBatch, features: np.ndarray, actions: np.ndarray) -> tuple[Tensor, Tensor]:
+        """State and chunk as the networks read them: features with the elapsed time, and flat actions."""
         elapsed = batch.elapsed[batch.obs_row][:, None]
         state = np.concatenate([features, elapsed], axis=1, dtype=np.float32)
-        chunk = (batch.tokens.reshape(batch.num_chunks, -1).astype(np.float32) + 0.5) / 128 - 1
+        chunk = actions.reshape(batch.num_chunks, -1)
         return torch.from_numpy(state).to(self._device), torch.from_numpy(chunk).to(self._device)
 
     def _critic(self, features: int, actions: int) -> ChunkCritic:

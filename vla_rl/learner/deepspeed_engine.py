@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from vla_rl.config.run_config import LearnerConfig
 from vla_rl.core.devices.offload import Offloader
 from vla_rl.core.errors import UserError
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+from vla_rl.policies.base.policy import Policy
 
 
-def make_engine(policy: OpenVLAOFT, settings: LearnerConfig) -> tuple[Any, Any]:
+def make_engine(policy: Policy, settings: LearnerConfig) -> tuple[Any, Any]:
     """The engine and its optimizer: AdamW, with a separate learning rate for the value head. Collective."""
     import deepspeed
 
@@ -54,7 +54,7 @@ def reset_unused_steps(optimizer: Any) -> None:
             state["step"].zero_()
 
 
-def make_offloader(engine: Any, reference: OpenVLAOFT | None, device: torch.device) -> Offloader:
+def make_offloader(engine: Any, reference: Policy | None, device: torch.device) -> Offloader:
     """An offloader of everything that a learner holds on its device.
 
     These are weights, gradients, optimizer state, master weights, buffers and the reference policy. Frozen weights
@@ -99,7 +99,7 @@ def tensors_held(*roots: object) -> Iterator[Tensor]:
             rest += getattr(item, "__dict__", {}).values()
 
 
-def load_trained(src: dict[str, Tensor], dst: OpenVLAOFT) -> None:
+def load_trained(src: dict[str, Tensor], dst: Policy) -> None:
     """Load the trained weights; the others are not part of a learner's state. Raises UserError if they do not fit."""
     try:
         keys = dst.load_state_dict(src, strict=False)
@@ -109,5 +109,5 @@ def load_trained(src: dict[str, Tensor], dst: OpenVLAOFT) -> None:
     if wrong:
         raise UserError(
             f"policy: the saved learner has other weights ({len(wrong)} differ, such as {min(wrong)}); resume with "
-            "the run's own policy.size and policy.lora, or start a new run from its policy by policy.checkpoint"
+            "the run's own keys of the group policy, or start a new run from its policy by policy.checkpoint"
         )

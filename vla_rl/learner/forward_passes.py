@@ -1,8 +1,8 @@
 """Forward passes over the chunks of a super-batch: one rank's share, micro-batch by micro-batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,15 @@ import torch
 from algos.algorithm import Algorithm
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
-from vla_rl.core.records import SuperBatch
-from vla_rl.policies.openvla_oft.model import PolicyOutput, token_logprobs
+from vla_rl.core.records import Array, Observation, SuperBatch, take_rows
+from vla_rl.policies.base.policy import PolicyInput, PolicyOutput
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """What a model says about the chunks of a super-batch."""
 
-    logprobs: np.ndarray  # float32 [M, K, A], of the recorded tokens
+    logprobs: np.ndarray  # float32 [M, K, A], of the recorded decisions
     values: np.ndarray  # float32 [M]
     features: np.ndarray | None  # float32 [M, F], see ``PolicyOutput``; for algorithms with a critic
 
@@ -53,19 +53,21 @@ class ForwardPasses:
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def call(self, model: Any, seen: Sequence[np.ndarray], policy_version: int) -> PolicyOutput:
-        """``seen``: images, proprio, task and elapsed, as ``OpenVLAOFT.forward`` takes them."""
+    def call(self, model: Any, seen: Observation, record: Mapping[str, Array], policy_version: int) -> PolicyOutput:
+        """The output of a model for some observations and the decisions in them."""
         policy = self._config.policy
         detach_value = policy.detach_value or not self._algorithm.trains_policy(policy_version)
-        return model(*map(self.tensor, seen), policy.temperature_at(policy_version), detach_value)
+        inputs = PolicyInput(**{f.name: self.tensor(getattr(seen, f.name)) for f in fields(seen)})
+        recorded = {name: self.tensor(array) for name, array in record.items()}
+        return model(inputs, recorded, policy.temperature_at(policy_version), detach_value)
 
     def of_chunks(
         self, model: Any, batch: SuperBatch, rows: np.ndarray, condition: np.ndarray | None = None
-    ) -> tuple[PolicyOutput, torch.Tensor]:
-        """The output for these chunks, and their tokens [n, K, A]; ``condition`` [n]: see ``AlgorithmConfig``."""
+    ) -> PolicyOutput:
+        """The output for these chunks; ``condition`` [n]: see ``AlgorithmConfig``."""
         task = batch.task[rows] if condition is None else self.under(condition, batch.task[rows])
-        output = self.call(model, _seen(batch, batch.obs_row[rows], task), batch.policy_version)
-        return output, self.tensor(batch.tokens[rows])
+        seen = _seen(batch, batch.obs_row[rows], task)
+        return self.call(model, seen, take_rows(batch.record, rows), batch.policy_version)
 
     def under(self, condition: np.ndarray, task: np.ndarray) -> np.ndarray:
         """Numbers of the prompts of these tasks under these conditions (``AlgorithmConfig.prompts``)."""
@@ -79,12 +81,12 @@ class ForwardPasses:
         features: torch.Tensor | None = None  # made after the first pass, which shows their number
         for part, padding in self.micro_batches(np.arange(batch.num_chunks)):
             with self._lease():
-                output, tokens = self.of_chunks(model, batch, part)
+                output = self.of_chunks(model, batch, part)
                 if features is None and self._algorithm.config.num_critics:
                     features = torch.zeros(batch.num_chunks, output.features.shape[1], device=self._device)
                 if not padding:
                     index = self.tensor(part)
-                    logprobs[index] = token_logprobs(output.logits, tokens)
+                    logprobs[index] = output.logprobs
                     values[index] = output.values
                     if features is not None:
                         features[index] = output.features.float()
@@ -102,7 +104,8 @@ class ForwardPasses:
         for part, padding in self.micro_batches(with_final):
             with self._lease():
                 seen = _seen(batch, batch.final_obs_row[part], batch.task[batch.offsets[part]])
-                output = self.call(model, seen, batch.policy_version)
+                record = take_rows(batch.record, batch.offsets[part])  # any: the value does not depend on it
+                output = self.call(model, seen, record, batch.policy_version)
                 if not padding:
                     values[self.tensor(part)] = output.values
                 self.finish_on_device()
@@ -120,5 +123,5 @@ class ForwardPasses:
             torch.cuda.synchronize(self._device)
 
 
-def _seen(batch: SuperBatch, obs_rows: np.ndarray, task: np.ndarray) -> tuple[np.ndarray, ...]:
-    return batch.images[obs_rows], batch.proprio[obs_rows], task, batch.elapsed[obs_rows]
+def _seen(batch: SuperBatch, obs_rows: np.ndarray, task: np.ndarray) -> Observation:
+    return Observation(batch.images[obs_rows], batch.proprio[obs_rows], task, batch.elapsed[obs_rows])

@@ -27,15 +27,15 @@ from algos.targets import Targets
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.ipc.weights import WeightPublisher
-from vla_rl.core.records import SuperBatch
+from vla_rl.core.records import Observation, SuperBatch, take_rows
 from vla_rl.learner.anchors import Anchors
 from vla_rl.learner.critic import CriticTrainer
 from vla_rl.learner.deepspeed_engine import load_trained, make_engine, make_offloader, reset_unused_steps
 from vla_rl.learner.device_timer import DeviceTimer
 from vla_rl.learner.forward_passes import ForwardPasses
 from vla_rl.observability.meter import Meter
+from vla_rl.policies.base.policy import Policy
 from vla_rl.policies.build import torch_dtype
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT, token_entropy, token_logprobs
 
 Share = Callable[[], tuple[torch.Tensor, dict[str, torch.Tensor]]]  # a share of a loss, and sums for the metrics
 
@@ -66,7 +66,7 @@ class Learner:
     def __init__(
         self,
         config: RunConfig,
-        policy: OpenVLAOFT,
+        policy: Policy,
         algorithm: Algorithm,
         *,
         rank: int,
@@ -90,10 +90,10 @@ class Learner:
         policy.to(device=self._device, dtype=torch_dtype(config.learner.precision))
         tasks = len(policy.instructions) // len(config.algo.conditions)
         self._passes = ForwardPasses(config, algorithm, rank, world_size, self._device, lease, tasks)
-        needs_copy = algorithm.needs_reference and not policy.adapted  # adapters: the frozen weights are the reference
+        needs_copy = algorithm.needs_reference and not policy.has_reference
         self._reference = copy.deepcopy(policy).requires_grad_(False) if needs_copy else None
         self._engine, self._optimizer = make_engine(policy, config.learner)
-        self.policy: OpenVLAOFT = self._engine.module
+        self.policy: Policy = self._engine.module
         self._memory = make_offloader(self._engine, self._reference, self._device)
 
     def update(self, batch: SuperBatch) -> dict[str, float]:
@@ -143,8 +143,11 @@ class Learner:
             batch = replace(batch, bootstrap_value=self._passes.bootstrap_values(self._engine, batch))
             if self._critic is not None and found.features is not None:
                 with self._lease():
-                    metrics = self._critic.train(batch, found.features)
-                    q, values = self._critic.rate(batch, found.features)  # copies to the host: the device has finished
+                    actions = self.policy.normalized_actions(batch.record)
+                    metrics = self._critic.train(batch, found.features, actions)
+                    q, values = self._critic.rate(
+                        batch, found.features, actions
+                    )  # copies to the host: the device has finished
         return batch, self.algorithm.targets(batch, logprobs, values, reference, q), metrics
 
     @contextmanager
@@ -199,9 +202,9 @@ class Learner:
             tensors = targets.rows(part, self._device)
             if padding:  # chunks without an executed step do not count
                 tensors = replace(tensors, num_steps=torch.zeros_like(tensors.num_steps))
-            output, tokens = self._passes.of_chunks(self._engine, batch, part, targets.condition[part])
-            logprobs, entropy = token_logprobs(output.logits, tokens), token_entropy(output.logits)
-            return self.algorithm.loss(logprobs, entropy, output.values, tensors, denominators, batch.policy_version)
+            output = self._passes.of_chunks(self._engine, batch, part, targets.condition[part])
+            outputs = output.logprobs, output.entropy, output.values
+            return self.algorithm.loss(*outputs, tensors, denominators, batch.policy_version)
 
         return ((len(part), partial(share, part, padding)) for part, padding in self._passes.micro_batches(rows))
 
@@ -215,14 +218,14 @@ class Learner:
             return iter(())
         draws = np.random.default_rng((self.config.seed, policy_version, number)).random(count)
         task = self._passes.under(algo.demonstration_conditions(draws), drawn.task)
-        seen = drawn.images, drawn.proprio, task, np.zeros(count, np.float32)  # only values depend on time
+        no_time = np.zeros(count, np.float32)  # only values depend on it
         steps = int(drawn.num_steps.sum())
 
         def share(part: np.ndarray, padding: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            output = self._passes.call(self._engine, [x[part] for x in seen], policy_version)
-            logprobs = token_logprobs(output.logits, self._passes.tensor(drawn.tokens[part]))
+            seen = Observation(drawn.images[part], drawn.proprio[part], task[part], no_time[part])
+            output = self._passes.call(self._engine, seen, take_rows(drawn.record, part), policy_version)
             num_steps = self._passes.tensor(drawn.num_steps[part] * (not padding)).long()
-            loss, sums = self.algorithm.cloning_loss(logprobs, num_steps, steps, policy_version)
+            loss, sums = self.algorithm.cloning_loss(output.logprobs, num_steps, steps, policy_version)
             return loss + 0.0 * output.values.sum(), sums  # engines expect a gradient of every weight
 
         return (
@@ -256,7 +259,7 @@ class Learner:
         return whole
 
     @contextmanager
-    def whole_policy(self) -> Iterator[OpenVLAOFT]:
+    def whole_policy(self) -> Iterator[Policy]:
         """The policy with all of its weights gathered, within the block; collective under ZeRO-3."""
         import deepspeed
 

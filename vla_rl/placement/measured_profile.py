@@ -82,7 +82,7 @@ class ProfileBuilder:
     def __init__(self, config: RunConfig, spec: EnvSpec, run: str, memory: Memory) -> None:
         file, resources = config.placement.profile, Resources.of(Machine.detect(), config)
         self._run, self._memory, self._max_episode_steps = f"the run {run}", memory, spec.max_episode_steps
-        policy = config.policy.checkpoint or config.policy.size
+        policy = config.policy.checkpoint or config.policy.size_name
         self._about: dict[str, Any] = {
             "name": f"{spec.name} and {policy}, measured by {self._run}",
             "simulator_on": "devices" if simulator_on_devices(config, resources.kind) else "cores",

@@ -152,7 +152,7 @@ def sharing_learner(config: RunConfig, plan: Plan, server: Process) -> int | Non
 
     Only adapters leave weights frozen. ZeRO-3 divides them, and offloading moves them away, so both rule it out.
     """
-    if config.policy.lora is None or config.learner.zero_stage == 3 or plan.offload:
+    if not config.policy.freezes_weights or config.learner.zero_stage == 3 or plan.offload:
         return None
     near = [p for p in plan.learners if p.node == server.node and (p.kind == "cpu" or p.devices == server.devices)]
     return near[0].index if near else None

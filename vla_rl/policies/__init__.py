@@ -1,1 +1,14 @@
-"""Vision-language-action policies. ``vla_rl.policies.build`` makes one from a run's config."""
+"""Vision-language-action policies behind one interface (``vla_rl.policies.base.policy``), one folder each.
+
+A new policy takes its folder and its config in ``PolicyConfig``. The configs do not load torch.
+``vla_rl.policies.build`` makes a policy from a run's config.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
+from vla_rl.policies.pi0.config import Pi0Config
+
+PolicyConfig = Annotated[OpenVLAOFTConfig | Pi0Config, Field(discriminator="name")]

@@ -1,21 +1,23 @@
-"""Build a run's policy from its config: the same one in every process. Importing this file does not load torch."""
+"""Builds a run's policy from its config: the same one in every process. Importing this file does not load torch.
+
+Each policy has a folder ``vla_rl/policies/NAME`` with ``config.py`` (its keys) and ``build.py`` (``check_policy``,
+``build_policy``, ``policy_for_demonstrations`` and ``save_policy``, with the arguments used below).
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from vla_rl.core.errors import UserError
-from vla_rl.core.records import EnvSpec
-from vla_rl.policies.openvla_oft.architecture import PRESETS, Architecture
-from vla_rl.policies.openvla_oft.config import PolicyConfig
+from vla_rl.core.records import Array, EnvSpec
+from vla_rl.policies import PolicyConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+    from vla_rl.policies.base.policy import Policy
 
 
 def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
@@ -23,44 +25,34 @@ def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
 
     Loading the checkpoint checks the shapes of its tensors, too.
     """
-    if config.checkpoint is None:
-        return
-    path = Path(config.checkpoint) / "architecture.json"
-    try:
-        architecture = Architecture.from_dict(json.loads(path.read_text())["architecture"])
-    except FileNotFoundError:
-        raise UserError(
-            f"policy.checkpoint={config.checkpoint}: {path.name} is missing there; name the folder of a policy "
-            "checkpoint (a run's is at checkpoints/NUMBER/policy), or policy.checkpoint=null for random weights"
-        ) from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(f"policy.checkpoint: {path} cannot be read: {error}; copy the checkpoint again") from error
-    problems = _differences(architecture, config, spec)
-    if problems:
-        raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
-    _check_weights_are_whole(path.with_name("model.safetensors"))
+    _builder(config).check_policy(config, spec)
 
 
-def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int, prompts: Sequence[str] | None = None) -> OpenVLAOFT:
-    """Load the checkpoint's policy, or make one with random weights drawn by ``seed``. With lora, add adapters.
+def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int, prompts: Sequence[str] | None = None) -> Policy:
+    """The checkpoint's policy, or one with random weights drawn by ``seed``.
 
-    New adapters do not change the outputs. ``prompts``: the policy's instructions, by task number; None: those of the
-    simulator. Raises UserError.
+    ``prompts``: the policy's instructions, by task number; None: those of the simulator. Raises UserError.
     """
-    from vla_rl.policies.openvla_oft.checkpoint import load_policy
-
-    if config.checkpoint is None:
-        policy = _random_policy(config, spec, seed)
-    else:
-        check_policy(config, spec)
-        policy = load_policy(config.checkpoint)
-    policy.value_time, policy.lm_head.in_float32 = config.value_time, config.fp32_head
-    if config.lora is not None:
-        from vla_rl.policies.openvla_oft.lora import add_adapters
-
-        add_adapters(policy, config.lora, seed)
+    policy: Policy = _builder(config).build_policy(config, spec, seed)
     policy.set_instructions(prompts or spec.instructions)
     return policy
+
+
+def policy_for_demonstrations(config: PolicyConfig, spec: EnvSpec, actions: Array, proprio: Array, seed: int) -> Policy:
+    """A policy with random weights drawn by ``seed``, to clone demonstrations, whose statistics scale its actions.
+
+    ``actions`` [n, A] and ``proprio`` [n, P] are those of all demonstrated steps.
+    """
+    policy: Policy = _builder(config).policy_for_demonstrations(config, spec, actions, proprio, seed)
+    return policy
+
+
+def save_policy(config: PolicyConfig, policy: Policy, folder: str | Path, metadata: Mapping[str, Any]) -> None:
+    """Write a checkpoint folder, adapters merged. A reader sees the previous folder or the complete new one.
+
+    Raises UserError if ``metadata`` is not JSON-serializable, OSError if the disk fails.
+    """
+    _builder(config).save_policy(policy, folder, metadata)
 
 
 def torch_dtype(precision: str) -> torch.dtype:
@@ -70,45 +62,5 @@ def torch_dtype(precision: str) -> torch.dtype:
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
 
 
-def make_architecture(config: PolicyConfig, spec: EnvSpec) -> Architecture:
-    """The preset of ``policy.size``, with the views and dimensions of the simulator."""
-    return PRESETS[config.size](
-        views=len(spec.views), proprio_dim=spec.proprio_dim, chunk_size=config.chunk_size, action_dim=spec.action_dim
-    )
-
-
-def _random_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
-    from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
-    from vla_rl.policies.openvla_oft.initialize import make_policy
-
-    # Without data there are no statistics: use unit ranges, and leave the gripper unscaled.
-    a, p = spec.action_dim, spec.proprio_dim
-    codec = ActionCodec(Bounds((-1.0,) * a, (1.0,) * a, (True,) * (a - 1) + (False,)))
-    proprio = Bounds((-1.0,) * p, (1.0,) * p, (True,) * p) if p else None
-    return make_policy(make_architecture(config, spec), spec.instructions, codec, proprio, seed=seed)
-
-
-def _check_weights_are_whole(path: Path) -> None:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="np"):  # reads the header, which gives the file's length
-            pass
-    except FileNotFoundError:
-        raise UserError(f"policy.checkpoint: {path} is missing; copy the checkpoint again") from None
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"policy.checkpoint: {path} is damaged ({error}); copy the checkpoint again") from error
-
-
-def _differences(architecture: Architecture, config: PolicyConfig, spec: EnvSpec) -> list[str]:
-    wanted = {
-        "views": (architecture.views, len(spec.views), "env.wrist_camera"),
-        "proprio_dim": (architecture.proprio_dim, spec.proprio_dim, "env.proprio"),
-        "action_dim": (architecture.action_dim, spec.action_dim, "env.name"),
-        "chunk_size": (architecture.chunk_size, config.chunk_size, "policy.chunk_size"),
-    }
-    return [
-        f"it was made for {name}={theirs}, the run has {ours} (set {key})"
-        for name, (theirs, ours, key) in wanted.items()
-        if theirs != ours
-    ]
+def _builder(config: PolicyConfig) -> Any:
+    return import_module(f"vla_rl.policies.{config.name}.build")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_rl.core.records import SuperBatch, Trajectory
+from vla_rl.core.records import SuperBatch, Trajectory, join_records
 
 
 def collate(
@@ -35,7 +35,7 @@ def collate(
         obs_row=obs_row.astype(np.int32),
         final_obs_row=np.where(rows > chunks, first_row + chunks, -1).astype(np.int32),
         task=np.repeat([t.episode.task for t in trajectories], chunks).astype(np.int32),
-        tokens=joined("tokens"),
+        record=join_records([t.record for t in trajectories]),
         logprobs=joined("logprobs"),
         values=joined("values"),
         policy_versions=joined("policy_versions"),

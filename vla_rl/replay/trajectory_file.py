@@ -7,29 +7,35 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_rl.core.records import Array, EpisodeSpec, Trajectory
+from vla_rl.core.records import Array, EpisodeSpec, Record, Trajectory
 
 _ARRAYS = tuple(f.name for f in fields(Trajectory) if f.type is Array)
-_SCALARS = tuple(f.name for f in fields(Trajectory) if f.type is not Array and f.name != "episode")
+_SCALARS = tuple(f.name for f in fields(Trajectory) if f.type not in (Array, Record, EpisodeSpec))
+_RECORD = "record."
 
 
 def save_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
     """Write trajectories to one .npz file."""
     arrays = {f"{i}.{name}": getattr(t, name) for i, t in enumerate(trajectories) for name in _ARRAYS}
-    records = [{"episode": asdict(t.episode)} | {name: getattr(t, name) for name in _SCALARS} for t in trajectories]
-    arrays["records"] = np.frombuffer(json.dumps(records).encode(), np.uint8)
+    arrays |= {f"{i}.{_RECORD}{name}": array for i, t in enumerate(trajectories) for name, array in t.record.items()}
+    headers = [
+        {"episode": asdict(t.episode), "record": list(t.record)} | {name: getattr(t, name) for name in _SCALARS}
+        for t in trajectories
+    ]
+    arrays["headers"] = np.frombuffer(json.dumps(headers).encode(), np.uint8)
     np.savez(path, **arrays)
 
 
 def load_trajectories(path: Path) -> list[Trajectory]:
     """Read what ``save_trajectories`` wrote."""
     with np.load(path, allow_pickle=False) as data:
-        records = json.loads(data["records"].tobytes())
+        headers = json.loads(data["headers"].tobytes())
         return [
             Trajectory(
-                episode=EpisodeSpec(**record.pop("episode")),
-                **record,
+                episode=EpisodeSpec(**header.pop("episode")),
+                record={name: data[f"{i}.{_RECORD}{name}"] for name in header.pop("record")},
+                **header,
                 **{name: data[f"{i}.{name}"] for name in _ARRAYS},
             )
-            for i, record in enumerate(records)
+            for i, header in enumerate(headers)
         ]

@@ -17,7 +17,15 @@ import numpy as np
 from envs.base import VectorEnv
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.ipc.mailbox import WorkerMailbox
-from vla_rl.core.records import ActionBatch, BootstrapRule, EpisodeResult, EpisodeSpec, Trajectory
+from vla_rl.core.records import (
+    ActionBatch,
+    BootstrapRule,
+    EpisodeResult,
+    EpisodeSpec,
+    PolicySpec,
+    Trajectory,
+    take_rows,
+)
 from vla_rl.observability.meter import Meter
 from vla_rl.rollout.recording import Recording
 
@@ -42,7 +50,7 @@ class EnvWorker:
         env: VectorEnv,
         mailbox: WorkerMailbox,
         assignments: AssignmentSource,
-        chunk_size: int,
+        policy: PolicySpec,
         splits: int,  # groups of environments that advance independently, 1 .. env.num_envs
         bootstrap_rule: BootstrapRule = "truncated",  # which episodes are observed once more, to bootstrap from that
         lease: DeviceLease = nullcontext,  # of the simulator's device, if others share it
@@ -52,7 +60,7 @@ class EnvWorker:
         self.mailbox = mailbox
         self.assignments = assignments
         self.meter = Meter()
-        self._draws = (chunk_size, env.spec.action_dim)
+        self._policy = policy
         self._bootstrap_rule = bootstrap_rule
         self._lease = lease
         self._splits = [[int(e) for e in part] for part in np.array_split(np.arange(env.num_envs), splits)]
@@ -122,16 +130,19 @@ class EnvWorker:
         """Observe these environments and request their next chunks."""
         with self._lease(), self.meter.time("render", len(env_ids)):
             self.env.observe(env_ids, self.mailbox.observation)
-        uniforms = np.zeros((len(env_ids), *self._draws), np.float32)
+        draws = {
+            name: np.zeros((len(env_ids), *numbers.shape), np.float32) for name, numbers in self._policy.draws.items()
+        }
         for i, env_id in enumerate(env_ids):
             recording = self._running[env_id]
-            uniforms[i] = recording.rng.random(self._draws, dtype=np.float32)
+            for name, numbers in self._policy.draws.items():
+                draws[name][i] = numbers.draw(recording.rng)
             if not recording.episode.evaluation:
                 recording.images.append(self.mailbox.observation.images[env_id].copy())
                 recording.proprio.append(self.mailbox.observation.proprio[env_id].copy())
                 recording.elapsed.append(self.mailbox.observation.elapsed[env_id].copy())
         greedy = np.array([self._running[e].episode.greedy for e in env_ids])
-        self.mailbox.request(env_ids, uniforms, greedy)
+        self.mailbox.request(env_ids, draws, greedy)
 
     def _advance(self, env_ids: list[int]) -> None:
         """Execute the answered chunks of one split, then finish or observe each of its environments."""
@@ -148,7 +159,7 @@ class EnvWorker:
         with self._lease(), self.meter.time("simulate") as call:
             result = self.env.step(moving, batch.actions[rows])
             executed = int(result.num_steps.sum())
-            call.size = executed / self._draws[0]  # in whole chunks: an episode may end within one
+            call.size = executed / self._policy.chunk_size  # in whole chunks: an episode may end within one
         self.meter.count("env_steps", executed)
         self.meter.count("chunks", len(moving))
         to_observe: list[int] = []
@@ -174,7 +185,7 @@ class EnvWorker:
 
     def _record_decisions(self, env_ids: list[int], batch: ActionBatch, versions: np.ndarray, rows: np.ndarray) -> None:
         for env_id, i in zip(env_ids, rows.tolist(), strict=True):
-            decision = (batch.tokens[i], batch.logprobs[i], float(batch.values[i]), int(versions[i]))
+            decision = (take_rows(batch.record, i), batch.logprobs[i], float(batch.values[i]), int(versions[i]))
             self._running[env_id].decisions.append(decision)
 
     def _finish(self, env_id: int, bootstrap_value: float, terminated: bool, success: bool) -> None:

@@ -19,7 +19,7 @@ class Recording:
     images: list[np.ndarray] = field(default_factory=list)
     proprio: list[np.ndarray] = field(default_factory=list)
     elapsed: list[np.ndarray] = field(default_factory=list)
-    decisions: list[tuple] = field(default_factory=list)  # (tokens, logprobs, value, policy version) of each chunk
+    decisions: list[tuple] = field(default_factory=list)  # (record, logprobs, value, policy version) of each chunk
     rewards: list[np.ndarray] = field(default_factory=list)
     num_steps: list[int] = field(default_factory=list)
     ended: tuple[bool, bool] | None = None  # (terminated, success), if only the bootstrap value is missing
@@ -29,13 +29,13 @@ class Recording:
 
     def trajectory(self, worker: int, bootstrap_value: float, terminated: bool, success: bool) -> Trajectory:
         """The finished training episode."""
-        tokens, logprobs, values, versions = zip(*self.decisions, strict=True)
+        records, logprobs, values, versions = zip(*self.decisions, strict=True)
         return Trajectory(
             episode=self.episode,
             images=np.stack(self.images),
             proprio=np.stack(self.proprio),
             elapsed=np.stack(self.elapsed),
-            tokens=np.stack(tokens),
+            record={name: np.stack([record[name] for record in records]) for name in records[0]},
             logprobs=np.stack(logprobs),
             values=np.asarray(values, np.float32),
             policy_versions=np.asarray(versions, np.int32),

@@ -22,7 +22,7 @@ from vla_rl.inference.policy_runner import PolicyRunner
 from vla_rl.learner.deepspeed_engine import tensors_held
 from vla_rl.policies.build import build_policy
 from vla_rl.policies.openvla_oft.checkpoint import save_policy
-from vla_rl.policies.openvla_oft.config import PolicyConfig
+from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 
 CPU = torch.device("cpu")
 LORA = {"rank": 4, "alpha": 8}
@@ -93,9 +93,11 @@ def test_memory_that_is_not_the_allocators_is_copied_first() -> None:
 
 
 def test_a_policy_acts_after_offloading_as_before(tmp_path: Path) -> None:
-    save_policy(build_policy(PolicyConfig(size="nano", chunk_size=4), SPEC, seed=3), tmp_path / "policy", {})
+    save_policy(build_policy(OpenVLAOFTConfig(size="nano", chunk_size=4), SPEC, seed=3), tmp_path / "policy", {})
     for lora in (None, LORA):
-        settings = PolicyConfig.model_validate({"checkpoint": str(tmp_path / "policy"), "chunk_size": 4, "lora": lora})
+        settings = OpenVLAOFTConfig.model_validate(
+            {"checkpoint": str(tmp_path / "policy"), "chunk_size": 4, "lora": lora}
+        )
         runner = PolicyRunner(build_policy(settings, SPEC, 0), RunConfig(policy=settings), None, "cpu")
         rng = np.random.default_rng(0)
         seen = Observation(
@@ -104,13 +106,13 @@ def test_a_policy_acts_after_offloading_as_before(tmp_path: Path) -> None:
             task=np.array([0, 1, 0], np.int32),
             elapsed=np.zeros(3, np.float32),
         )
-        draws = rng.random((3, 4, 7)).astype(np.float32)
+        draws = {"uniforms": rng.random((3, 4, 7)).astype(np.float32)}
         before = runner.act(seen, draws, np.zeros(3, bool))
         runner.offload()
         assert not any(_storage_bytes(p) for p in runner.policy.parameters())
         runner.onload()
         after = runner.act(seen, draws, np.zeros(3, bool))
-        assert np.array_equal(before.tokens, after.tokens)
+        assert np.array_equal(before.record["tokens"], after.record["tokens"])
         assert np.array_equal(before.logprobs, after.logprobs)
 
 
@@ -121,7 +123,7 @@ def _config(base: Path | None = None, **learner: Any) -> RunConfig:
     """All weights and a copy as reference, or, from a checkpoint, adapters."""
     policy: dict[str, Any] = {"size": "nano"} if base is None else {"checkpoint": str(base), "lora": LORA}
     return config(
-        policy={"chunk_size": 4} | policy,
+        policy={"name": "openvla_oft", "chunk_size": 4} | policy,
         learner={"micro_batch": 8, "lr": 1e-3, **learner},
         algo={"name": "ppo", "minibatches": 2, "kl_coef": 0.1, "proximal": "recomputed"},
     )
@@ -130,7 +132,7 @@ def _config(base: Path | None = None, **learner: Any) -> RunConfig:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base") / "policy"
-    save_policy(build_policy(PolicyConfig(size="nano", chunk_size=4), SPEC, seed=3), folder, {})
+    save_policy(build_policy(OpenVLAOFTConfig(size="nano", chunk_size=4), SPEC, seed=3), folder, {})
     return folder
 
 
@@ -267,7 +269,7 @@ def test_a_run_that_offloads_trains_evaluates_saves_and_resumes(tmp_path: Path, 
         {
             "mode": mode,
             "env": {"name": "tabletop", "max_episode_steps": 16},
-            "policy": {"size": "nano", "chunk_size": 4},
+            "policy": {"name": "openvla_oft", "size": "nano", "chunk_size": 4},
             "train": {"iterations": 2, "batch_episodes": 4, "eval_episodes": 2, "eval_every": 1, "checkpoint_every": 1},
             "placement": {"mode": "collocated", "devices": 1, "env_workers": 1, "offload": "always"},
             "log": {"dir": str(tmp_path), "name": "run", "video": False, "tensorboard": False},

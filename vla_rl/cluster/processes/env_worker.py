@@ -42,12 +42,13 @@ class EnvWorkerProcess:
         from vla_rl.rollout.env_worker import EnvWorker
 
         config = self._config
+        env = shaped(make_env(config.env, plan.envs_per_worker), config.env.shaping)
         self._worker = EnvWorker(
             worker=self._process.index,
-            env=shaped(make_env(config.env, plan.envs_per_worker), config.env.shaping),
+            env=env,
             mailbox=WorkerMailbox(address, position),
             assignments=StoreClient(store),
-            chunk_size=config.policy.chunk_size,
+            policy=config.policy.spec(env.spec),
             splits=plan.splits,
             bootstrap_rule=config.algo.bootstrap_rule,
             lease=device_lease(self._process, self._lock_server),

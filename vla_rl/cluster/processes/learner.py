@@ -66,7 +66,7 @@ class LearnerProcess:
         if not algo.bc_demos:
             return Anchors(memory=algo.bc_memory)
         paths = [Path(path) for path in algo.bc_demos]
-        return Anchors.of_demonstrations(paths, self._spec, policy.codec, self._config.policy.chunk_size)
+        return Anchors.of_demonstrations(paths, self._spec, policy, self._config.policy.chunk_size)
 
     def update(self, batch: SuperBatch) -> dict[str, float]:
         return self._learner.update(batch)
@@ -96,12 +96,12 @@ class LearnerProcess:
 
     def save(self, folder: Path, metadata: dict[str, Any]) -> None:
         """Save the learner's state on all ranks; rank 0 also saves the policy as a checkpoint of its own."""
-        from vla_rl.policies.openvla_oft.checkpoint import save_policy
+        from vla_rl.policies.build import save_policy
 
         self._learner.save(folder / "learner")
         with self._learner.whole_policy() as policy:
             if self._process.index == 0:
-                save_policy(policy, folder / "policy", metadata)
+                save_policy(self._config.policy, policy, folder / "policy", metadata)
 
     def stats(self) -> dict[str, float]:
         return self._learner.meter.snapshot()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from vla_rl.cluster.processes.learner import LearnerProcess
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.ipc.shared_memory import Doorbell, SharedArrays
-from vla_rl.core.records import ActionBatch, EnvSpec, Observation, SuperBatch
+from vla_rl.core.records import ActionBatch, Array, Observation, PolicySpec, SuperBatch
 from vla_rl.observability.meter import Meter
 from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.profile import Memory, Profile, load_profile
@@ -37,12 +38,10 @@ def virtual_profile(config: RunConfig) -> Profile:
 class VirtualPolicyRunner:
     """A ``BatchPolicy`` that takes the time of inference and answers with zeros."""
 
-    def __init__(
-        self, profile: Profile, spec: EnvSpec, chunk_size: int, weights: Path | None, lease: DeviceLease
-    ) -> None:
+    def __init__(self, profile: Profile, policy: PolicySpec, weights: Path | None, lease: DeviceLease) -> None:
         self.meter = Meter()
         self._profile, self._lease = profile, lease
-        self._shape = (chunk_size, spec.action_dim)
+        self._policy = policy
         self._published = None if weights is None else SharedArrays.attach(weights)["version"]
         self._version = 0 if self._published is None else int(self._published[0])
 
@@ -52,13 +51,14 @@ class VirtualPolicyRunner:
             _hold(self._lease, self._profile.weight_sync, self.meter.time("refresh"))  # the learner counts all of it
         return self._version
 
-    def act(self, observation: Observation, uniforms: np.ndarray, greedy: np.ndarray) -> ActionBatch:
-        n = len(observation.task)
+    def act(self, observation: Observation, draws: Mapping[str, Array], greedy: Array) -> ActionBatch:
+        n, policy = len(observation.task), self._policy
+        chunk = n, policy.chunk_size, policy.action_dim
         _hold(self._lease, self._profile.infer(n), self.meter.time("act", n))
         return ActionBatch(
-            actions=np.zeros((n, *self._shape), np.float32),
-            tokens=np.zeros((n, *self._shape), np.uint8),
-            logprobs=np.zeros((n, *self._shape), np.float32),
+            actions=np.zeros(chunk, np.float32),
+            record={name: np.zeros((n, *x.shape), x.dtype) for name, x in policy.record.items()},
+            logprobs=np.zeros(chunk, np.float32),
             values=np.zeros(n, np.float32),
             policy_version=self._version,
         )
@@ -79,9 +79,8 @@ class VirtualInferenceProcess(InferenceProcess):
 
     def _make_policy_runner(self, weights: Path | None) -> VirtualPolicyRunner:
         lease = device_lease(self._process, self._lock_server)
-        return VirtualPolicyRunner(
-            virtual_profile(self._config), self._spec, self._config.policy.chunk_size, weights, lease
-        )
+        policy = self._config.policy.spec(self._spec)
+        return VirtualPolicyRunner(virtual_profile(self._config), policy, weights, lease)
 
 
 class VirtualLearner:

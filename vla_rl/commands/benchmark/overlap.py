@@ -41,7 +41,7 @@ class StageCosts:
             {
                 "mode": mode,
                 "env": env | {"step_ms": self.simulate / ENV_STEPS * 1e3},
-                "policy": {"chunk_size": CHUNK_SIZE, "latency_ms": self.infer / batches * 1e3},
+                "policy": {"name": "openvla_oft", "chunk_size": CHUNK_SIZE, "latency_ms": self.infer / batches * 1e3},
                 "learner": {"latency_ms": self.train * 1e3, "lr": 0.0},
                 "algo": {"name": "ppo", "minibatches": 1},
                 "train": {"batch_episodes": EPISODES},

@@ -6,16 +6,17 @@ that has died is never taken for an answer to its successor: a row is pending ex
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
 from vla_rl.core.ipc.shared_memory import WAKE, Doorbell, SharedArrays
-from vla_rl.core.records import ActionBatch, EnvSpec, Observation
+from vla_rl.core.records import ActionBatch, Array, EnvSpec, Observation, PolicySpec
 
 _UNWRITTEN = 0xA5  # every byte of a new pool
+_RECORD, _DRAWS = "record.", "draws."  # the policy's own arrays begin so
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ class PoolAddress:
         return Path(self.folder) / f"{self.name}.{'server' if worker is None else f'worker{worker}'}.bell"
 
 
-def create_pool(address: PoolAddress, spec: EnvSpec, chunk_size: int) -> SharedArrays:
+def create_pool(address: PoolAddress, spec: EnvSpec, policy: PolicySpec) -> SharedArrays:
     """Allocate the rows; called once on each node, before its server and workers start."""
-    n, k, a, size = address.rows, chunk_size, spec.action_dim, spec.image_size
+    n, k, a, size = address.rows, policy.chunk_size, policy.action_dim, spec.image_size
     arrays = SharedArrays.create(
         address.memory,
         {
@@ -53,11 +54,11 @@ def create_pool(address: PoolAddress, spec: EnvSpec, chunk_size: int) -> SharedA
             "proprio": ((n, spec.proprio_dim), "<f4"),
             "task": ((n,), "<i4"),
             "elapsed": ((n,), "<f4"),
-            "uniforms": ((n, k, a), "<f4"),
+            **{_DRAWS + name: ((n, *numbers.shape), "<f4") for name, numbers in policy.draws.items()},
             "greedy": ((n,), "|b1"),
             "requested_ns": ((n,), "<i8"),
             "actions": ((n, k, a), "<f4"),
-            "tokens": ((n, k, a), "|u1"),
+            **{_RECORD + name: ((n, *layout.shape), layout.dtype) for name, layout in policy.record.items()},
             "logprobs": ((n, k, a), "<f4"),
             "values": ((n,), "<f4"),
             "policy_version": ((n,), "<i4"),
@@ -86,13 +87,14 @@ class WorkerMailbox:
         self._arrays["ticket"][:] = time.monotonic_ns()
         self._arrays["answered"][:] = self._arrays["ticket"]
 
-    def request(self, env_ids: Sequence[int], uniforms: np.ndarray, greedy: np.ndarray) -> None:
+    def request(self, env_ids: Sequence[int], draws: Mapping[str, Array], greedy: np.ndarray) -> None:
         """Ask for an action chunk for the observations of n environments.
 
-        ``uniforms``: float32 [n, K, A], the random numbers that determine the sample; ``greedy``: bool [n].
+        ``draws``: float32 [n, ...] each, the random numbers that settle the sample; ``greedy``: bool [n].
         """
         index = np.asarray(env_ids)
-        self._arrays["uniforms"][index] = uniforms
+        for name, numbers in draws.items():
+            self._arrays[_DRAWS + name][index] = numbers
         self._arrays["greedy"][index] = greedy
         self._arrays["requested_ns"][index] = time.monotonic_ns()
         self._arrays["ticket"][index] += 1
@@ -112,8 +114,10 @@ class WorkerMailbox:
     def answer(self, env_ids: Sequence[int]) -> tuple[ActionBatch, np.ndarray]:
         """Copies of the answers, and the policy version of each (int32 [n]); the batch carries the newest of them."""
         index = np.asarray(env_ids)
-        a = {name: self._arrays[name][index] for name in ("actions", "tokens", "logprobs", "values", "policy_version")}
-        return ActionBatch(**a | {"policy_version": int(a["policy_version"].max())}), a["policy_version"]
+        a = {name: self._arrays[name][index] for name in ("actions", "logprobs", "values", "policy_version")}
+        record = {name: array[index] for name, array in _part(self._arrays, _RECORD).items()}
+        versions = a.pop("policy_version")
+        return ActionBatch(**a, record=record, policy_version=int(versions.max())), versions
 
     def close(self) -> None:
         self._bell.close()
@@ -129,6 +133,8 @@ class ServerMailbox:
         self._bell = Doorbell(address.bell(None))
         self._workers = [Doorbell(address.bell(w)) for w in range(address.workers)]
         self.arrays = self._pool.arrays
+        self.draws = _part(self.arrays, _DRAWS)
+        self._record = _part(self.arrays, _RECORD)
         self._unseen = True
 
     def pending_rows(self) -> list[int]:
@@ -152,8 +158,10 @@ class ServerMailbox:
     def answer(self, rows: Sequence[int], tickets: np.ndarray, batch: ActionBatch) -> None:
         """Write answers and wake the workers. Row i of ``batch`` answers the request ``tickets[i]`` of ``rows[i]``."""
         index = np.asarray(rows)
-        for name in ("actions", "tokens", "logprobs", "values"):
+        for name in ("actions", "logprobs", "values"):
             self.arrays[name][index] = getattr(batch, name)
+        for name, array in self._record.items():
+            array[index] = batch.record[name]
         self.arrays["policy_version"][index] = batch.policy_version
         self.arrays["answered"][index] = tickets
         owners = index // self._address.envs_per_worker
@@ -164,3 +172,8 @@ class ServerMailbox:
         self._bell.close()
         for bell in self._workers:
             bell.close()
+
+
+def _part(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    """The arrays whose names begin so, without the prefix."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,10 +1,12 @@
-"""The config group ``policy``."""
+"""The config group ``policy`` of OpenVLA-OFT."""
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from vla_rl.core.schema import ConfigGroup, Positive, PositiveFloat
+from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
+from vla_rl.core.schema import ConfigGroup, Positive
+from vla_rl.policies.base.config import PolicyConfigBase
 
 
 class LoraConfig(ConfigGroup):
@@ -22,41 +24,31 @@ class LoraConfig(ConfigGroup):
     )
 
 
-class PolicyConfig(ConfigGroup):
-    """The vision-language-action model."""
+class OpenVLAOFTConfig(PolicyConfigBase):
+    """OpenVLA-OFT with discrete actions and parallel decoding."""
 
-    checkpoint: str | None = Field(
-        None, description="Folder of a policy checkpoint to start from; null: random weights."
-    )
+    merged: ClassVar[dict[str, Any]] = {"lora": None}
+
+    name: Literal["openvla_oft"] = "openvla_oft"
     size: Literal["nano", "tiny", "7b"] = Field("tiny", description="Architecture of a policy with random weights.")
     lora: LoraConfig | None = Field(
         None, description="Train low-rank adapters and freeze the other weights; null: train all weights."
-    )
-    chunk_size: Positive = Field(8, description="Actions that one inference predicts, in control steps.")
-    temperature: PositiveFloat = Field(1.0, description="Sampling temperature; log-probabilities use it, too.")
-    temperature_end: PositiveFloat | None = Field(
-        None, description="Temperature from iteration temperature_iterations on; null: the same as at the start."
-    )
-    temperature_iterations: Positive = Field(
-        100, description="Iterations over which the temperature changes to temperature_end, linearly."
-    )
-    detach_value: bool = Field(
-        True, description="Stop the value loss's gradients at the value head, so that they do not change the trunk."
-    )
-    value_time: bool = Field(
-        True,
-        description="The value head reads which share of the time limit has passed (arXiv:1712.00378); false: it does "
-        "not.",
     )
     fp32_head: bool = Field(
         False,
         description="Compute the action logits in float32 if weights are bf16 (arXiv:2510.13786): sampler and learner "
         "then agree more closely.",
     )
-    latency_ms: float = Field(0.0, ge=0.0, description="Simulated extra time of one inference batch (a sleep).")
 
-    def temperature_at(self, policy_version: int) -> float:
-        """Temperature at which a version of the weights is sampled and trained."""
-        end = self.temperature if self.temperature_end is None else self.temperature_end
-        done = min(1.0, policy_version / self.temperature_iterations)
-        return self.temperature + done * (end - self.temperature)
+    def spec(self, env: EnvSpec) -> PolicySpec:
+        shape = self.chunk_size, env.action_dim
+        tokens, uniforms = ArrayLayout("|u1", shape), RandomNumbers(shape)
+        return PolicySpec(*shape, record={"tokens": tokens}, draws={"uniforms": uniforms})
+
+    @property
+    def size_name(self) -> str:
+        return self.size
+
+    @property
+    def freezes_weights(self) -> bool:
+        return self.lora is not None

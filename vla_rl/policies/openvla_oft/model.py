@@ -10,12 +10,12 @@ Sources: OpenVLA (arXiv:2406.09246); parallel decoding: OpenVLA-OFT (arXiv:2502.
 action ids at the sampling temperature: SimpleVLA-RL (arXiv:2509.09674).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,21 +28,13 @@ from transformers import (
     SiglipVisionModel,
 )
 
+from vla_rl.core.records import Array, Record
+from vla_rl.policies.base.policy import Decisions, Policy, PolicyInput, PolicyOutput
+from vla_rl.policies.base.value_head import ValueHead
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import NUM_BINS, Architecture
 from vla_rl.policies.openvla_oft.images import prepare_images
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
-
-_VALUE_INIT_STD = 0.01  # so that values start near 0 for any features
-
-
-@dataclass(frozen=True)  # no slots: ZeRO-3 looks for the output's tensors in its __dict__
-class PolicyOutput:
-    """Result of one forward pass for N observations."""
-
-    logits: Tensor  # float32 [N, K, A, 256], already divided by the temperature; bins ascend with the action
-    values: Tensor  # float32 [N]
-    features: Tensor  # [N, F], what the value head reads of the state, without gradient
 
 
 class ActionHead(nn.Linear):
@@ -79,33 +71,8 @@ class Projector(nn.Module):
         return hidden
 
 
-class ValueHead(nn.Sequential):
-    """A value from the hidden state that predicts the first action number, proprioception if any, and elapsed time.
-
-    Time is an input because returns depend on what is left of it: without it, states before a time limit that ends the
-    episode are not Markov (arXiv:1712.00378). The layers are those of RL4VLA's value head (arXiv:2505.19789).
-    """
-
-    def __init__(self, inputs: int, first: int, second: int) -> None:
-        reads, rates = nn.Linear(inputs, first), nn.Linear(second, 1, bias=False)
-        nn.init.normal_(rates.weight, std=_VALUE_INIT_STD)
-        super().__init__(reads, nn.GELU(), nn.Linear(first, second), nn.GELU(), rates)
-        self.time = nn.Parameter(torch.zeros(first))  # learned from 0
-
-    def forward(self, state: Tensor, elapsed: Tensor) -> Tensor:  # type: ignore[override]
-        """[N, inputs], [N] -> [N]."""
-        first, *others = self
-        hidden = first(state) + elapsed.to(state.dtype).unsqueeze(-1) * self.time
-        for layer in others:
-            hidden = layer(hidden)
-        return hidden.squeeze(-1)
-
-
-class OpenVLAOFT(nn.Module):
-    """The policy: maps uint8 images, proprioception and a task number to action distributions and a value.
-
-    Call ``set_instructions``, which defines the task numbers, before the first forward pass.
-    """
+class OpenVLAOFT(Policy):
+    """See ``Policy``. A record holds the tokens of the chunk: uint8 [N, K, A], the bin of each action number."""
 
     text_ids: Tensor  # int64 [tasks, L]: prompt, placeholders, </s>, padding
     text_kept: Tensor  # bool [tasks, L]: false where the embedding is replaced by zero
@@ -125,7 +92,6 @@ class OpenVLAOFT(nn.Module):
         self.codec = codec
         self.tokenizer = tokenizer
         self.proprio_bounds = proprio
-        self.instructions: tuple[str, ...] = ()
         self.adapted: dict[str, Any] = {}  # layers with an adapter by path, filled by ``add_adapters``
         self.dino = _build_dino(architecture)
         self.siglip = _build_siglip(architecture)
@@ -138,7 +104,7 @@ class OpenVLAOFT(nn.Module):
         self.value_time = True  # whether the value head reads the elapsed time
 
     def set_instructions(self, instructions: Sequence[str]) -> None:
-        """Task number i becomes ``instructions[i]``. Raises ValueError for none, or for a wrong tokenizer."""
+        """See ``Policy.set_instructions``. Raises ValueError also for a wrong tokenizer."""
         if not instructions:
             raise ValueError("a policy needs at least one instruction")
         arch = self.architecture
@@ -167,78 +133,48 @@ class OpenVLAOFT(nn.Module):
         self.instructions = tuple(instructions)
 
     def forward(
-        self,
-        images: Tensor,
-        proprio: Tensor,
-        task: Tensor,
-        elapsed: Tensor,
-        temperature: float,
-        detach_value: bool = True,
+        self, seen: PolicyInput, record: Mapping[str, Tensor], temperature: float, detach_value: bool = True
     ) -> PolicyOutput:
-        """Distributions over the action chunk and the value of the state.
-
-        Args:
-            images: uint8 [N, V, H, W, 3].
-            proprio: float32 [N, P], in physical units.
-            task: integers [N], indices into the instructions.
-            elapsed: float32 [N], share of the time limit that has passed; read by the value head alone.
-            temperature: divides the logits; sampling and learning must use the same one.
-            detach_value: stop gradients of the values at the value head.
-
-        Raises ValueError for wrong shapes, RuntimeError before ``set_instructions``.
-        """
-        self._check_inputs(images, proprio, temperature)
-        arch = self.architecture
-        task = task.long()
-        hidden = self._hidden_states(images, proprio, task)
-        last_prompt = arch.vision_tokens + self.prompt_length[task] - 1
-        predicting = last_prompt[:, None] + torch.arange(arch.action_tokens, device=hidden.device)
-        rows = torch.arange(len(task), device=hidden.device)
-        features = hidden[rows[:, None], predicting]
-        logits = self.lm_head(features).float() / temperature
-        state = features[:, 0].detach() if detach_value else features[:, 0]
-        if self.proprio_bounds is not None:
-            # The trunk keeps only what actions need; the gripper's width and height tell how an episode goes.
-            state = torch.cat([state, self._normalized(self.proprio_bounds, proprio)], dim=-1)
-        time = elapsed if self.value_time else torch.zeros_like(elapsed)
-        values = self.value_head(state, time).float()
-        return PolicyOutput(logits.unflatten(1, (arch.chunk_size, arch.action_dim)), values, state.detach())
+        """See ``Policy.forward``. The record's tokens: uint8 [N, K, A]."""
+        logits, state = self.distribution(seen, temperature)
+        values, features = self._values(state, seen, detach_value)
+        return PolicyOutput(token_logprobs(logits, record["tokens"]), token_entropy(logits), values, features)
 
     @torch.no_grad()
-    def act(
-        self,
-        images: Tensor,
-        proprio: Tensor,
-        task: Tensor,
-        elapsed: Tensor,
-        uniforms: Tensor,
-        greedy: Tensor,
-        temperature: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Choose an action chunk for each row; see ``forward`` for the first four arguments and the errors.
+    def act(self, seen: PolicyInput, draws: Mapping[str, Tensor], greedy: Tensor, temperature: float) -> Decisions:
+        """See ``Policy.act``. The draws' uniforms: float32 [N, K, A]; greedy rows take the most likely bins."""
+        logits, state = self.distribution(seen, temperature)
+        sampled = sample_tokens(logits, draws["uniforms"])
+        tokens = torch.where(greedy[:, None, None], logits.argmax(-1), sampled)
+        values, _ = self._values(state, seen, detach_value=True)
+        return Decisions({"tokens": tokens.to(torch.uint8)}, token_logprobs(logits, tokens), values)
 
-        Args:
-            uniforms: float32 [N, K, A] in [0, 1); they determine the sample, so that a row's actions depend neither on
-                the rest of its batch nor on a global random state.
-            greedy: bool [N]; these rows take the most likely bins. Their log-probabilities are still those of sampling
-                at ``temperature``.
+    def imitation_loss(
+        self, seen: PolicyInput, actions: Array, mask: Tensor, rng: np.random.Generator, smoothing: float
+    ) -> Tensor:
+        """See ``Policy.imitation_loss``: cross-entropy with the demonstrated bins, at temperature 1."""
+        logits, _ = self.distribution(seen, temperature=1.0)
+        tokens = torch.from_numpy(self.codec.encode(actions)).to(logits.device)
+        return smoothed_cross_entropy(logits, tokens, mask, smoothing)
 
-        Returns:
-            tokens uint8 [N, K, A], log-probabilities float32 [N, K, A], values float32 [N].
-        """
-        output = self.forward(images, proprio, task, elapsed, temperature)
-        sampled = sample_tokens(output.logits, uniforms)
-        tokens = torch.where(greedy[:, None, None], output.logits.argmax(-1), sampled)
-        return tokens.to(torch.uint8), token_logprobs(output.logits, tokens), output.values
+    def encode(self, actions: Array, rng: np.random.Generator) -> Record:
+        return {"tokens": self.codec.encode(actions)}
+
+    def decode(self, record: Mapping[str, Array]) -> Array:
+        return self.codec.decode(record["tokens"])
+
+    def normalized_actions(self, record: Mapping[str, Array]) -> Array:
+        return (record["tokens"].astype(np.float32) + 0.5) / (NUM_BINS / 2) - 1
+
+    @property
+    def has_reference(self) -> bool:
+        return bool(self.adapted)
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Switch the adapters off inside the block: the policy acts as before training. The value head does not change.
-
-        Raises RuntimeError without adapters, because training then overwrites the weights it started from.
-        """
+        """See ``Policy.reference``: the adapters are switched off."""
         if not self.adapted:
-            raise RuntimeError("this policy has no adapters to switch off: set policy.lora, or keep a copy of it")
+            super().reference()
         try:
             for layer in self.adapted.values():
                 layer.enable_adapters(False)
@@ -247,17 +183,33 @@ class OpenVLAOFT(nn.Module):
             for layer in self.adapted.values():
                 layer.enable_adapters(True)
 
-    def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters by name: all, or those of adapters and value head. A weight sync transfers these."""
-        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
-
     def value_parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters of the value head."""
         return self.value_head.parameters()
 
-    def trunk_parameters(self) -> Iterator[nn.Parameter]:
-        """All other trainable parameters."""
-        return (p for name, p in self.trained_parameters().items() if not name.startswith("value_head."))
+    def distribution(self, seen: PolicyInput, temperature: float) -> tuple[Tensor, Tensor]:
+        """Logits over the bins, float32 [N, K, A, 256], divided by the temperature, and the state [N, width].
+
+        Bins ascend with the action. The state is the hidden state that predicts the first action number.
+        """
+        self._check_inputs(seen.images, seen.proprio, temperature)
+        arch = self.architecture
+        task = seen.task.long()
+        hidden = self._hidden_states(seen.images, seen.proprio, task)
+        last_prompt = arch.vision_tokens + self.prompt_length[task] - 1
+        predicting = last_prompt[:, None] + torch.arange(arch.action_tokens, device=hidden.device)
+        rows = torch.arange(len(task), device=hidden.device)
+        features = hidden[rows[:, None], predicting]
+        logits = self.lm_head(features).float() / temperature
+        return logits.unflatten(1, (arch.chunk_size, arch.action_dim)), features[:, 0]
+
+    def _values(self, state: Tensor, seen: PolicyInput, detach_value: bool) -> tuple[Tensor, Tensor]:
+        """Values, float32 [N], and what they are computed from, without gradient [N, F]."""
+        state = state.detach() if detach_value else state
+        if self.proprio_bounds is not None:
+            # The trunk keeps only what actions need; the gripper's width and height tell how an episode goes.
+            state = torch.cat([state, self._normalized(self.proprio_bounds, seen.proprio)], dim=-1)
+        time = seen.elapsed if self.value_time else torch.zeros_like(seen.elapsed)
+        return self.value_head(state, time).float(), state.detach()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Keeps the rotary frequencies in float32 when weights change their dtype: rounding would blur positions."""
@@ -323,6 +275,26 @@ def token_entropy(logits: Tensor) -> Tensor:
     """float32 [N, K, A]: entropy of each token's distribution, in nats."""
     logprobs = logits.float().log_softmax(-1)
     return -(logprobs.exp() * logprobs).sum(-1)
+
+
+def smoothed_cross_entropy(logits: Tensor, tokens: Tensor, mask: Tensor, smoothing: float) -> Tensor:
+    """Mean cross-entropy with the demonstrated bins.
+
+    Args:
+        logits: [N, K, A, 256].
+        tokens: uint8 [N, K, A].
+        mask: bool [N, K], false after the end of the demonstration.
+        smoothing: standard deviation, in bins, of the target, a normal distribution around the demonstrated bin
+            (a neighbouring bin is nearly the same action); 0: that bin only.
+    """
+    if smoothing == 0:
+        losses = F.cross_entropy(logits.flatten(0, 2), tokens.long().flatten(), reduction="none").view(tokens.shape)
+    else:
+        distance = torch.arange(logits.shape[-1], device=logits.device) - tokens.long().unsqueeze(-1)
+        target = torch.softmax(-0.5 * (distance / smoothing) ** 2, dim=-1)
+        losses = -(target * F.log_softmax(logits, dim=-1)).sum(-1)
+    weights = mask.unsqueeze(-1).expand_as(losses).to(losses.dtype)
+    return (losses * weights).sum() / weights.sum()
 
 
 def sample_tokens(logits: Tensor, uniforms: Tensor) -> Tensor:

@@ -2,21 +2,16 @@
 
 import json
 import logging
-import re
 from collections.abc import Iterable
 from typing import Self
 
-from tokenizers import AddedToken, Regex, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.normalizers import Lowercase
-from tokenizers.pre_tokenizers import Split
+from tokenizers import Tokenizer
 
+from vla_rl.policies.base.words import build_word_tokenizer
 from vla_rl.policies.openvla_oft.architecture import Architecture
 
 _PROMPT = "In: What action should the robot take to {}?\nOut:"
 _SPECIAL_WORDS = ("<unk>", "<s>", "</s>", "<final>")  # ids 0..3 of a word vocabulary
-_CONDITION_WORDS = ("advantage", ":", "positive", "negative")  # of ``algos.recap``; last, so that other ids stay
-_WORD = r"[a-z0-9]+|[^a-z0-9\s]"
 
 logger = logging.getLogger(__name__)
 
@@ -27,23 +22,12 @@ def format_prompt(instruction: str) -> str:
 
 
 def build_tiny_tokenizer(texts: Iterable[str], capacity: int) -> Tokenizer:
-    """A word-level tokenizer of the prompt and of ``texts``. Words are sorted: ids depend on the set of words only.
+    """A word-level tokenizer of the prompt, whose fixed parts are one token each, and of ``texts``.
 
-    The words of conditions (``algos.recap``) are always known. The fixed parts of the prompt are one token each.
-    Unknown words become ``<unk>``.
     Raises ValueError for more words than ``capacity``, the number of text ids of the architecture.
     """
     template = [part.strip().lower() for part in _PROMPT.split("{}")]
-    words = sorted({word for text in texts for word in re.findall(_WORD, text.lower())})
-    vocabulary = [*_SPECIAL_WORDS, *template, *words, *(word for word in _CONDITION_WORDS if word not in words)]
-    if len(vocabulary) > capacity:
-        raise ValueError(f"{len(vocabulary)} words do not fit a text vocabulary of {capacity}: enlarge vocab_size")
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"))
-    tokenizer.normalizer = Lowercase()
-    pieces = "|".join([*map(re.escape, template), _WORD])
-    tokenizer.pre_tokenizer = Split(Regex(pieces), behavior="removed", invert=True)
-    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in _SPECIAL_WORDS])
-    return tokenizer
+    return build_word_tokenizer(texts, capacity, special=_SPECIAL_WORDS, phrases=template)
 
 
 class PromptTokenizer:

@@ -1,0 +1,61 @@
+"""The stochastic sampler against the distribution that it must keep."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from vla_rl.policies.pi0 import flow
+
+MEAN, STD = 0.7, 0.3  # of the actions: one normal distribution, for which the velocity is known
+
+
+def exact_velocity(x: Tensor, time: Tensor) -> Tensor:
+    """E[noise - actions | x_t = x], for actions from N(MEAN, STD^2) and x_t = t noise + (1 - t) actions."""
+    t = time[:, None, None]
+    variance = t**2 + (1 - t) ** 2 * STD**2
+    centered = x - (1 - t) * MEAN
+    actions = MEAN + (1 - t) * STD**2 / variance * centered
+    noise = t / variance * centered
+    return noise - actions
+
+
+@pytest.mark.parametrize("level", [0.0001, 0.5, 1.0])
+def test_random_steps_keep_the_distribution_of_the_deterministic_ones(level: float) -> None:
+    steps, generator = 200, torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 2, 3, generator=generator)
+    for number in range(steps):
+        time, length = flow.step_times(steps, torch.full((len(x),), number), 1)
+        velocity = exact_velocity(x, time[:, 0])
+        mean, deviation = flow.sde_step(x, velocity, time[:, 0], length, level)
+        x = mean + deviation * torch.randn(x.shape, generator=generator)
+    assert x.mean().item() == pytest.approx(MEAN, abs=0.02)
+    assert x.std().item() == pytest.approx(STD, abs=0.02)
+
+
+def test_without_noise_a_random_step_is_the_deterministic_one() -> None:
+    x, velocity = torch.randn(3, 2, 4), torch.randn(3, 2, 4)
+    for number in range(4):
+        time, length = flow.step_times(4, torch.full((3,), number), 1)
+        mean, deviation = flow.sde_step(x, velocity, time[:, 0], length, level=0.0)
+        torch.testing.assert_close(mean, flow.ode_step(x, velocity, length))
+        assert deviation.abs().max() == 0
+
+
+def test_the_first_step_is_finite() -> None:
+    time, length = flow.step_times(4, torch.zeros(2, dtype=torch.long), 1)
+    assert time.tolist() == [[1.0], [1.0]]
+    mean, deviation = flow.sde_step(torch.randn(2, 1, 1), torch.randn(2, 1, 1), time[:, 0], length, 0.5)
+    assert mean.isfinite().all()
+    assert deviation.flatten().tolist() == pytest.approx([0.5 * math.sqrt(1 / 0.25) * 0.5] * 2)
+
+
+def test_density_and_entropy_are_those_of_the_normal_distribution() -> None:
+    mean, deviation = torch.randn(5, 2, 3), torch.rand(5, 2, 3) + 0.1
+    x = torch.randn(5, 2, 3)
+    expected = torch.distributions.Normal(mean, deviation)
+    torch.testing.assert_close(flow.gaussian_logprob(x, mean, deviation), expected.log_prob(x))
+    torch.testing.assert_close(flow.gaussian_entropy(deviation), expected.entropy())

@@ -1,0 +1,122 @@
+"""Builds an OpenVLA-OFT from its config; see ``vla_rl.policies.build``. Importing this file does not load torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.records import Array, EnvSpec
+from vla_rl.policies.openvla_oft.architecture import PRESETS, Architecture
+from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
+
+if TYPE_CHECKING:
+    from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+
+
+def check_policy(config: OpenVLAOFTConfig, spec: EnvSpec) -> None:
+    """Raise UserError if the checkpoint is incomplete or was made for other observations. Does not load torch.
+
+    Loading the checkpoint checks the shapes of its tensors, too.
+    """
+    if config.checkpoint is None:
+        return
+    path = Path(config.checkpoint) / "architecture.json"
+    try:
+        architecture = Architecture.from_dict(json.loads(path.read_text())["architecture"])
+    except FileNotFoundError:
+        raise UserError(
+            f"policy.checkpoint={config.checkpoint}: {path.name} is missing there; name the folder of a policy "
+            "checkpoint (a run's is at checkpoints/NUMBER/policy), or policy.checkpoint=null for random weights"
+        ) from None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(f"policy.checkpoint: {path} cannot be read: {error}; copy the checkpoint again") from error
+    problems = _differences(architecture, config, spec)
+    if problems:
+        raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
+    _check_weights_are_whole(path.with_name("model.safetensors"))
+
+
+def build_policy(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
+    """Load the checkpoint's policy, or make one with random weights drawn by ``seed``. With lora, add adapters.
+
+    New adapters do not change the outputs. Raises UserError.
+    """
+    from vla_rl.policies.openvla_oft.checkpoint import load_policy
+
+    if config.checkpoint is None:
+        policy = _random_policy(config, spec, seed)
+    else:
+        check_policy(config, spec)
+        policy = load_policy(config.checkpoint)
+    policy.value_time, policy.lm_head.in_float32 = config.value_time, config.fp32_head
+    if config.lora is not None:
+        from vla_rl.policies.openvla_oft.lora import add_adapters
+
+        add_adapters(policy, config.lora, seed)
+    return policy
+
+
+def policy_for_demonstrations(
+    config: OpenVLAOFTConfig, spec: EnvSpec, actions: Array, proprio: Array, seed: int
+) -> OpenVLAOFT:
+    """See ``vla_rl.policies.build.policy_for_demonstrations``."""
+    from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
+    from vla_rl.policies.openvla_oft.initialize import make_policy
+
+    codec = ActionCodec.from_actions(actions)
+    bounds = Bounds.from_samples(proprio) if spec.proprio_dim else None
+    return make_policy(make_architecture(config, spec), spec.instructions, codec, bounds, seed=seed)
+
+
+def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, Any]) -> None:
+    """See ``vla_rl.policies.build.save_policy``."""
+    from vla_rl.policies.openvla_oft import checkpoint
+
+    checkpoint.save_policy(policy, folder, metadata)
+
+
+def make_architecture(config: OpenVLAOFTConfig, spec: EnvSpec) -> Architecture:
+    """The preset of ``policy.size``, with the views and dimensions of the simulator."""
+    return PRESETS[config.size](
+        views=len(spec.views), proprio_dim=spec.proprio_dim, chunk_size=config.chunk_size, action_dim=spec.action_dim
+    )
+
+
+def _random_policy(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
+    from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
+    from vla_rl.policies.openvla_oft.initialize import make_policy
+
+    # Without data there are no statistics: use unit ranges, and leave the gripper unscaled.
+    a, p = spec.action_dim, spec.proprio_dim
+    codec = ActionCodec(Bounds((-1.0,) * a, (1.0,) * a, (True,) * (a - 1) + (False,)))
+    proprio = Bounds((-1.0,) * p, (1.0,) * p, (True,) * p) if p else None
+    return make_policy(make_architecture(config, spec), spec.instructions, codec, proprio, seed=seed)
+
+
+def _check_weights_are_whole(path: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np"):  # reads the header, which gives the file's length
+            pass
+    except FileNotFoundError:
+        raise UserError(f"policy.checkpoint: {path} is missing; copy the checkpoint again") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"policy.checkpoint: {path} is damaged ({error}); copy the checkpoint again") from error
+
+
+def _differences(architecture: Architecture, config: OpenVLAOFTConfig, spec: EnvSpec) -> list[str]:
+    wanted = {
+        "views": (architecture.views, len(spec.views), "env.wrist_camera"),
+        "proprio_dim": (architecture.proprio_dim, spec.proprio_dim, "env.proprio"),
+        "action_dim": (architecture.action_dim, spec.action_dim, "env.name"),
+        "chunk_size": (architecture.chunk_size, config.chunk_size, "policy.chunk_size"),
+    }
+    return [
+        f"it was made for {name}={theirs}, the run has {ours} (set {key})"
+        for name, (theirs, ours, key) in wanted.items()
+        if theirs != ours
+    ]

@@ -1,0 +1,89 @@
+"""Builds a π0 from its config; see ``vla_rl.policies.build``. Importing this file does not load torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.records import Array, EnvSpec
+from vla_rl.policies.pi0.architecture import model_settings
+from vla_rl.policies.pi0.config import Pi0Config
+
+if TYPE_CHECKING:
+    from vla_rl.policies.pi0.model import Pi0
+    from vla_rl.policies.pi0.statistics import Statistics
+
+
+def check_policy(config: Pi0Config, spec: EnvSpec) -> None:
+    """See ``vla_rl.policies.build.check_policy``."""
+    if config.checkpoint is None:
+        return
+    from vla_rl.policies.pi0.checkpoint import read_settings
+
+    found = read_settings(config.checkpoint)
+    wanted = {
+        "views": (len(spec.views), "env.wrist_camera"),
+        "proprio_dim": (spec.proprio_dim, "env.proprio"),
+        "horizon": (config.horizon or config.chunk_size, "policy.horizon"),
+        "padded_dim": (config.padded_dim or spec.action_dim, "policy.padded_dim"),
+    }
+    problems = [
+        f"it was made for {name}={found[name]}, the run has {ours} (set {key})"
+        for name, (ours, key) in wanted.items()
+        if found[name] != ours
+    ]
+    if problems:
+        raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
+
+
+def build_policy(config: Pi0Config, spec: EnvSpec, seed: int) -> Pi0:
+    """See ``vla_rl.policies.build.build_policy``. Without data, statistics leave everything as it is."""
+    from vla_rl.policies.pi0.statistics import Statistics
+
+    if config.checkpoint is None:
+        proprio = Statistics.identity(spec.proprio_dim) if spec.proprio_dim else None
+        return _random_policy(config, spec, Statistics.identity(spec.action_dim), proprio, seed)
+    from vla_rl.policies.pi0.checkpoint import load_policy
+
+    check_policy(config, spec)
+    return load_policy(config)
+
+
+def policy_for_demonstrations(config: Pi0Config, spec: EnvSpec, actions: Array, proprio: Array, seed: int) -> Pi0:
+    """See ``vla_rl.policies.build.policy_for_demonstrations``."""
+    from vla_rl.policies.pi0.statistics import Statistics
+
+    of_proprio = Statistics.of(proprio) if spec.proprio_dim else None
+    return _random_policy(config, spec, Statistics.of(actions), of_proprio, seed)
+
+
+def save_policy(policy: Pi0, folder: str | Path, metadata: Mapping[str, Any]) -> None:
+    """See ``vla_rl.policies.build.save_policy``."""
+    from vla_rl.policies.pi0 import checkpoint
+
+    checkpoint.save_policy(policy, folder, metadata)
+
+
+def _random_policy(config: Pi0Config, spec: EnvSpec, actions: Statistics, proprio: Statistics | None, seed: int) -> Pi0:
+    import torch
+    from transformers import PI0Config
+
+    from vla_rl.policies.pi0.initialize import initialize
+    from vla_rl.policies.pi0.model import Pi0, make_tokenizer
+
+    settings = model_settings(
+        config.size,
+        horizon=config.horizon or config.chunk_size,
+        action_dim=config.padded_dim or spec.action_dim,
+        state_dim=spec.proprio_dim,
+        image_size=spec.image_size,
+    )
+    model_config = PI0Config(**settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer = make_tokenizer(spec.instructions, model_config)
+        policy = Pi0(config, model_config, tokenizer, actions, proprio, len(spec.views))
+        initialize(policy)
+    return policy

@@ -155,6 +155,13 @@ class ReferenceOpenVLA(nn.Module):
         self.projector = Projector(dino[0] + siglip[0], config.hidden_size)
         self.language_model = LlamaForCausalLM(config)
 
+    def get_input_embeddings(self) -> nn.Module:
+        """peft asks models of transformers for these, and saves them whole beside an adapter of ``lm_head``."""
+        return self.language_model.get_input_embeddings()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.language_model.get_output_embeddings()
+
     def patches(self, images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
         """uint8 [N, H, W, 3] of the model's size -> [N, patches, width]."""
         pixels = images.permute(0, 3, 1, 2).float() / 255

@@ -331,6 +331,17 @@ def test_what_does_not_fit_the_simulator(single: Path) -> None:
     config = PolicyConfig(checkpoint=str(single))
     with pytest.raises(UserError, match=r"made for proprio_dim=0, the run has 8 \(set env\.proprio\)"):
         check_policy(config, replace(SPEC, proprio_dim=8))
+    with pytest.raises(UserError, match=r"policy\.unnorm_key='bridge_orig'"):
+        check_policy(config.model_copy(update={"unnorm_key": "bridge_orig"}), SPEC)
+
+
+def test_the_suite_chooses_the_statistics(model: ReferenceOpenVLA, tmp_path: Path) -> None:
+    other = {"action": STATISTICS["action"] | {"q99": [2.0] * 7}}
+    statistics = {"bridge_orig": STATISTICS, "libero_goal_no_noops": other}
+    config = PolicyConfig(checkpoint=str(write_folder(tmp_path / "several", model, statistics=statistics)))
+    assert build_policy(config, replace(SPEC, suite="libero_goal"), 0).codec.bounds.q99 == (2.0,) * 7
+    with pytest.raises(UserError, match="name one; found: bridge_orig, libero_goal_no_noops"):
+        build_policy(config, replace(SPEC, suite="libero_object"), 0)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def _check_names_present(folder: PublishedFolder) -> None:
 
 def _check_towers(config: Mapping[str, Any], where: str) -> None:
     backbone = config.get("vision_backbone_id")
-    ids = tuple(config.get("timm_model_ids") or _TIMM_IDS.get(str(backbone), ()))
+    ids: tuple[Any, ...] = tuple(config.get("timm_model_ids") or ()) or _TIMM_IDS.get(str(backbone), ())
     if ids not in _TIMM_IDS.values():
         known = ", ".join(_TIMM_IDS)
         raise UserError(f"{where}: vision_backbone_id={backbone!r}, timm_model_ids={list(ids)}; supported: {known}")

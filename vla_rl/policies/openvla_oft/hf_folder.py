@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import UserError
-from vla_rl.policies.openvla_oft.hf_names import VALUE_HEAD, Shape, canonical, is_ignored
+from vla_rl.policies.openvla_oft.hf_names import EMBEDDING, LM_HEAD, VALUE_HEAD, Shape, canonical, is_ignored
 
 CONFIG, STATISTICS, TOKENIZER = "config.json", "dataset_statistics.json", "tokenizer.json"
 WEIGHTS, INDEX, VALUE_HEAD_FILE = "model.safetensors", "model.safetensors.index.json", "value_head.safetensors"
@@ -59,9 +59,9 @@ class PublishedFolder:
     path: Path  # of weights, config and tokenizer
     config: Mapping[str, Any]
     statistics: Mapping[str, Any]  # by name of the data set
-    weights: Mapping[str, Stored]  # by the names in openvla-7b
-    value_head: Mapping[str, Stored] = field(default_factory=dict)  # by our names
-    proprio: Mapping[str, Stored] = field(default_factory=dict)  # fc1.weight, ...
+    weights: dict[str, Stored]  # by the names in openvla-7b
+    value_head: dict[str, Stored] = field(default_factory=dict)  # by our names
+    proprio: dict[str, Stored] = field(default_factory=dict)  # fc1.weight, ...
     adapters: Adapters | None = None
 
 
@@ -197,29 +197,34 @@ def _open_adapters(path: Path) -> PublishedFolder:
             if pickled.is_file()
             else f"{path / ADAPTER_WEIGHTS} is missing; copy the adapters again"
         )
-    matrices, value_head = _sort_adapters(path / ADAPTER_WEIGHTS)
+    matrices, value_head, embeddings = _sort_adapters(path / ADAPTER_WEIGHTS)
     statistics = read_json(path / STATISTICS) if (path / STATISTICS).is_file() else folder.statistics
     return PublishedFolder(
         folder.path,
         folder.config,
         statistics,
-        folder.weights,
+        folder.weights | embeddings,
         folder.value_head | value_head | _read_value_head(path),
         folder.proprio | _read_proprio(path),
         Adapters(config, matrices),
     )
 
 
-def _sort_adapters(file: Path) -> tuple[dict[str, tuple[Stored, Stored]], dict[str, Stored]]:
+def _sort_adapters(file: Path) -> tuple[dict[str, tuple[Stored, Stored]], dict[str, Stored], dict[str, Stored]]:
+    """Matrices by the name of their weight, value head, and the embeddings that peft saves whole with its adapters."""
     found: dict[str, dict[str, Stored]] = {}
     value_head: dict[str, Stored] = {}
+    embeddings: dict[str, Stored] = {}
     unknown = []
     for key, stored in read_headers(file).items():
         name = key.removeprefix(ADAPTER_PREFIX)
+        whole = name.replace(".base_layer.", ".")
         if match := _MATRIX.fullmatch(name):
             found.setdefault(f"{match['layer']}.weight", {})[match["matrix"]] = stored
         elif name.startswith(VALUE_HEAD):
             value_head[canonical(name)] = stored
+        elif whole in (EMBEDDING, LM_HEAD):
+            embeddings[whole] = stored
         else:
             unknown.append(key)
     unknown += [name for name, pair in found.items() if pair.keys() != {"A", "B"}]
@@ -228,7 +233,7 @@ def _sort_adapters(file: Path) -> tuple[dict[str, tuple[Stored, Stored]], dict[s
             f"{file}: {len(unknown)} tensors are not low-rank matrices, such as {unknown[0]}; merge the adapters with "
             "the library that made them, and name the merged checkpoint"
         )
-    return {name: (pair["A"], pair["B"]) for name, pair in found.items()}, value_head
+    return {name: (pair["A"], pair["B"]) for name, pair in found.items()}, value_head, embeddings
 
 
 def read_headers(file: Path) -> dict[str, Stored]:

@@ -8,6 +8,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from vla_rl.policies.openvla_oft.architecture import Architecture
 from vla_rl.policies.openvla_oft.hf_folder import PublishedFolder, Stored
-from vla_rl.policies.openvla_oft.hf_names import FUSED, Pick, Source, sources
+from vla_rl.policies.openvla_oft.hf_names import FUSED, Pick, sources
 
 _CLASS, _POSITIONS = "dino.embeddings.cls_token", "dino.embeddings.position_embeddings"
 
@@ -74,13 +75,12 @@ def to_published(arch: Architecture, state: Mapping[str, Tensor]) -> Iterator[tu
     positions = state[_POSITIONS]
     state = {**state, _CLASS: state[_CLASS] + positions[:, :1]}
     for name, targets in _by_source(arch).items():
-        yield name, lambda targets=targets: _put([state[ours] for ours in targets], next(iter(targets.values())))
+        yield name, partial(_put, [state[ours] for ours in targets], next(iter(targets.values())))
 
 
 def _by_source(arch: Architecture) -> dict[str, dict[str, Pick]]:
     """By published name: our names in the order of their parts."""
     grouped: dict[str, dict[str, Pick]] = defaultdict(dict)
-    source: Source
     for ours, source in sources(arch).items():
         grouped[source.name][ours] = source.pick
     return grouped

@@ -86,6 +86,7 @@ def write_adapters(
     _check_source(policy, source)
     if source.adapters is not None:
         raise UserError(f"{source.path}: the source has adapters itself; write a whole checkpoint instead")
+    _check_base(policy, source)
     statistics = _statistics(policy, source, unnorm_key)
     matrices, ranks = _join_adapters(policy, adapters)
     rank = min(ranks.values())
@@ -128,9 +129,22 @@ def _check_source(policy: OpenVLAOFT, source: PublishedFolder) -> None:
         )
 
 
+def _check_base(policy: OpenVLAOFT, source: PublishedFolder) -> None:
+    """Weights that never have an adapter must be the source's, else the adapters belong to another checkpoint."""
+    reader, state = WeightReader(source), policy.state_dict()
+    for ours in ("dino.embeddings.cls_token", "language_model.norm.weight"):
+        theirs = reader.weight(sources(policy.architecture)[ours].name)
+        if not torch.equal(state[ours].cpu(), theirs.to(state[ours].dtype)):
+            raise UserError(
+                f"{source.path} is not the checkpoint that the adapters were trained on, {ours} differs; name that one "
+                "with --source, or write whole weights with --format openvla-oft"
+            )
+
+
 def _write_weights(source: Path, output: Path, tensor: Callable[[str], Tensor]) -> None:
     """The source's files, one after the other, with other contents and without a value head."""
-    places, size = {}, 0
+    places: dict[str, str] = {}
+    size = 0
     for file in weight_files(source):
         names = {key: canonical(key) for key in read_headers(source / file)}
         held = {key: tensor(name).contiguous().cpu() for key, name in names.items() if not name.startswith(VALUE_HEAD)}
@@ -179,16 +193,15 @@ def _agree(ours: tuple[Bounds, Bounds | None], theirs: tuple[Bounds, Bounds | No
 def _join_adapters(policy: OpenVLAOFT, adapters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Matrices by the names of peft, and ranks by the published names of the layers."""
     known = sources(policy.architecture)
+    paths = {name.removesuffix(".lora_A") for name in adapters if name.endswith(".lora_A")}
+    if homeless := sorted(path for path in paths if f"{path}.weight" not in known):
+        raise UserError(f"the adapter of {homeless[0]} has no place in an adapter folder; write --format openvla-oft")
     layers: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for name in adapters:
-        path = name.removesuffix(".lora_A")
-        if path == name:
-            continue
-        if f"{path}.weight" not in known:
-            raise UserError(f"the adapter of {path} has no place in an adapter folder; write --format openvla-oft")
-        layers.setdefault(known[f"{path}.weight"].name.removesuffix(".weight"), []).append(
-            (adapters[f"{path}.lora_A"], adapters[f"{path}.lora_B"])
-        )
+    for weight, place in known.items():  # query, key and value in this order
+        path = weight.removesuffix(".weight")
+        if path in paths:
+            pair = adapters[f"{path}.lora_A"], adapters[f"{path}.lora_B"]
+            layers.setdefault(place.name.removesuffix(".weight"), []).append(pair)
     matrices, ranks = {}, {}
     for layer, pairs in layers.items():
         a, b = torch.cat([pair[0] for pair in pairs]), torch.block_diag(*(pair[1] for pair in pairs))

@@ -194,6 +194,17 @@ def test_the_published_config_is_the_7b_preset(published: PublishedFolder, monke
     assert found == replace(openvla_7b(), name="openvla")
 
 
+def test_a_tower_that_lost_a_block_is_not_taken_for_a_smaller_one(
+    published: PublishedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its second-to-last block would then be another one."""
+    monkeypatch.setattr(hf_architecture, "_token_ids", lambda _: {"bos_id": 1, "eos_id": 2, "final_id": 29_871})
+    lost = "vision_backbone.featurizer.blocks.23."
+    weights = {name: stored for name, stored in published.weights.items() if not name.startswith(lost)}
+    with pytest.raises(UserError, match=r"blocks\.\*: 23 blocks of width 1024, expected 24"):
+        read_architecture(replace(published, weights=weights), views=1, chunk_size=8, action_dim=7)
+
+
 def test_defaults_are_the_librarys() -> None:
     config = LlamaConfig()
     library = config.to_dict() | {"rope_theta": config.rope_parameters["rope_theta"]}

@@ -29,6 +29,7 @@ def env_spec(config: LiberoConfig) -> EnvSpec:
         instructions=tuple(task.instruction for task in tasks),
         init_states=min(len(load_init_states(task)) for task in tasks),
         assets=import_libero(config.assets).origin,
+        suite=config.suite,
     )
 
 

@@ -21,7 +21,7 @@ from vla_rl.placement.plan import Process, Resources, make_plan, sharing_learner
 from vla_rl.policies.base.policy import PolicyInput, PolicyOutput
 from vla_rl.policies.build import build_policy
 from vla_rl.policies.openvla_oft.architecture import openvla_7b
-from vla_rl.policies.openvla_oft.checkpoint import load_policy, save_policy
+from vla_rl.policies.openvla_oft.checkpoint import load_adapters, load_policy, save_policy
 from vla_rl.policies.openvla_oft.config import LoraConfig, OpenVLAOFTConfig
 from vla_rl.policies.openvla_oft.lora import add_adapters
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
@@ -249,6 +249,11 @@ def test_a_run_saves_a_plain_policy_and_resumes_its_adapters_exactly(base, tmp_p
     assert _largest(_outputs(plain).values, now.values) < 1e-5
     assert _largest(_outputs(start).logprobs, now.logprobs) > 1e-3
     assert not torch.equal(plain.lm_head.weight, start.lm_head.weight)
+    apart, alpha = load_adapters(tmp_path / "000001" / "policy")
+    assert alpha == LORA["alpha"]
+    a, b = (apart[f"language_model.layers.0.mlp.up_proj.lora_{matrix}"] for matrix in "AB")
+    weights = [policy.state_dict()["language_model.layers.0.mlp.up_proj.weight"] for policy in (plain, start)]
+    assert torch.allclose(weights[0] - weights[1], b @ a * (LORA["alpha"] / LORA["rank"]), atol=1e-6)
 
     resumed = _process(cfg, tmp_path / "resumed", tmp_path / "000001" / "learner", 1)
     assert all(np.array_equal(adapters[name], p) for name, p in parameters(resumed._learner).items())

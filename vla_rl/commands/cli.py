@@ -147,6 +147,28 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         "warm-start a policy from demonstrations, by behaviour cloning",
         (CONFIG, OVERRIDES, JSON),
     ),
+    "export": (
+        "export:export_command",
+        "write a policy as OpenVLA's checkpoints are published, or convert one to this project's format",
+        (
+            _option("target", metavar="CHECKPOINT_OR_RUN", type=Path, help="folder of a checkpoint or of a run"),
+            _option(
+                "--format",
+                required=True,
+                choices=["openvla-oft", "openvla", "lora", "native"],
+                help="the published layout, with or without proprioception; adapters apart; this project's format",
+            ),
+            _option("--output", metavar="FOLDER", type=Path, required=True, help="the new folder"),
+            _option(
+                "--source",
+                metavar="FOLDER",
+                help="published checkpoint that training began with; by default the run's policy.checkpoint",
+            ),
+            _option("--unnorm-key", metavar="NAME", help="data set whose statistics to read or to write"),
+            _count("--chunk-size", "of a published checkpoint, whose files do not say it: actions per inference", 8),
+            _count("--views", "of a published checkpoint: camera images per observation", 1),
+        ),
+    ),
     "plot": (
         "plot:plot_command",
         "draw the curves of one run, or compare several",

@@ -38,6 +38,7 @@ class EnvSpec:
         instructions: one text for each task; a task id indexes this tuple.
         init_states: number of benchmark initial states of a task.
         assets: origin of meshes and textures, such as "placeholder"; part of every result.
+        suite: group of tasks with a data set of their own, such as "libero_spatial"; empty where there are none.
     """
 
     name: str
@@ -49,6 +50,7 @@ class EnvSpec:
     instructions: tuple[str, ...]
     init_states: int = 50
     assets: str = "none"
+    suite: str = ""
 
 
 @dataclass(frozen=True, slots=True)

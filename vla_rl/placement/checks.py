@@ -10,6 +10,7 @@ from vla_rl.config.messages import Problem
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import Machine
 from vla_rl.placement.plan import PlanError, Resources, make_plan
+from vla_rl.policies.openvla_oft.hf_folder import is_hub_id
 
 
 def load_checked_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -28,7 +29,7 @@ def machine_checks(machine: Machine) -> tuple[Check, ...]:
 
 def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:
     checkpoint = config.policy.checkpoint
-    if checkpoint is None:
+    if checkpoint is None or is_hub_id(checkpoint):
         return
     folder = Path(checkpoint).expanduser().absolute()
     if not folder.is_dir():

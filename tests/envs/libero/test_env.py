@@ -43,7 +43,7 @@ def test_all_tasks_are_listed_as_the_benchmark_lists_them(capsys):
 
 def test_spec_follows_the_protocol():
     spec = env_spec(LiberoConfig(suite="libero_10", tasks=(3, 1), wrist_camera=True))
-    assert spec.max_episode_steps == 520
+    assert (spec.suite, spec.max_episode_steps) == ("libero_10", 520)
     assert spec.views == ("agentview", "robot0_eye_in_hand")
     assert spec.instructions[1] == suite_tasks("libero_10")[1].instruction
     assert (spec.proprio_dim, spec.action_dim, spec.init_states) == (8, 7, 50)

@@ -15,6 +15,8 @@ from pydantic.dataclasses import dataclass
 from vla_rl.core.schema import NonNegative, Positive, PositiveFloat
 
 NUM_BINS = 256
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of DINOv2
+IMAGENET_STD = (0.229, 0.224, 0.225)
 _VOCAB_MULTIPLE = 64
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -72,6 +74,8 @@ class Architecture:
     bos_id: NonNegative
     eos_id: NonNegative
     final_id: NonNegative  # the token that ends every prompt and predicts the first action number
+    dino_mean: tuple[float, float, float] = IMAGENET_MEAN  # of red, green and blue in 0..1, for DINOv2's input
+    dino_std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = IMAGENET_STD
 
     def __post_init__(self) -> None:
         _check_divisible("image_size", self.image_size, "patch_size", self.patch_size)

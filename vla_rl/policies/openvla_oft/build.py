@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import Array, EnvSpec
 from vla_rl.policies.openvla_oft.architecture import PRESETS, Architecture
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
+from vla_rl.policies.openvla_oft.hf_architecture import describe_published
+from vla_rl.policies.openvla_oft.hf_folder import is_published, open_published
 
 if TYPE_CHECKING:
     from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 
+class _OfTheRun(TypedDict):
+    views: int
+    chunk_size: int
+    suite: str
+    unnorm_key: str | None
+
+
 def check_policy(config: OpenVLAOFTConfig, spec: EnvSpec) -> None:
     """Raise UserError if the checkpoint is incomplete or was made for other observations. Does not load torch.
 
-    Loading the checkpoint checks the shapes of its tensors, too.
+    Loading a checkpoint of this project's format checks the shapes of its tensors, too.
     """
     if config.checkpoint is None:
         return
-    path = Path(config.checkpoint) / "architecture.json"
-    try:
-        architecture = Architecture.from_dict(json.loads(path.read_text())["architecture"])
-    except FileNotFoundError:
-        raise UserError(
-            f"policy.checkpoint={config.checkpoint}: {path.name} is missing there; name the folder of a policy "
-            "checkpoint (a run's is at checkpoints/NUMBER/policy), or policy.checkpoint=null for random weights"
-        ) from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(f"policy.checkpoint: {path} cannot be read: {error}; copy the checkpoint again") from error
+    if is_published(config.checkpoint):
+        folder = open_published(config.checkpoint)
+        architecture, *_ = describe_published(folder, **_of_the_run(config, spec))
+    else:
+        architecture = _read_native(Path(config.checkpoint))
     problems = _differences(architecture, config, spec)
     if problems:
         raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
-    _check_weights_are_whole(path.with_name("model.safetensors"))
 
 
 def build_policy(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
@@ -44,19 +48,53 @@ def build_policy(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int) -> OpenVLAO
 
     New adapters do not change the outputs. Raises UserError.
     """
-    from vla_rl.policies.openvla_oft.checkpoint import load_policy
-
-    if config.checkpoint is None:
-        policy = _random_policy(config, spec, seed)
-    else:
-        check_policy(config, spec)
-        policy = load_policy(config.checkpoint)
+    policy = _random_policy(config, spec, seed) if config.checkpoint is None else _load(config, spec, seed)
     policy.value_time, policy.lm_head.in_float32 = config.value_time, config.fp32_head
+    if config.center_crop is not None:
+        policy.architecture = dataclasses.replace(policy.architecture, center_crop=config.center_crop)
     if config.lora is not None:
         from vla_rl.policies.openvla_oft.lora import add_adapters
 
         add_adapters(policy, config.lora, seed)
     return policy
+
+
+def _load(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
+    assert config.checkpoint is not None
+    check_policy(config, spec)
+    if is_published(config.checkpoint):
+        from vla_rl.policies.openvla_oft.hf_reader import load_published
+
+        return load_published(open_published(config.checkpoint), **_of_the_run(config, spec), seed=seed)
+    from vla_rl.policies.openvla_oft.checkpoint import load_policy
+
+    return load_policy(config.checkpoint)
+
+
+def _of_the_run(config: OpenVLAOFTConfig, spec: EnvSpec) -> _OfTheRun:
+    """What a published checkpoint leaves open."""
+    return {
+        "views": len(spec.views),
+        "chunk_size": config.chunk_size,
+        "suite": spec.suite,
+        "unnorm_key": config.unnorm_key,
+    }
+
+
+def _read_native(folder: Path) -> Architecture:
+    path = folder / "architecture.json"
+    try:
+        architecture = Architecture.from_dict(json.loads(path.read_text())["architecture"])
+    except FileNotFoundError:
+        raise UserError(
+            f"policy.checkpoint={folder}: {path.name} is missing there, and so is the config.json of an OpenVLA model; "
+            "name the folder of a policy checkpoint (a run's is at checkpoints/NUMBER/policy), or "
+            "policy.checkpoint=null for random weights"
+        ) from None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(f"policy.checkpoint: {path} cannot be read: {error}; copy the checkpoint again") from error
+    _check_weights_are_whole(path.with_name("model.safetensors"))
+    return architecture
 
 
 def policy_for_demonstrations(

@@ -5,6 +5,7 @@ architecture.json   format version and Architecture
 tokenizer.json      the tokenizer
 statistics.json     percentiles of actions and proprioception, as in OpenVLA's dataset_statistics.json
 metadata.json       where the weights come from; free-form, for people and reports
+adapters.safetensors    of a run with policy.lora: the adapters apart, for ``vla-rl export --format lora``
 """
 
 import json
@@ -23,13 +24,13 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.files import replacing
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import Architecture
-from vla_rl.policies.openvla_oft.lora import merged_state
+from vla_rl.policies.openvla_oft.lora import adapter_alpha, adapter_state, merged_state
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
 
 FORMAT_VERSION = 1
 WEIGHTS, ARCHITECTURE, TOKENIZER = "model.safetensors", "architecture.json", "tokenizer.json"
-STATISTICS, METADATA = "statistics.json", "metadata.json"
+STATISTICS, METADATA, ADAPTERS = "statistics.json", "metadata.json", "adapters.safetensors"
 _NAMED_IN_ERRORS = 5
 
 
@@ -59,9 +60,12 @@ def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, A
     with replacing(folder) as partial:
         partial.mkdir()
         save_file({name: tensor.contiguous() for name, tensor in merged_state(policy).items()}, partial / WEIGHTS)
+        if policy.adapted:
+            save_file(adapter_state(policy), partial / ADAPTERS, {"alpha": str(adapter_alpha(policy))})
         for name, text in texts.items():
             (partial / name).write_text(text + "\n", encoding="utf-8")
-        shutil.copymode(partial / METADATA, partial / WEIGHTS)  # safetensors makes it readable by the owner only
+        for file in partial.glob("*.safetensors"):
+            shutil.copymode(partial / METADATA, file)  # safetensors makes it readable by the owner only
 
 
 def load_policy(folder: str | Path, device: str | torch.device = "cpu") -> OpenVLAOFT:
@@ -82,6 +86,18 @@ def load_policy(folder: str | Path, device: str | torch.device = "cpu") -> OpenV
     except SafetensorError as error:
         raise CheckpointError(f"{weights} is damaged or truncated ({error}): copy the checkpoint again") from error
     return policy.to(device)
+
+
+def load_adapters(folder: str | Path) -> tuple[dict[str, torch.Tensor], int]:
+    """The adapters of ``lora.adapter_state`` and their alpha. Raises CheckpointError if the checkpoint has none."""
+    path = Path(folder) / ADAPTERS
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: all weights were trained, or an older version saved the checkpoint")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, int(file.metadata()["alpha"])  # noqa: SIM118
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged or truncated ({error}): copy the checkpoint again") from error
 
 
 def load_metadata(folder: str | Path) -> dict[str, Any]:

@@ -30,6 +30,21 @@ class OpenVLAOFTConfig(PolicyConfigBase):
     merged: ClassVar[dict[str, Any]] = {"lora": None}
 
     name: Literal["openvla_oft"] = "openvla_oft"
+    checkpoint: str | None = Field(
+        None,
+        description="Folder of a policy checkpoint to start from, in this project's format or as OpenVLA's are "
+        "published, or OWNER/NAME of one on the model hub (docs/policies.md); null: random weights.",
+    )
+    unnorm_key: str | None = Field(
+        None,
+        description="Data set whose statistics scale the actions, of a checkpoint as published; null: that of the "
+        "simulator's suite, or the only one.",
+    )
+    center_crop: bool | None = Field(
+        None,
+        description="Crop images to 90% of their area; null: as the checkpoint says, and true for one as published "
+        "(RL4VLA's need false).",
+    )
     size: Literal["nano", "tiny", "7b"] = Field("tiny", description="Architecture of a policy with random weights.")
     lora: LoraConfig | None = Field(
         None, description="Train low-rank adapters and freeze the other weights; null: train all weights."

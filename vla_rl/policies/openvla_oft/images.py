@@ -1,35 +1,43 @@
 """Converts camera images to the inputs of the two vision towers."""
 
 import io
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of DINOv2
-IMAGENET_STD = (0.229, 0.224, 0.225)
+from vla_rl.policies.openvla_oft.architecture import IMAGENET_MEAN, IMAGENET_STD
+
 CROP_AREA = 0.9  # openvla-oft, experiments/robot/openvla_utils.py
 _JPEG_QUALITY = 95  # the default of the image library that wrote OpenVLA's data sets
 
 
-def prepare_images(images: torch.Tensor, size: int, center_crop: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def prepare_images(
+    images: torch.Tensor,
+    size: int,
+    center_crop: bool,
+    dino_mean: Sequence[float] = IMAGENET_MEAN,
+    dino_std: Sequence[float] = IMAGENET_STD,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Resize, crop and normalize images on their device.
 
     Args:
         images: uint8 [N, H, W, 3].
         size: height and width of the towers' input; images of this size are not resampled.
         center_crop: keep the middle 90% of the area and resize it to ``size``, as OpenVLA's evaluation does.
+        dino_mean, dino_std: of the three colours in 0..1.
 
     Returns:
-        float32 [N, 3, size, size] for DINOv2 (ImageNet statistics) and for SigLIP (to [-1, 1]).
+        float32 [N, 3, size, size] for DINOv2 (by default ImageNet statistics) and for SigLIP (to [-1, 1]).
     """
     pixels = images.permute(0, 3, 1, 2).float()
     if pixels.shape[-2:] != (size, size):
         pixels = F.interpolate(pixels, size=(size, size), mode="bilinear", antialias=True, align_corners=False)
     if center_crop:
         pixels = crop_center(pixels)
-    mean = pixels.new_tensor(IMAGENET_MEAN).view(3, 1, 1) * 255
-    std = pixels.new_tensor(IMAGENET_STD).view(3, 1, 1) * 255
+    mean = pixels.new_tensor(dino_mean).view(3, 1, 1) * 255
+    std = pixels.new_tensor(dino_std).view(3, 1, 1) * 255
     return (pixels - mean) / std, pixels / 127.5 - 1
 
 

@@ -62,6 +62,21 @@ def merged_state(policy: OpenVLAOFT) -> dict[str, Tensor]:
     return state
 
 
+def adapter_state(policy: OpenVLAOFT) -> dict[str, Tensor]:
+    """The adapters alone: A [rank, in] and B [out, rank] as PATH.lora_A and PATH.lora_B, for each adapted layer."""
+    return {
+        f"{path}.lora_{matrix}": getattr(layer, f"lora_{matrix}")[_ADAPTER].weight.detach()
+        for path, layer in policy.adapted.items()
+        for matrix in "AB"
+    }
+
+
+def adapter_alpha(policy: OpenVLAOFT) -> int:
+    """The same for all layers; their outputs are scaled by alpha / rank."""
+    (alpha,) = {layer.lora_alpha[_ADAPTER] for layer in policy.adapted.values()}
+    return alpha
+
+
 def _restrict_to_action_ids(policy: OpenVLAOFT, rank: int) -> None:
     """Compute the adapter of ``lm_head`` for the action ids only, as ``ActionHead`` does; other rows of B stay 0."""
     layers = policy.adapted["lm_head"].lora_B

@@ -239,7 +239,9 @@ class OpenVLAOFT(Policy):
     def _patch_tokens(self, images: Tensor) -> Tensor:
         """[N, V * patches, width], view after view."""
         arch = self.architecture
-        for_dino, for_siglip = prepare_images(images.flatten(0, 1), arch.image_size, arch.center_crop)
+        for_dino, for_siglip = prepare_images(
+            images.flatten(0, 1), arch.image_size, arch.center_crop, arch.dino_mean, arch.dino_std
+        )
         prefix = 1 + arch.dino_registers
         dino = self.dino(for_dino.to(self.lm_head.weight.dtype)).last_hidden_state[:, prefix:]
         siglip = self.siglip(for_siglip.to(self.lm_head.weight.dtype)).last_hidden_state

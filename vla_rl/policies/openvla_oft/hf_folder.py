@@ -1,0 +1,288 @@
+"""Finds and checks the files of an OpenVLA checkpoint in the layout in which it is published; does not load torch.
+
+config.json                   sizes, data set statistics (norm_stats)
+dataset_statistics.json       of a fine-tune; replaces norm_stats
+tokenizer.json
+model.safetensors             or several files and model.safetensors.index.json
+value_head.safetensors        written by ``vla-rl export``; RL4VLA and RLinf keep a value head among the weights
+proprio_projector*.safetensors    of OpenVLA-OFT, converted
+
+A folder with adapter_config.json and adapter_model.safetensors (library peft) has adapters for the checkpoint that
+``base_model_name_or_path`` names. Nothing here is ever unpickled, and no code of a checkpoint is run.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vla_rl.core.errors import UserError
+from vla_rl.policies.openvla_oft.hf_names import EMBEDDING, LM_HEAD, VALUE_HEAD, Shape, canonical, is_ignored
+
+CONFIG, STATISTICS, TOKENIZER = "config.json", "dataset_statistics.json", "tokenizer.json"
+WEIGHTS, INDEX, VALUE_HEAD_FILE = "model.safetensors", "model.safetensors.index.json", "value_head.safetensors"
+PROPRIO_FILE = "proprio_projector.safetensors"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_PREFIX = "base_model.model."
+_MODEL_TYPE, _CLASS = "openvla", "OpenVLAForActionPrediction"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_DOWNLOADED = ["*.json", "*.safetensors", "tokenizer.model", "*.py"]
+_MATRIX = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[AB])(\.default)?\.weight")
+_PLAIN_LORA = {"peft_type": "LORA", "use_dora": False, "bias": "none", "lora_bias": False, "fan_in_fan_out": False}
+_PICKLED = (".bin", ".pt", ".pth")
+_CONVERT = "convert it to safetensors (load it with weights_only=True, write it with safetensors.torch.save_file)"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor in a safetensors file."""
+
+    file: Path
+    key: str
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Low-rank adapters by the name of the weight that they change."""
+
+    config: Mapping[str, Any]
+    matrices: Mapping[str, tuple[Stored, Stored]]  # A [rank, in, ...] and B [out, rank, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFolder:
+    """The files of a checkpoint, by what they hold."""
+
+    path: Path  # of weights, config and tokenizer
+    config: Mapping[str, Any]
+    statistics: Mapping[str, Any]  # by name of the data set
+    weights: dict[str, Stored]  # by the names in openvla-7b
+    value_head: dict[str, Stored] = field(default_factory=dict)  # by our names
+    proprio: dict[str, Stored] = field(default_factory=dict)  # fc1.weight, ...
+    adapters: Adapters | None = None
+
+
+def is_published(checkpoint: str | Path) -> bool:
+    """Whether this names a checkpoint in the published layout: a folder, or an id on the model hub."""
+    path = Path(checkpoint).expanduser()
+    if not path.is_dir():
+        return is_hub_id(checkpoint)
+    if (path / ADAPTER_CONFIG).is_file():
+        return True
+    try:
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and _is_openvla(config)
+
+
+def is_hub_id(checkpoint: str | Path) -> bool:
+    """Whether this can only be OWNER/NAME on the model hub: no such path exists, nor its first folder."""
+    text = str(checkpoint)
+    return _HUB_ID.fullmatch(text) is not None and not Path(text).exists() and not Path(text).parent.is_dir()
+
+
+def open_published(checkpoint: str | Path) -> PublishedFolder:
+    """Find all files of a checkpoint and read the headers of its weights.
+
+    Raises UserError, which names the file that is missing, damaged or of a kind that is not read.
+    """
+    path = _resolve(checkpoint)
+    if (path / ADAPTER_CONFIG).is_file():
+        return _open_adapters(path)
+    config = read_json(path / CONFIG)
+    if not _is_openvla(config):
+        raise UserError(
+            f"{path / CONFIG}: model_type={config.get('model_type')!r}, expected {_MODEL_TYPE!r}: "
+            "another model; name the folder of an OpenVLA checkpoint"
+        )
+    _refuse_other_heads(path)
+    named = {canonical(name): stored for name, stored in _read_weights(path).items() if not is_ignored(name)}
+    weights = {name: stored for name, stored in named.items() if not name.startswith(VALUE_HEAD)}
+    inside = {name: stored for name, stored in named.items() if name not in weights}
+    return PublishedFolder(
+        path, config, _read_statistics(path, config), weights, inside | _read_value_head(path), _read_proprio(path)
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises UserError if the file is missing or has no JSON mapping."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: {path.parent} is not a complete checkpoint; copy it again") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}); copy the checkpoint again") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping, found {type(content).__name__}")
+    return content
+
+
+def weight_files(path: Path) -> list[str]:
+    """Names of the files with the weights. Raises UserError if there are none, or only pickled ones."""
+    if (path / INDEX).is_file():
+        places = read_json(path / INDEX).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            raise UserError(f"{path / INDEX}: no weight_map; copy the checkpoint again")
+        names = sorted(set(places.values()))
+        missing = [name for name in names if not (path / name).is_file()]
+        if missing:
+            raise UserError(f"{path}: {', '.join(missing)} of {INDEX} missing; copy the checkpoint again")
+        return names
+    if (path / WEIGHTS).is_file():
+        return [WEIGHTS]
+    pickled = sorted(file.name for file in path.glob("*") if file.suffix in _PICKLED)
+    if pickled:
+        raise UserError(f"{path / pickled[0]}: pickled weights are not read, they can run any code; {_CONVERT}")
+    raise UserError(f"{path}: neither {WEIGHTS} nor {INDEX} is there; copy the checkpoint again")
+
+
+def _is_openvla(config: Mapping[str, Any]) -> bool:
+    classes = config.get("architectures") or ()
+    return config.get("model_type") == _MODEL_TYPE or _CLASS in classes or "vision_backbone_id" in config
+
+
+def _resolve(checkpoint: str | Path) -> Path:
+    path = Path(checkpoint).expanduser()
+    if path.is_dir():
+        return path
+    if not is_hub_id(checkpoint):
+        raise UserError(f"checkpoint folder {path} does not exist: check the path")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise UserError(
+            f"{checkpoint} is no folder; to download it, install huggingface_hub, or name a folder"
+        ) from None
+    try:
+        return Path(snapshot_download(str(checkpoint), allow_patterns=_DOWNLOADED))
+    except Exception as error:  # the library raises errors of its HTTP client and of several packages
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"{checkpoint}: no such folder, and the model hub could not be asked for it ({type(error).__name__}: "
+            f"{reason}); download it where there is a network, and name its folder"
+        ) from error
+
+
+def _open_adapters(path: Path) -> PublishedFolder:
+    config = read_json(path / ADAPTER_CONFIG)
+    for key, supported in _PLAIN_LORA.items():
+        if config.get(key) not in (None, supported):
+            raise UserError(
+                f"{path / ADAPTER_CONFIG}: {key}={config[key]!r}, supported: {supported!r}; merge the adapters with "
+                "the library that made them, and name the merged checkpoint"
+            )
+    base = config.get("base_model_name_or_path")
+    if not base:
+        raise UserError(
+            f"{path / ADAPTER_CONFIG}: base_model_name_or_path={base!r}; set it to the folder of the checkpoint that "
+            "the adapters were trained on"
+        )
+    base = Path(base).expanduser()
+    if not base.is_absolute() and not base.is_dir() and (path / base).is_dir():
+        base = path / base
+    if (base / ADAPTER_CONFIG).is_file():
+        raise UserError(f"{path / ADAPTER_CONFIG}: {base} has adapters itself; merge those first (vla-rl export)")
+    try:
+        folder = open_published(base)
+    except UserError as error:
+        raise UserError(f"{path / ADAPTER_CONFIG}, base_model_name_or_path: {error}") from error
+    if not (path / ADAPTER_WEIGHTS).is_file():
+        pickled = path / "adapter_model.bin"
+        raise UserError(
+            f"{pickled}: pickled weights are not read, they can run any code; {_CONVERT}"
+            if pickled.is_file()
+            else f"{path / ADAPTER_WEIGHTS} is missing; copy the adapters again"
+        )
+    matrices, value_head, embeddings = _sort_adapters(path / ADAPTER_WEIGHTS)
+    statistics = read_json(path / STATISTICS) if (path / STATISTICS).is_file() else folder.statistics
+    return PublishedFolder(
+        folder.path,
+        folder.config,
+        statistics,
+        folder.weights | embeddings,
+        folder.value_head | value_head | _read_value_head(path),
+        folder.proprio | _read_proprio(path),
+        Adapters(config, matrices),
+    )
+
+
+def _sort_adapters(file: Path) -> tuple[dict[str, tuple[Stored, Stored]], dict[str, Stored], dict[str, Stored]]:
+    """Matrices by the name of their weight, value head, and the embeddings that peft saves whole with its adapters."""
+    found: dict[str, dict[str, Stored]] = {}
+    value_head: dict[str, Stored] = {}
+    embeddings: dict[str, Stored] = {}
+    unknown = []
+    for key, stored in read_headers(file).items():
+        name = key.removeprefix(ADAPTER_PREFIX)
+        whole = name.replace(".base_layer.", ".")
+        if match := _MATRIX.fullmatch(name):
+            found.setdefault(f"{match['layer']}.weight", {})[match["matrix"]] = stored
+        elif name.startswith(VALUE_HEAD):
+            value_head[canonical(name)] = stored
+        elif whole in (EMBEDDING, LM_HEAD):
+            embeddings[whole] = stored
+        else:
+            unknown.append(key)
+    unknown += [name for name, pair in found.items() if pair.keys() != {"A", "B"}]
+    if unknown:
+        raise UserError(
+            f"{file}: {len(unknown)} tensors are not low-rank matrices, such as {unknown[0]}; merge the adapters with "
+            "the library that made them, and name the merged checkpoint"
+        )
+    return {name: (pair["A"], pair["B"]) for name, pair in found.items()}, value_head, embeddings
+
+
+def read_headers(file: Path) -> dict[str, Stored]:
+    """All tensors of a safetensors file. Raises UserError if it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as opened:
+            return {
+                key: Stored(file, key, tuple(opened.get_slice(key).get_shape()))
+                for key in opened.keys()  # noqa: SIM118
+            }
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} is damaged or truncated ({error}); copy the checkpoint again") from error
+
+
+def _read_weights(path: Path) -> dict[str, Stored]:
+    return {key: stored for name in weight_files(path) for key, stored in read_headers(path / name).items()}
+
+
+def _read_statistics(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    file = path / STATISTICS
+    return read_json(file) if file.is_file() else dict(config.get("norm_stats") or {})
+
+
+def _read_value_head(path: Path) -> dict[str, Stored]:
+    file = path / VALUE_HEAD_FILE
+    return {canonical(key): stored for key, stored in read_headers(file).items()} if file.is_file() else {}
+
+
+def _read_proprio(path: Path) -> dict[str, Stored]:
+    found = sorted(file for file in path.glob("proprio_projector*") if file.suffix in (*_PICKLED, ".safetensors"))
+    if not found:
+        return {}
+    converted = [file for file in found if file.suffix == ".safetensors"]
+    if not converted:
+        raise UserError(f"{found[0]}: pickled weights are not read, they can run any code; {_CONVERT}")
+    return {key.removeprefix("module."): stored for key, stored in read_headers(converted[-1]).items()}
+
+
+def _refuse_other_heads(path: Path) -> None:
+    """Policies with continuous actions (OpenVLA-OFT's L1 and diffusion heads) or language-modulated vision (FiLM)."""
+    for pattern, what in (
+        ("action_head--*", "a head for continuous actions, L1 regression or diffusion"),
+        ("noisy_action_projector--*", "a head for continuous actions, diffusion"),
+        ("vision_backbone--*", "a vision backbone modulated by language (FiLM)"),
+    ):
+        for file in sorted(path.glob(pattern)):
+            raise UserError(
+                f"{file}: the checkpoint has {what}; only policies with discrete action tokens are read. Name a "
+                "checkpoint that was fine-tuned with discrete tokens (those of SimpleVLA-RL, RLinf and RL4VLA)"
+            )

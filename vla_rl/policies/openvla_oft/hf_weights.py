@@ -1,0 +1,106 @@
+"""Reads the tensors of a published checkpoint, merges adapters into them, and converts them to ours and back.
+
+A low-rank adapter of a fused layer, such as ``attn.qkv``, is merged before the layer is split: query, key and value
+share its A, and each has a third of the rows of its B.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from vla_rl.policies.openvla_oft.architecture import Architecture
+from vla_rl.policies.openvla_oft.hf_folder import PublishedFolder, Stored
+from vla_rl.policies.openvla_oft.hf_names import FUSED, Pick, sources
+
+_CLASS, _POSITIONS = "dino.embeddings.cls_token", "dino.embeddings.position_embeddings"
+
+
+class WeightReader:
+    """Reads single tensors; each file is opened once."""
+
+    def __init__(self, folder: PublishedFolder, device: str | torch.device = "cpu") -> None:
+        self._folder, self._device = folder, str(device)
+        self._files: dict[Path, Any] = {}
+
+    def weight(self, name: str) -> Tensor:
+        """A weight by its published name, with the adapter merged into it if it has one."""
+        tensor = self.read(self._folder.weights[name])
+        adapters = self._folder.adapters
+        if adapters is None or name not in adapters.matrices:
+            return tensor
+        a, b = (self.read(stored).float() for stored in adapters.matrices[name])
+        delta = (b.flatten(1) @ a.flatten(1)).view(tensor.shape) * scaling(adapters.config, name, a.shape[0])
+        return (tensor.float() + delta).to(tensor.dtype)
+
+    def read(self, stored: Stored) -> Tensor:
+        if stored.file not in self._files:
+            self._files[stored.file] = safe_open(stored.file, framework="pt", device=self._device)
+        return self._files[stored.file].get_tensor(stored.key)
+
+
+def scaling(config: Mapping[str, Any], name: str, rank: int) -> float:
+    """By which the library peft multiplies B A of the layer with this weight."""
+    layer = name.removesuffix(".weight")
+    alpha = config.get("lora_alpha", 8)
+    for pattern, value in (config.get("alpha_pattern") or {}).items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", layer):
+            alpha = value
+            break
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+
+
+def to_ours(arch: Architecture, weight: Callable[[str], Tensor]) -> dict[str, Tensor]:
+    """Our weights from published ones, without value head and proprioception. Each is read once."""
+    state = {}
+    for name, targets in _by_source(arch).items():
+        tensor = weight(name)
+        for ours, pick in targets.items():
+            state[ours] = _take(tensor, pick)
+    return state
+
+
+def to_published(arch: Architecture, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """The published weights that have a counterpart in ``state``; each is made when it is called for.
+
+    DINOv2's class token has no position there: what training gave it is added to the token, which is the same.
+    """
+    positions = state[_POSITIONS]
+    state = {**state, _CLASS: state[_CLASS] + positions[:, :1]}
+    for name, targets in _by_source(arch).items():
+        yield name, partial(_put, [state[ours] for ours in targets], next(iter(targets.values())))
+
+
+def _by_source(arch: Architecture) -> dict[str, dict[str, Pick]]:
+    """By published name: our names in the order of their parts."""
+    grouped: dict[str, dict[str, Pick]] = defaultdict(dict)
+    for ours, source in sources(arch).items():
+        grouped[source.name][ours] = source.pick
+    return grouped
+
+
+def _take(tensor: Tensor, pick: Pick) -> Tensor:
+    if pick in FUSED:
+        return tensor.chunk(3)[pick.value].clone()
+    if pick is Pick.POSITIONS:
+        return tensor[0].clone()
+    if pick is Pick.POSITIONS_AFTER_CLASS:
+        return torch.cat([torch.zeros_like(tensor[:, :1]), tensor], dim=1)
+    return tensor
+
+
+def _put(parts: list[Tensor], pick: Pick) -> Tensor:
+    """The inverse of ``_take``; ``pick`` is that of the first part."""
+    if pick in FUSED:
+        return torch.cat(parts)
+    (tensor,) = parts
+    if pick is Pick.POSITIONS:
+        return tensor.unsqueeze(0)
+    return tensor[:, 1:] if pick is Pick.POSITIONS_AFTER_CLASS else tensor

@@ -96,7 +96,26 @@ class LearnerConfig(ConfigGroup):
         None, description="Data-parallel processes; null: one per GPU of the learner, or one per node without GPUs."
     )
     zero_stage: int = Field(0, ge=0, le=3, description="DeepSpeed's ZeRO stage: what is sharded over the ranks.")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="Dtype of the weights, in inference as well.")
+    offload_optimizer: Literal["none", "cpu"] = Field(
+        "none",
+        description="cpu: optimizer state and master weights stay in host memory, where the optimizer steps (DeepSpeed's "
+        "ZeRO-Offload). Needs zero_stage of at least 1.",
+    )
+    offload_parameters: Literal["none", "cpu"] = Field(
+        "none",
+        description="cpu: weights stay in host memory, and come to the device block by block (DeepSpeed's "
+        "ZeRO-Infinity). Needs zero_stage=3.",
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="Dtype of the weights, in inference as well. With bf16, gradients are accumulated in fp32, and the "
+        "optimizer has master weights in fp32.",
+    )
+    activation_checkpointing: bool = Field(
+        False,
+        description="Keep only the inputs of blocks for the backward pass and compute the rest again: far less memory "
+        "for a third more computing (arXiv:1604.06174).",
+    )
     micro_batch: Positive = Field(64, description="Chunks per forward and backward pass of one rank.")
     lr: float = Field(1e-5, ge=0.0, description="Learning rate; fits training all weights (RL4VLA: 1e-4 with LoRA).")
     value_lr: float | None = Field(None, ge=0.0, description="Learning rate of the value head; null: the same as lr.")

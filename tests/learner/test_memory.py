@@ -1,0 +1,67 @@
+"""What a large policy needs of the learner: checkpointed activations, offloading, and gradients summed in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.learner.learner_tools import config, make_learner, parameters, random_batch
+
+STAGES = [
+    pytest.param({"zero_stage": 0}, id="0"),
+    pytest.param({"zero_stage": 1}, id="1"),
+    pytest.param({"zero_stage": 2}, id="2"),
+    pytest.param({"zero_stage": 3}, id="3"),
+    pytest.param({"zero_stage": 1, "offload_optimizer": "cpu"}, id="1, optimizer offloaded"),
+    pytest.param({"zero_stage": 2, "offload_optimizer": "cpu"}, id="2, optimizer offloaded"),
+    pytest.param({"zero_stage": 3, "offload_optimizer": "cpu"}, id="3, optimizer offloaded"),
+    pytest.param({"zero_stage": 3, "offload_parameters": "cpu"}, id="3, parameters offloaded"),
+    pytest.param({"zero_stage": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu"}, id="3, all offloaded"),
+]
+
+
+def learner_of(**settings: Any) -> Any:
+    return make_learner(config(policy={"size": "nano", "chunk_size": 4}, learner={"lr": 1e-3} | settings))
+
+
+def updated(**settings: Any) -> dict[str, np.ndarray]:
+    learner = learner_of(micro_batch=5, **settings)
+    learner.update(random_batch())
+    return parameters(learner)
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, np.ndarray]:
+    return updated()
+
+
+@pytest.mark.parametrize("settings", STAGES)
+def test_checkpointing_and_offloading_leave_the_update_as_it_is(settings: dict, plain: dict[str, np.ndarray]) -> None:
+    found = updated(activation_checkpointing=True, **settings)
+    assert found.keys() == plain.keys()
+    apart = np.sqrt(sum(float(np.square(found[name] - plain[name]).sum()) for name in plain))
+    start = parameters(learner_of())
+    way = np.sqrt(sum(float(np.square(start[name] - plain[name]).sum()) for name in plain))
+    assert apart < 1e-3 * way
+    if not settings["zero_stage"]:
+        assert apart == 0.0
+
+
+@pytest.mark.parametrize("settings", STAGES)
+def test_bf16_gradients_are_summed_in_float32(settings: dict) -> None:
+    """12 micro-batches of 2^-9 of the first: bfloat16, which has 8 bits, would lose each of them."""
+    engine = learner_of(precision="bf16", lr=0.0, **settings)._engine
+    norms = []
+    for small in (0, 12):
+        for i in range(small + 1):
+            images = torch.full((1, 1, 48, 48, 3), 100, dtype=torch.uint8)
+            output = engine(images, torch.zeros(1, 3), torch.zeros(1, dtype=torch.long), torch.zeros(1), 1.0)
+            loss = output.logits[..., 0].sum() + output.values.sum()
+            engine.set_gradient_accumulation_boundary(i == small)
+            engine.backward(loss * (1.0 if i == 0 else 2.0**-9))
+            engine.step()
+        norms.append(float(engine.get_global_grad_norm()))
+    assert norms[1] / norms[0] == pytest.approx(1 + 12 * 2.0**-9, rel=2e-3)

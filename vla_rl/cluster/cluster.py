@@ -29,7 +29,6 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.plan import Plan, Process, sharing_learner
-from vla_rl.placement.profile import Memory
 from vla_rl.replay.store import StoreRules
 
 _SETUP_TIMEOUT_S = 600.0  # building simulators and models
@@ -127,13 +126,7 @@ class Cluster:
 
     def _actor(self, cls: type, process: Process | None = None, concurrency: int = 4, node: int = 0) -> Any:
         """A Ray actor class with options: the plan, not Ray, decides on which node it runs and which device it sees."""
-        threads = str(process.threads if process else 1)
-        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LP_NUM_THREADS": "1"}
-        variables["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads sleep instead of spinning on their cores
-        if process and process.role == "learner":
-            variables |= _KEEP_MEMORY
-        if process and process.kind == "cuda":
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.plan.local_devices(process)))
+        variables = environment(process, self.plan)
         placed = self._session.placed(process.node if process else node)
         return ray.remote(cls).options(max_concurrency=concurrency, runtime_env={"env_vars": variables}, **placed)
 
@@ -244,10 +237,6 @@ class Cluster:
             else:
                 self._connect(index)
 
-    def policy_memory(self) -> Memory:
-        """Memory of the policy on a device, from the sizes of its parameters; after ``start``."""
-        return self.get(self._servers[0].memory.remote(), "the policy's sizes", CALL_TIMEOUT_S)
-
     def call_store(self, method: str, *args: Any) -> Any:
         """A quick call of the store."""
         return self.get(getattr(self.store, method).remote(*args), f"the replay store ({method})", CALL_TIMEOUT_S)
@@ -259,6 +248,18 @@ class Cluster:
         use = self._session.lock_use()
         shared = [use[name] for name in self.plan.locks if name in use]
         return totals | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
+
+
+def environment(process: Process | None, plan: Plan) -> dict[str, str]:
+    """Environment variables with which a process starts."""
+    threads = str(process.threads if process else 1)
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LP_NUM_THREADS": "1"}
+    variables["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads sleep instead of spinning on their cores
+    if process and process.role == "learner" and process.kind == "cpu":
+        variables |= _KEEP_MEMORY
+    if process and process.kind == "cuda":
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, plan.local_devices(process)))
+    return variables
 
 
 def _weights_path(folder: Path) -> Path:

@@ -19,6 +19,11 @@ from vla_rl.core.schema import ConfigGroup, Fraction, NonNegative, Positive, Pos
 from vla_rl.policies.openvla_oft.config import PolicyConfig
 
 
+# DeepSpeed's defaults, in weights; what ZeRO holds at a time on top of a rank's own part
+ZERO_BUCKET = 500_000_000  # whose gradients it reduces together
+ZERO_LIVE = 1_000_000_000  # that stage 3 gathers
+
+
 class SftConfig(ConfigGroup):
     """The warm start: behaviour cloning of demonstrations (`vla-rl sft`)."""
 
@@ -191,7 +196,7 @@ class PlacementConfig(ConfigGroup):
     offload: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Whether inference and learner offload to host memory while the other one uses a shared device. "
-        "auto: only if they do not fit together by the profile; without a profile never.",
+        "auto: only if they do not fit together.",
     )
     env_workers: Positive = Field(2, description="Simulator processes over all nodes, if simulators run on cores.")
     envs_per_worker: Positive = Field(4, description="Environments of one simulator process.")

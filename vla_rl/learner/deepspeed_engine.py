@@ -7,13 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.config.run_config import LearnerConfig
+from vla_rl.config.run_config import ZERO_BUCKET, ZERO_LIVE, LearnerConfig
 from vla_rl.core.devices.offload import Offloader
 from vla_rl.core.errors import UserError
 from vla_rl.policies.openvla_oft.activation_checkpointing import checkpoint_activations
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
-
-BUCKET = 500_000_000  # weights at most whose gradients ZeRO reduces together, DeepSpeed's default
 
 
 def make_engine(policy: OpenVLAOFT, settings: LearnerConfig) -> tuple[Any, Any]:
@@ -47,7 +45,7 @@ def make_engine(policy: OpenVLAOFT, settings: LearnerConfig) -> tuple[Any, Any]:
 def _engine_config(settings: LearnerConfig, trained: int, cuda: bool) -> dict[str, Any]:
     """DeepSpeed's configuration. ``trained``: number of trained weights."""
     # DeepSpeed's default buckets are for large models: 2 GB each, which offloading would copy as zeros
-    bucket = min(BUCKET, trained)
+    bucket = min(ZERO_BUCKET, trained)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": settings.micro_batch,
         # boundaries are set by hand: the number of micro-batches differs from one optimizer step to the next
@@ -57,6 +55,7 @@ def _engine_config(settings: LearnerConfig, trained: int, cuda: bool) -> dict[st
             "stage": settings.zero_stage,
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
+            "stage3_max_live_parameters": ZERO_LIVE,
             "offload_optimizer": {"device": settings.offload_optimizer, "pin_memory": cuda},
         },
         # immediately: stage 1 would add up sums of micro-batches instead of micro-batches

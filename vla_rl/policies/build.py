@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
 from vla_rl.policies.openvla_oft.architecture import PRESETS, Architecture
 from vla_rl.policies.openvla_oft.config import PolicyConfig
+from vla_rl.policies.openvla_oft.sizes import PolicySizes
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +76,20 @@ def make_architecture(config: PolicyConfig, spec: EnvSpec) -> Architecture:
     """The preset of ``policy.size``, with the views and dimensions of the simulator."""
     return PRESETS[config.size](
         views=len(spec.views), proprio_dim=spec.proprio_dim, chunk_size=config.chunk_size, action_dim=spec.action_dim
+    )
+
+
+def policy_sizes(
+    config: PolicyConfig, spec: EnvSpec, element_size: int, *, activation_checkpointing: bool = False
+) -> PolicySizes:
+    """What the run's policy takes, without building it. ``element_size``: bytes of one weight."""
+    architecture = make_architecture(config, spec)
+    if config.checkpoint is not None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # ``check_policy`` tells what is wrong
+            content = json.loads((Path(config.checkpoint) / "architecture.json").read_text())
+            architecture = Architecture.from_dict(content["architecture"])
+    return PolicySizes.of(
+        architecture, config.lora, element_size=element_size, activation_checkpointing=activation_checkpointing
     )
 
 

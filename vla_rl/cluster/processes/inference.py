@@ -9,7 +9,6 @@ from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
 from vla_rl.inference.inference_server import BatchPolicy
 from vla_rl.placement.plan import Process
-from vla_rl.placement.profile import Memory
 
 
 class InferenceProcess:
@@ -64,12 +63,6 @@ class InferenceProcess:
 
     def onload(self) -> None:
         self._server.onload()
-
-    def memory(self) -> Memory:
-        """What the policy takes, after ``build``; here no ZeRO stage has divided it."""
-        from vla_rl.placement.profile import policy_memory
-
-        return policy_memory(self._config, self._policy)
 
     def stats(self) -> dict[str, float]:
         """Meters of the server, including its waits for leases, and of the policy, without them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from typing import Any
 
 import torch
@@ -83,35 +84,36 @@ def _saved_bytes(policy: OpenVLAOFT, rows: int) -> int:
 def _peak_bytes(policy: OpenVLAOFT, rows: int, backward: bool) -> int:
     for weight in policy.parameters():
         weight.grad = torch.empty_like(weight) if backward and weight.requires_grad else None
-    with _LiveBytes() as live, torch.set_grad_enabled(backward):
+    with LiveBytes() as live, torch.set_grad_enabled(backward):
         loss = loss_of(policy, rows)
         if backward:
             loss.backward()
-    return live.peak
+    return live.peaks["cpu"]
 
 
-class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that operators make, as long as they live."""
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all storages that operators make, as long as they live, by kind of device."""
 
     def __init__(self) -> None:
         super().__init__()
         self._live: dict[int, Any] = {}
-        self._now = self.peak = 0
+        self._now: Counter[str] = Counter()
+        self.peaks: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
             if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self._live:
-                self._made(storage)
+                self._made(storage, tensor.device.type)
         return result
 
-    def _made(self, storage: torch.UntypedStorage) -> None:
+    def _made(self, storage: torch.UntypedStorage, device: str) -> None:
         key, nbytes = storage._cdata, storage.nbytes()
 
         def gone(_: object) -> None:
             del self._live[key]
-            self._now -= nbytes
+            self._now[device] -= nbytes
 
         self._live[key] = weakref.ref(storage, gone)
-        self._now += nbytes
-        self.peak = max(self.peak, self._now)
+        self._now[device] += nbytes
+        self.peaks[device] = max(self.peaks[device], self._now[device])

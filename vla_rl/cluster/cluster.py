@@ -93,7 +93,7 @@ class Cluster:
         ]
         self._servers = [self._new_server(p) for p in plan.servers]
         self._workers = [self._new_worker(p) for p in plan.workers]
-        builds = [s.build.remote() for s in self._servers]
+        builds = [s.build.remote(self._attaches(i)) for i, s in enumerate(self._servers)]
         if self.learners:
             self._set_up_learners(state, policy_version)
         self.get(builds, "the policy of the inference servers", _SETUP_TIMEOUT_S)
@@ -123,6 +123,9 @@ class Cluster:
         connection: ray.ObjectRef = server.connect.remote(self._address(index), weights, self.plan.max_batch, frozen)
         self.get(connection, "an inference server to be connected", _SETUP_TIMEOUT_S)
         self._loops[server.run.remote()] = ("inference server", index)
+
+    def _attaches(self, server: int) -> bool:
+        return bool(self.learners) and sharing_learner(self.config, self.plan, self.plan.servers[server]) is not None
 
     def _actor(self, cls: type, process: Process | None = None, concurrency: int = 4, node: int = 0) -> Any:
         """A Ray actor class with options: the plan, not Ray, decides on which node it runs and which device it sees."""
@@ -231,7 +234,9 @@ class Cluster:
             self._workers[index] = self._new_worker(self.plan.workers[index])
         else:
             self._servers[index] = self._new_server(self.plan.servers[index])
-            self.get(self._servers[index].build.remote(), "a new inference server", _SETUP_TIMEOUT_S)
+            self.get(
+                self._servers[index].build.remote(self._attaches(index)), "a new inference server", _SETUP_TIMEOUT_S
+            )
             if self._inference_offloaded:
                 self._unconnected.append(index)
             else:

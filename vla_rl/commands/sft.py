@@ -18,6 +18,7 @@ from vla_rl.commands.demonstrations import collect_demonstrations
 from vla_rl.commands.run_folder import metadata
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.files import write_json
+from vla_rl.core.machine import Machine
 from vla_rl.observability.console import ProgressDisplay, make_console
 from vla_rl.placement.checks import load_checked_config
 
@@ -34,11 +35,11 @@ def sft_command(args: Any) -> int:
     """Collect or read demonstrations, clone them, save the checkpoint and evaluate it."""
     from vla_rl.commands.evaluate import evaluate_policy
 
-    config = load_checked_config(args.config, [*args.overrides, "policy.checkpoint=null", "policy.lora=null"])
+    config = load_checked_config(args.config, [*args.overrides, "policy.checkpoint=null"])
     console = make_console()
     figures = clone(config, console)
     if config.train.eval_episodes:
-        trained = config.with_values({"policy.checkpoint": config.sft.output})
+        trained = config.with_values({"policy.checkpoint": config.sft.output, "policy.lora": None})  # merged into it
         for greedy in (True, False):
             evaluation = evaluate_policy(trained, config.train.eval_episodes, greedy=greedy)
             console.print(evaluation.text(), highlight=False)
@@ -49,15 +50,19 @@ def sft_command(args: Any) -> int:
 
 
 def clone(config: RunConfig, console: Console) -> dict[str, Any]:
-    """Train a policy on demonstrations as the group ``sft`` says, write its checkpoint and return figures about it."""
-    import torch
+    """Train a policy on demonstrations as the group ``sft`` says, write its checkpoint and return figures about it.
 
+    On a GPU if there is one; with ``policy.lora`` only adapters, which the checkpoint has merged into its weights.
+    """
     from envs import env_spec
     from envs.base.demonstrations import read_demonstrations
-    from vla_rl.policies.build import make_architecture
+    from vla_rl.core.devices.settings import set_up_torch
+    from vla_rl.policies.build import make_architecture, torch_dtype
     from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
+    from vla_rl.policies.openvla_oft.activation_checkpointing import checkpoint_activations
     from vla_rl.policies.openvla_oft.checkpoint import save_policy
     from vla_rl.policies.openvla_oft.initialize import make_policy
+    from vla_rl.policies.openvla_oft.lora import add_adapters
 
     spec = env_spec(config.env)
     console.print(f"{spec.name}, assets: {spec.assets}", highlight=False)
@@ -66,11 +71,18 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
         paths, instructions=spec.instructions, views=spec.views, image_size=spec.image_size, proprio=spec.proprio_dim
     )
     console.print(f"{demos.num_demonstrations} demonstrations, {len(demos.actions)} steps", highlight=False)
-    torch.set_num_threads(config.sft.threads)
+    device = "cuda" if Machine.detect().gpus else "cpu"
+    set_up_torch(device, config.sft.threads)
     codec = ActionCodec.from_actions(demos.actions)
     proprio = Bounds.from_samples(demos.proprio) if spec.proprio_dim else None
     architecture = make_architecture(config.policy, spec)
-    policy = make_policy(architecture, spec.instructions, codec, proprio, seed=config.seed)
+    dtype = torch_dtype(config.learner.precision)
+    policy = make_policy(architecture, spec.instructions, codec, proprio, seed=config.seed, device=device, dtype=dtype)
+    policy.lm_head.in_float32 = config.policy.fp32_head
+    if config.policy.lora is not None:
+        add_adapters(policy, config.policy.lora, config.seed)
+    if config.learner.activation_checkpointing:
+        checkpoint_activations(policy)
     start = time.monotonic()
     losses = _train(config, policy, demos, console)
     figures = {
@@ -90,14 +102,16 @@ def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console
     import torch
     from transformers import get_cosine_schedule_with_warmup
 
-    sft = config.sft
-    parameters = policy.trunk_parameters()
-    optimizer = torch.optim.AdamW(parameters, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay)
+    from vla_rl.learner.master_weights import MasterWeights
+
+    sft, device = config.sft, policy.text_ids.device
+    masters = MasterWeights(policy.trunk_parameters())
+    optimizer = torch.optim.AdamW(masters.float32, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay)
     schedule = get_cosine_schedule_with_warmup(optimizer, round(_WARMUP * sft.updates), sft.updates)  # decays to 0
     chunks, mask = demos.chunks(config.policy.chunk_size)
     tokens = policy.codec.encode(chunks)
     rng, condition_rng = np.random.default_rng(config.seed), np.random.default_rng((config.seed, 1))
-    tasks = len(policy.instructions)
+    tasks, parts = len(policy.instructions), -(-sft.batch // config.learner.micro_batch)
     policy.set_instructions(config.algo.prompts(policy.instructions))
     losses: list[float] = []
     policy.train()
@@ -105,20 +119,25 @@ def _train(config: RunConfig, policy: OpenVLAOFT, demos: Demonstrations, console
         for update in range(sft.updates):
             rows = rng.integers(len(tokens), size=sft.batch)
             images = shift_images(demos.images[rows], rng, sft.max_shift)
-            no_time = np.zeros(sft.batch, np.float32)  # of no use: the value head is not trained
             conditions = config.algo.demonstration_conditions(condition_rng.random(sft.batch))
             task = demos.task[rows] + conditions * tasks
-            seen = (images, demos.proprio[rows], task, no_time)
-            inputs = (torch.from_numpy(array) for array in seen)
-            logits = policy(*inputs, temperature=1.0).logits
-            targets = torch.from_numpy(tokens[rows]), torch.from_numpy(mask[rows])
-            loss = cloning_loss(logits, *targets, sft.bin_smoothing)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            seen = (images, demos.proprio[rows], task, tokens[rows], mask[rows])
+            masters.zero_grad()
+            total = 0.0
+            for part in np.array_split(np.arange(sft.batch), parts):
+                *inputs, demonstrated, valid = (torch.from_numpy(array[part]).to(device) for array in seen)
+                no_time = torch.zeros(len(part), device=device)  # of no use: the value head is not trained
+                logits = policy(*inputs, no_time, temperature=1.0).logits
+                share = float(mask[rows[part]].sum() / mask[rows].sum())
+                loss = cloning_loss(logits, demonstrated, valid, sft.bin_smoothing) * share
+                loss.backward()
+                total += loss.item()
+            masters.take_gradients()
+            torch.nn.utils.clip_grad_norm_(masters.float32, 1.0)
             optimizer.step()
+            masters.write_back()
             schedule.step()
-            losses.append(loss.item())
+            losses.append(total)
             progress.update(update + 1, f"loss {np.mean(losses[-50:]):.3f}")
     policy.eval()
     return losses
@@ -140,7 +159,7 @@ def cloning_loss(logits: Tensor, tokens: Tensor, mask: Tensor, smoothing: float)
     if smoothing == 0:
         losses = F.cross_entropy(logits.flatten(0, 2), tokens.long().flatten(), reduction="none").view(tokens.shape)
     else:
-        distance = torch.arange(logits.shape[-1]) - tokens.long().unsqueeze(-1)
+        distance = torch.arange(logits.shape[-1], device=logits.device) - tokens.long().unsqueeze(-1)
         target = torch.softmax(-0.5 * (distance / smoothing) ** 2, dim=-1)
         losses = -(target * F.log_softmax(logits, dim=-1)).sum(-1)
     weights = mask.unsqueeze(-1).expand_as(losses).to(losses.dtype)

@@ -18,7 +18,6 @@ from envs.libero.config import LiberoConfig
 from vla_rl.core.schema import ConfigGroup, Fraction, NonNegative, Positive, PositiveFloat
 from vla_rl.policies.openvla_oft.config import PolicyConfig
 
-
 # DeepSpeed's defaults, in weights; what ZeRO holds at a time on top of a rank's own part
 ZERO_BUCKET = 500_000_000  # whose gradients it reduces together
 ZERO_LIVE = 1_000_000_000  # that stage 3 gathers
@@ -103,8 +102,8 @@ class LearnerConfig(ConfigGroup):
     zero_stage: int = Field(0, ge=0, le=3, description="DeepSpeed's ZeRO stage: what is sharded over the ranks.")
     offload_optimizer: Literal["none", "cpu"] = Field(
         "none",
-        description="cpu: optimizer state and master weights stay in host memory, where the optimizer steps (DeepSpeed's "
-        "ZeRO-Offload). Needs zero_stage of at least 1.",
+        description="cpu: optimizer state and master weights stay in host memory, where the optimizer steps "
+        "(DeepSpeed's ZeRO-Offload). Needs zero_stage of at least 1.",
     )
     offload_parameters: Literal["none", "cpu"] = Field(
         "none",

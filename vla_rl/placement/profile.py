@@ -42,7 +42,9 @@ class Memory(_Part):
 
     device: GiB = Field(description="Size of a device's memory.")
     weights: GiB = Field(description="Weights of the whole model, as inference and training hold them.")
-    trained: GiB = Field(description="Gradients, optimizer state and, with bf16, master weights, on one unsharded rank.")
+    trained: GiB = Field(
+        description="Gradients, optimizer state and, with bf16, master weights, on one unsharded rank."
+    )
     infer_each: GiB = Field(0.0, description="One row of an inference batch.")
     train_each: GiB = Field(0.0, description="Activations of one chunk of a micro-batch, at the peak.")
     simulate_fixed: GiB = Field(0.0, description="A simulator process that runs on a device.")

@@ -43,19 +43,30 @@ def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
     _check_weights_are_whole(path.with_name("model.safetensors"))
 
 
-def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int, prompts: Sequence[str] | None = None) -> OpenVLAOFT:
+def build_policy(
+    config: PolicyConfig,
+    spec: EnvSpec,
+    seed: int,
+    prompts: Sequence[str] | None = None,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> OpenVLAOFT:
     """Load the checkpoint's policy, or make one with random weights drawn by ``seed``. With lora, add adapters.
 
     New adapters do not change the outputs. ``prompts``: the policy's instructions, by task number; None: those of the
-    simulator. Raises UserError.
+    simulator. ``device``: where the weights come to be; "meta": nowhere, for a policy that will attach those of
+    another. ``dtype``: None for the checkpoint's own. Raises UserError.
     """
+    import torch
+
     from vla_rl.policies.openvla_oft.checkpoint import load_policy
 
     if config.checkpoint is None:
-        policy = _random_policy(config, spec, seed)
+        policy = _random_policy(config, spec, seed, device, dtype or torch.float32)
     else:
         check_policy(config, spec)
-        policy = load_policy(config.checkpoint)
+        policy = load_policy(config.checkpoint, device, dtype)
     policy.value_time, policy.lm_head.in_float32 = config.value_time, config.fp32_head
     if config.lora is not None:
         from vla_rl.policies.openvla_oft.lora import add_adapters
@@ -93,7 +104,7 @@ def policy_sizes(
     )
 
 
-def _random_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
+def _random_policy(config: PolicyConfig, spec: EnvSpec, seed: int, device: str, dtype: torch.dtype) -> OpenVLAOFT:
     from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
     from vla_rl.policies.openvla_oft.initialize import make_policy
 
@@ -101,7 +112,8 @@ def _random_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT
     a, p = spec.action_dim, spec.proprio_dim
     codec = ActionCodec(Bounds((-1.0,) * a, (1.0,) * a, (True,) * (a - 1) + (False,)))
     proprio = Bounds((-1.0,) * p, (1.0,) * p, (True,) * p) if p else None
-    return make_policy(make_architecture(config, spec), spec.instructions, codec, proprio, seed=seed)
+    architecture = make_architecture(config, spec)
+    return make_policy(architecture, spec.instructions, codec, proprio, seed=seed, device=device, dtype=dtype)
 
 
 def _check_weights_are_whole(path: Path) -> None:

@@ -71,7 +71,7 @@ class VirtualPolicyRunner:
 
 
 class VirtualInferenceProcess(InferenceProcess):
-    def build(self) -> None:
+    def build(self, attaches: bool = False) -> None:
         """There is nothing to build."""
 
     def _make_policy_runner(self, weights: Path | None) -> VirtualPolicyRunner:

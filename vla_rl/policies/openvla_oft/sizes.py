@@ -13,7 +13,9 @@ from typing import Self
 from vla_rl.policies.openvla_oft.architecture import NUM_BINS, Architecture, VisionTower
 from vla_rl.policies.openvla_oft.config import LoraConfig
 
-_PROMPT_TOKENS = 32  # an assumption, where the instructions are not known: OpenVLA's prompt, with a sentence of 20 tokens
+_PROMPT_TOKENS = (
+    32  # an assumption, where the instructions are not known: OpenVLA's prompt, with a sentence of 20 tokens
+)
 # Tensors of a block's intermediate width that exist at one time, counted by tests/policies/test_sizes.py
 _WIDE_BACKWARD, _WIDE_FORWARD = 3, 6
 

@@ -160,6 +160,7 @@ def _remedies(config: RunConfig, parts: Mapping[str, Parts], room: float) -> str
         remedies.append("set learner.precision=bf16")
     if state > room / 10:
         remedies += ["train adapters with policy.lora"] if config.policy.lora is None else []
-        remedies.append("shard its state over more devices with learner.zero_stage=2 or 3")
+        if learner.zero_stage < 2:
+            remedies.append("shard its state over more devices with learner.zero_stage=2 or 3")
         remedies += ["set learner.offload_optimizer=cpu"] if learner.offload_optimizer == "none" else []
     return "; " + ", or ".join(remedies or ["use more or larger devices"])

@@ -37,6 +37,14 @@ def fill(policy: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:
                 module._parameters[name] = nn.Parameter(value(full, weight), requires_grad=weight.requires_grad)
 
 
+def move_buffers(policy: nn.Module, device: torch.device) -> None:
+    """After ``fill``, which leaves them where they are."""
+    for module in policy.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+
+
 def draw_weights(policy: OpenVLAOFT, device: torch.device, dtype: torch.dtype, seed: int) -> None:
     """Give all meta weights random values on the device; each weight has a generator of its own, by seed and name.
 
@@ -58,7 +66,7 @@ def draw_weights(policy: OpenVLAOFT, device: torch.device, dtype: torch.dtype, s
         return tensor.normal_(std=std, generator=generator)
 
     fill(policy, drawn)
-    policy.to(device)  # buffers
+    move_buffers(policy, device)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.files import replacing
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import Architecture
-from vla_rl.policies.openvla_oft.blank import blank_policy, fill
+from vla_rl.policies.openvla_oft.blank import blank_policy, fill, move_buffers
 from vla_rl.policies.openvla_oft.lora import merged_state
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
@@ -93,7 +93,8 @@ def load_policy(folder: str | Path, device: str | torch.device = "cpu", dtype: t
             fill(policy, read)
     except SafetensorError as error:
         raise CheckpointError(f"{weights} is damaged or truncated ({error}): copy the checkpoint again") from error
-    return policy.to(device)  # buffers
+    move_buffers(policy, device)
+    return policy
 
 
 def load_metadata(folder: str | Path) -> dict[str, Any]:

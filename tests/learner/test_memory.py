@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,3 +65,17 @@ def test_bf16_gradients_are_summed_in_float32(settings: dict) -> None:
             engine.step()
         norms.append(float(engine.get_global_grad_norm()))
     assert norms[1] / norms[0] == pytest.approx(1 + 12 * 2.0**-9, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["0", "1", "2, optimizer offloaded"])
+def test_a_saved_bf16_learner_goes_on_as_if_nothing_had_happened(name: str, tmp_path: Path) -> None:
+    """Master weights are part of the state: those of stage 1 are in another of DeepSpeed's optimizers."""
+    straight, resumed = (learner_of(precision="bf16", **STAGES[name]) for _ in range(2))
+    straight.update(random_batch(0))
+    straight.save(tmp_path)
+    resumed.load(tmp_path)
+    found = []
+    for learner in (straight, resumed):
+        learner.update(random_batch(1, policy_version=1))
+        found.append(parameters(learner))
+    assert all(np.array_equal(found[0][key], found[1][key]) for key in found[0])

@@ -5,12 +5,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from envs.base.demonstrations import read_demonstrations
+from envs import make_env
+from envs.base.demonstrations import collect, read_demonstrations
+from envs.tabletop.config import TabletopConfig
 from vla_rl.commands.demonstrations import demonstration_episode
 from vla_rl.commands.run_folder import new_folder
 from vla_rl.commands.sft import clone, shift_images
 from vla_rl.config.run_config import RunConfig
 from vla_rl.policies.openvla_oft.checkpoint import load_policy
+from vla_rl.policies.openvla_oft.initialize import make_policy
 from vla_rl.policies.openvla_oft.model import smoothed_cross_entropy
 from vla_rl.replay.schedule import training_episode
 
@@ -85,3 +88,42 @@ def test_cloning_the_tabletop_expert(tmp_path):
     instructions = json.loads((tmp_path / "policy/metadata.json").read_text())["instructions"]
     demos = read_demonstrations(files, instructions=instructions, views=("top",), image_size=64, proprio=5)
     assert np.allclose(policy.codec.bounds.q99[0], np.quantile(demos.actions[:, 0], 0.99), atol=1e-5)
+
+
+def test_adapters_in_bf16_are_cloned_by_the_same_code(tmp_path):
+    """In micro-batches, with checkpointed activations; what a small machine runs of a large policy's warm start."""
+    env = make_env(TabletopConfig(tasks=("reach",)), 1)
+    collect(env, [demonstration_episode(i, 1, 0) for i in range(2)], tmp_path / "demos.hdf5", noise=0.0)
+    env.close()
+    losses = {}
+    for name, learner in {
+        "whole": {},
+        "parts": {"micro_batch": 2, "activation_checkpointing": True},
+        "bf16": {"precision": "bf16"},
+    }.items():
+        config = RunConfig.model_validate(
+            {
+                "env": {"name": "tabletop", "tasks": ["reach"]},
+                "policy": {"name": "openvla_oft", "size": "nano", "chunk_size": 4, "lora": {"rank": 4}},
+                "learner": learner,
+                "sft": {
+                    "demos": [str(tmp_path / "demos.hdf5")],
+                    "updates": 3,
+                    "batch": 4,
+                    "threads": 1,
+                    "lr": 1e-2,
+                    "output": str(tmp_path / name),
+                },
+            }
+        )
+        losses[name] = clone(config, Console(quiet=True))["final_loss"]
+    assert losses["parts"] == pytest.approx(losses["whole"], abs=2e-3)
+    assert losses["bf16"] == pytest.approx(losses["whole"], rel=0.05)
+    trained = load_policy(tmp_path / "bf16")
+    assert not trained.adapted, "merged"
+    assert {weight.dtype for weight in trained.parameters()} == {torch.bfloat16}
+    words = json.loads((tmp_path / "bf16/metadata.json").read_text())["instructions"]
+    start = make_policy(trained.architecture, words, trained.codec, trained.proprio_bounds, dtype=torch.bfloat16)
+    moved = {n for n, w in trained.state_dict().items() if not torch.equal(w, start.state_dict()[n])}
+    assert "language_model.layers.0.self_attn.q_proj.weight" in moved
+    assert not {name for name in moved if "norm" in name or "embed" in name}, "only linear layers have adapters"

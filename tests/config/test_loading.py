@@ -238,6 +238,8 @@ def test_a_check_that_would_judge_a_default_in_place_of_a_refused_value_is_silen
         (["env.tasks=[9,10,12]"], "env.tasks=[9, 10, 12] (command line): libero_spatial has tasks 0..9, not 10, 12"),
         (["env.suite=libero_90", "env.tasks=[90]"], "libero_90 has tasks 0..89, not 90"),
         (["env=tabletop", "env.tasks=[push,reach,push]"], "names push more than once"),
+        (["learner.offload_optimizer=cpu"], "set learner.zero_stage=1 or more, not 0"),
+        (["learner.offload_parameters=cpu", "learner.zero_stage=2"], "set learner.zero_stage=3, not 2"),
         (["env.max_episode_steps=4"], "policy.chunk_size=8: an episode of env.max_episode_steps=4"),
         (["learner.betas=[0.9,1]"], "AdamW needs both below 1"),
         (

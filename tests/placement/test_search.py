@@ -15,9 +15,10 @@ from vla_rl.commands.cli import main
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.placement.cost_model import Workload
-from vla_rl.placement.plan import PlanError, Resources, make_plan
+from vla_rl.placement.memory import fit_memory, memory_use
+from vla_rl.placement.plan import Plan, PlanError, Resources, make_plan
 from vla_rl.placement.profile import LinearCost, Memory, Profile, load_profile
-from vla_rl.placement.search import Candidate, candidates, fit_memory, memory_use, search, simulate
+from vla_rl.placement.search import Candidate, candidates, search, simulate
 from vla_rl.policies.openvla_oft.config import LoraConfig
 
 PROFILES = sorted((ROOT / "configs" / "profiles").glob("*.yaml"))
@@ -34,6 +35,13 @@ def run_config(on_devices: bool, **placement: Any) -> RunConfig:
             "placement": {"env_workers": 4, "envs_per_worker": 8, "max_batch": 8, "max_wait_ms": 5} | placement,
         }
     )
+
+
+def profile_with(**memory: float) -> Profile:
+    """A shipped profile, with round numbers of memory."""
+    profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
+    numbers = {"device": 80.0, "weights": 15.0, "trained": 1.5, "infer_each": 0.1, "train_each": 1.5} | memory
+    return profile.model_copy(update={"memory": profile.memory.model_copy(update=numbers)})
 
 
 def random_profile(seed: int, on_devices: bool) -> Profile:
@@ -92,61 +100,65 @@ def test_the_shipped_profiles_say_where_every_number_comes_from(path: Path) -> N
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
-    profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
-    small = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 16.0})})
+    small = profile_with(device=16.0)
     config = run_config(False)
     workload = Workload.of(config, 32, 0.0)
     with pytest.raises(PlanError) as error:
         search(config, Resources(8, 1, "virtual"), small, workload)
-    assert "device 0 has 16 GiB and would hold inference 15.8 + learner 28.5 = 44.3 GiB" in str(error.value)
-    assert "learner.zero_stage" in str(error.value)
+    assert "device 0 has 16 GiB and would hold inference 15.8 (weights 15.0, activations 0.8) + learner 28.5 " in (
+        str(error.value)
+    )
+    assert "(weights 15.0, gradients 0.5, optimizer 1.0, activations 12.0) = 44.3 GiB; " in str(error.value)
+    assert "learner.activation_checkpointing=true" in str(error.value)
 
 
 def test_what_fits_only_one_at_a_time_is_offloaded() -> None:
-    profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
-    tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 32.0})})
+    profile, tight = profile_with(), profile_with(device=32.0)
     config = run_config(False)
     plan = make_plan(config, Resources(8, 2, "virtual"))
-    assert not fit_memory(plan, tight, config).offload, "in a pipelined plan each has its own device"
+    assert not fit_memory(plan, tight.memory, config).offload, "in a pipelined plan each has its own device"
     shared = make_plan(run_config(False, mode="collocated"), Resources(8, 2, "virtual"))
-    assert fit_memory(shared, tight, config).offload
-    assert not fit_memory(shared, profile, config).offload
+    assert fit_memory(shared, tight.memory, config).offload
+    assert not fit_memory(shared, profile.memory, config).offload
+
+
+def roles(plan: Plan, profile: Profile, config: RunConfig) -> dict[str, float]:
+    return {name: sum(parts.values()) for name, parts in memory_use(plan, profile.memory, config, 0).items()}
 
 
 def test_adapters_share_the_frozen_weights_of_a_device() -> None:
     """A learner of 1 GiB of gradients and moments in float32 trains weights of a third of that."""
-    profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
     small = {"device": 18.0, "weights": 15.0, "trained": 1.0, "train_each": 0.0, "infer_each": 0.0}
-    profile = profile.model_copy(update={"memory": profile.memory.model_copy(update=small)})
+    profile = profile_with(**small)
     config = run_config(False, mode="collocated")
     adapted = config.model_copy(
         update={"policy": config.policy.model_copy(update={"lora": LoraConfig(), "checkpoint": "base"})}
     )
     plan = make_plan(config, Resources(8, 1, "virtual"))
-    assert memory_use(plan, profile, config, 0) == {"inference": 15.0, "learner": 16.0}
-    assert memory_use(plan, profile, adapted, 0) == {"inference": pytest.approx(1 / 3), "learner": 16.0}
-    assert fit_memory(plan, profile, config).offload
-    assert not fit_memory(plan, profile, adapted).offload
-    tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 16.2})})
-    assert fit_memory(plan, tight, adapted).offload, "which shares nothing, and holds one of them at a time"
+    assert roles(plan, profile, config) == {"inference": 15.0, "learner": 16.0}
+    assert roles(plan, profile, adapted) == {"inference": pytest.approx(1 / 3), "learner": 16.0}
+    assert fit_memory(plan, profile.memory, config).offload
+    assert not fit_memory(plan, profile.memory, adapted).offload
+    tight = profile_with(**small | {"device": 16.2})
+    assert fit_memory(plan, tight.memory, adapted).offload, "which shares nothing, and holds one of them at a time"
 
 
 def test_what_offloading_cannot_help_is_refused() -> None:
-    profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
-    tight = profile.model_copy(update={"memory": profile.memory.model_copy(update={"device": 32.0})})
+    tight = profile_with(device=32.0)
     never = run_config(False, offload="never")
     with pytest.raises(PlanError) as error:
         search(never, Resources(8, 1, "virtual"), tight, Workload.of(never, 32, 0.0))
     assert error.value.key == "placement.offload"
-    assert "device 0 has 32 GiB and would hold inference 15.8 + learner 28.5 = 44.3 GiB; never" in str(error.value)
+    assert "device 0 has 32 GiB and would hold inference 15.8" in str(error.value)
+    assert "= 44.3 GiB; never forbids offloading" in str(error.value)
     simulators = tight.memory.model_copy(update={"simulate_fixed": 10.0})
     busy = tight.model_copy(update={"memory": simulators, "simulator_on": "devices"})
     plan = make_plan(run_config(True, mode="collocated"), Resources(8, 1, "virtual"))
     with pytest.raises(PlanError, match=r"would hold simulator 10\.0 \+ inference"):
-        fit_memory(plan, busy, run_config(True))
+        fit_memory(plan, busy.memory, run_config(True))
     cores = make_plan(run_config(False, mode="collocated"), Resources(4, 4, "cpu"))
     with pytest.raises(PlanError, match=r"placement\.mode"):
-        fit_memory(cores, tight, run_config(False))
+        fit_memory(cores, tight.memory, run_config(False))
 
 
 def test_always_offloading_leaves_the_layouts_that_share_devices() -> None:
@@ -198,7 +210,7 @@ def test_plan_shows_what_it_compared(tmp_path: Path, monkeypatch: pytest.MonkeyP
             ["placement.devices=4", "placement.mode=pipelined", "placement.inference_devices=4"],
             "leave one to every role",
         ),
-        (["placement.devices=1", "learner.micro_batch=64"], "device 0 has 80 GiB and would hold"),
+        (["placement.devices=1", "learner.micro_batch=512"], "device 0 has 80 GiB and would hold"),
     ],
 )
 def test_impossible_requests_end_with_status_2(

@@ -29,7 +29,6 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.plan import Plan, Process, sharing_learner
-from vla_rl.placement.profile import Memory
 from vla_rl.replay.store import StoreRules
 
 _SETUP_TIMEOUT_S = 600.0  # building simulators and models
@@ -94,7 +93,7 @@ class Cluster:
         ]
         self._servers = [self._new_server(p) for p in plan.servers]
         self._workers = [self._new_worker(p) for p in plan.workers]
-        builds = [s.build.remote() for s in self._servers]
+        builds = [s.build.remote(self._attaches(i)) for i, s in enumerate(self._servers)]
         if self.learners:
             self._set_up_learners(state, policy_version)
         self.get(builds, "the policy of the inference servers", _SETUP_TIMEOUT_S)
@@ -125,15 +124,12 @@ class Cluster:
         self.get(connection, "an inference server to be connected", _SETUP_TIMEOUT_S)
         self._loops[server.run.remote()] = ("inference server", index)
 
+    def _attaches(self, server: int) -> bool:
+        return bool(self.learners) and sharing_learner(self.config, self.plan, self.plan.servers[server]) is not None
+
     def _actor(self, cls: type, process: Process | None = None, concurrency: int = 4, node: int = 0) -> Any:
         """A Ray actor class with options: the plan, not Ray, decides on which node it runs and which device it sees."""
-        threads = str(process.threads if process else 1)
-        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LP_NUM_THREADS": "1"}
-        variables["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads sleep instead of spinning on their cores
-        if process and process.role == "learner":
-            variables |= _KEEP_MEMORY
-        if process and process.kind == "cuda":
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.plan.local_devices(process)))
+        variables = environment(process, self.plan)
         placed = self._session.placed(process.node if process else node)
         return ray.remote(cls).options(max_concurrency=concurrency, runtime_env={"env_vars": variables}, **placed)
 
@@ -238,15 +234,13 @@ class Cluster:
             self._workers[index] = self._new_worker(self.plan.workers[index])
         else:
             self._servers[index] = self._new_server(self.plan.servers[index])
-            self.get(self._servers[index].build.remote(), "a new inference server", _SETUP_TIMEOUT_S)
+            self.get(
+                self._servers[index].build.remote(self._attaches(index)), "a new inference server", _SETUP_TIMEOUT_S
+            )
             if self._inference_offloaded:
                 self._unconnected.append(index)
             else:
                 self._connect(index)
-
-    def policy_memory(self) -> Memory:
-        """Memory of the policy on a device, from the sizes of its parameters; after ``start``."""
-        return self.get(self._servers[0].memory.remote(), "the policy's sizes", CALL_TIMEOUT_S)
 
     def call_store(self, method: str, *args: Any) -> Any:
         """A quick call of the store."""
@@ -259,6 +253,18 @@ class Cluster:
         use = self._session.lock_use()
         shared = [use[name] for name in self.plan.locks if name in use]
         return totals | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
+
+
+def environment(process: Process | None, plan: Plan) -> dict[str, str]:
+    """Environment variables with which a process starts."""
+    threads = str(process.threads if process else 1)
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LP_NUM_THREADS": "1"}
+    variables["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads sleep instead of spinning on their cores
+    if process and process.role == "learner" and process.kind == "cpu":
+        variables |= _KEEP_MEMORY
+    if process and process.kind == "cuda":
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, plan.local_devices(process)))
+    return variables
 
 
 def _weights_path(folder: Path) -> Path:

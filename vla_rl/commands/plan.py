@@ -7,32 +7,34 @@ from typing import Any
 from rich.table import Table
 
 from envs import env_spec
-from vla_rl.config.run_config import RunConfig
 from vla_rl.core.files import write_json
 from vla_rl.core.machine import Machine
-from vla_rl.core.records import EnvSpec
 from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import draw_timeline
 from vla_rl.placement.checks import load_checked_config
+from vla_rl.placement.cost_model import Workload
+from vla_rl.placement.memory import Parts, expected_memory, fit_memory, memory_use
 from vla_rl.placement.plan import Plan, Resources, make_plan
-from vla_rl.placement.planner import search_by_profile, workload_of
-from vla_rl.placement.profile import load_profile
+from vla_rl.placement.planner import profile_of, search_by_profile, workload_of
+from vla_rl.placement.profile import Profile
 from vla_rl.placement.search import Candidate
 from vla_rl.placement.simulation import SimulatedRun
 
 
 def plan_command(args: Any) -> int:
     """Print the plan and what it was compared with, draw it, and write it as JSON."""
-    config = load_checked_config(args.config, args.overrides)
-    spec, console, resources = env_spec(config.env), make_console(), Resources.of(Machine.detect(), config)
+    config, machine = load_checked_config(args.config, args.overrides), Machine.detect()
+    spec, console, resources = env_spec(config.env), make_console(), Resources.of(machine, config)
     record: dict[str, Any] = {"resources": asdict(resources)}
     if config.placement.profile is None:
-        plan = make_plan(config, resources)
+        memory = expected_memory(config, spec, machine)
+        plan = fit_memory(make_plan(config, resources), memory, config)
         console.print(
             "no placement.profile: chosen by rule; `vla-rl profile` measures one, configs/profiles has examples"
         )
     else:
-        found = search_by_profile(config, spec, resources)
+        profile = profile_of(config, spec, machine)
+        memory, found = profile.memory, search_by_profile(config, spec, machine)
         plan = found[0].plan
         console.print(_comparison(found))
         record["candidates"] = [
@@ -45,11 +47,14 @@ def plan_command(args: Any) -> int:
             for c in found
         ]
         if args.output:
-            _draw(plan, config, spec, resources, args.output)
+            _draw(plan, profile, workload_of(config, spec, profile), resources, args.output)
             console.print(str(args.output))
     console.print(plan_table(plan))
+    use = {device: memory_use(plan, memory, config, device) for device in _devices(plan)}
+    console.print(_memory_table(plan, use, memory.device))
     if args.json:
-        write_json(args.json, record | {"offload": plan.offload, "plan": [asdict(p) for p in plan.processes]})
+        record |= {"offload": plan.offload, "plan": [asdict(p) for p in plan.processes]}
+        write_json(args.json, record | {"memory_gib": {"room": memory.device, "devices": use}})
     return 0
 
 
@@ -82,10 +87,29 @@ def _comparison(found: list[Candidate]) -> Table:
     return table
 
 
-def _draw(plan: Plan, config: RunConfig, spec: EnvSpec, resources: Resources, path: Path) -> None:
-    assert config.placement.profile is not None
-    profile = load_profile(Path(config.placement.profile))
-    workload = workload_of(config, spec, profile)
+def _devices(plan: Plan) -> list[int]:
+    """All devices; cores of one node have one memory, and count once."""
+    devices = sorted({d for p in plan.processes for d in p.devices})
+    return devices[: plan.nodes] if "cpu" in {p.kind for p in plan.processes if p.devices} else devices
+
+
+def _memory_table(plan: Plan, use: dict[int, dict[str, Parts]], room: float) -> Table:
+    """What each role holds at its peak; devices that hold the same are one row for each role."""
+    alike: dict[str, list[int]] = {}
+    for device, roles in use.items():
+        alike.setdefault(repr(roles), []).append(device)
+    one_at_a_time = ", inference and learner one at a time" if plan.offload else ""
+    table = Table(title=f"memory of a device, {room:.0f} GiB{one_at_a_time}")
+    for name in ("devices", "role", "GiB", "of which"):
+        table.add_column(name, justify="right" if name == "GiB" else "left")
+    for devices in alike.values():
+        for role, parts in use[devices[0]].items():
+            inside = ", ".join(f"{part} {size:.1f}" for part, size in parts.items())
+            table.add_row(", ".join(map(str, devices)), role, f"{sum(parts.values()):.1f}", inside)
+    return table
+
+
+def _draw(plan: Plan, profile: Profile, workload: Workload, resources: Resources, path: Path) -> None:
     run = SimulatedRun(plan, profile, workload, resources.cores)
     run.run(warmup=workload.max_staleness + 2, batches=2)
     draw_timeline(run.activities, path, f"{plan.layout.describe()}: two super-batches, simulated by {profile.name}")

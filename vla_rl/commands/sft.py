@@ -18,6 +18,7 @@ from vla_rl.commands.demonstrations import collect_demonstrations
 from vla_rl.commands.run_folder import metadata
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.files import write_json
+from vla_rl.core.machine import Machine
 from vla_rl.observability.console import ProgressDisplay, make_console
 from vla_rl.placement.checks import load_checked_config
 
@@ -33,11 +34,11 @@ def sft_command(args: Any) -> int:
     from vla_rl.commands.evaluate import evaluate_policy
 
     config = load_checked_config(args.config, [*args.overrides, "policy.checkpoint=null"])
-    config = config.with_values({f"policy.{name}": value for name, value in config.policy.merged.items()})
     console = make_console()
     figures = clone(config, console)
     if config.train.eval_episodes:
-        trained = config.with_values({"policy.checkpoint": config.sft.output})
+        merged = {f"policy.{name}": value for name, value in config.policy.merged.items()}
+        trained = config.with_values({"policy.checkpoint": config.sft.output, **merged})
         for greedy in (True, False):
             evaluation = evaluate_policy(trained, config.train.eval_episodes, greedy=greedy)
             console.print(evaluation.text(), highlight=False)
@@ -48,12 +49,15 @@ def sft_command(args: Any) -> int:
 
 
 def clone(config: RunConfig, console: Console) -> dict[str, Any]:
-    """Train a policy on demonstrations as the group ``sft`` says, write its checkpoint and return figures about it."""
-    import torch
+    """Train a policy on demonstrations as the group ``sft`` says, write its checkpoint and return figures about it.
 
+    On a GPU if there is one; with ``policy.lora`` only adapters, which the checkpoint has merged into its weights.
+    """
     from envs import env_spec
     from envs.base.demonstrations import read_demonstrations
-    from vla_rl.policies.build import policy_for_demonstrations, save_policy
+    from vla_rl.core.devices.settings import set_up_torch
+    from vla_rl.policies.base.activation_checkpointing import checkpoint_activations
+    from vla_rl.policies.build import policy_for_demonstrations, save_policy, torch_dtype
 
     spec = env_spec(config.env)
     console.print(f"{spec.name}, assets: {spec.assets}", highlight=False)
@@ -62,9 +66,20 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
         paths, instructions=spec.instructions, views=spec.views, image_size=spec.image_size, proprio=spec.proprio_dim
     )
     console.print(f"{demos.num_demonstrations} demonstrations, {len(demos.actions)} steps", highlight=False)
-    torch.set_num_threads(config.sft.threads)
-    policy = policy_for_demonstrations(config.policy, spec, demos.actions, demos.proprio, config.seed)
+    device = "cuda" if Machine.detect().gpus else "cpu"
+    set_up_torch(device, config.sft.threads)
+    policy = policy_for_demonstrations(
+        config.policy,
+        spec,
+        demos.actions,
+        demos.proprio,
+        config.seed,
+        device=device,
+        dtype=torch_dtype(config.learner.precision),
+    )
     policy.set_instructions(config.algo.prompts(spec.instructions))
+    if config.learner.activation_checkpointing:
+        checkpoint_activations(policy)
     start = time.monotonic()
     losses = _train(config, policy, demos, console)
     figures = {
@@ -84,34 +99,44 @@ def _train(config: RunConfig, policy: Policy, demos: Demonstrations, console: Co
     import torch
     from transformers import get_cosine_schedule_with_warmup
 
+    from vla_rl.learner.master_weights import MasterWeights
     from vla_rl.policies.base.policy import PolicyInput
 
-    sft = config.sft
-    parameters = policy.trunk_parameters()
-    optimizer = torch.optim.AdamW(parameters, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay)
+    sft, device = config.sft, next(policy.parameters()).device
+    masters = MasterWeights(policy.trunk_parameters())
+    optimizer = torch.optim.AdamW(masters.float32, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay)
     schedule = get_cosine_schedule_with_warmup(optimizer, round(_WARMUP * sft.updates), sft.updates)  # decays to 0
     chunks, mask = demos.chunks(config.policy.chunk_size)
     rng, condition_rng = np.random.default_rng(config.seed), np.random.default_rng((config.seed, 1))
     loss_rng = np.random.default_rng((config.seed, 2))
     tasks = len(policy.instructions) // len(config.algo.conditions)
+    parts = -(-sft.batch // config.learner.micro_batch)
     losses: list[float] = []
     policy.train()
     with ProgressDisplay(console, "cloning", sft.updates) as progress:
         for update in range(sft.updates):
             rows = rng.integers(len(chunks), size=sft.batch)
             images = shift_images(demos.images[rows], rng, sft.max_shift)
-            no_time = np.zeros(sft.batch, np.float32)  # of no use: the value head is not trained
             conditions = config.algo.demonstration_conditions(condition_rng.random(sft.batch))
             task = demos.task[rows] + conditions * tasks
-            seen = PolicyInput(*map(torch.from_numpy, (images, demos.proprio[rows], task, no_time)))
-            demonstrated = chunks[rows], torch.from_numpy(mask[rows])
-            loss = policy.imitation_loss(seen, *demonstrated, loss_rng, sft.bin_smoothing)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            masters.zero_grad()
+            total = 0.0
+            for part in np.array_split(np.arange(sft.batch), parts):
+                no_time = np.zeros(len(part), np.float32)  # of no use: the value head is not trained
+                seen = images[part], demos.proprio[rows[part]], task[part], no_time
+                inputs = PolicyInput(*(torch.from_numpy(array).to(device) for array in seen))
+                valid = mask[rows[part]]
+                demonstrated = chunks[rows[part]], torch.from_numpy(valid).to(device)
+                share = float(valid.sum() / mask[rows].sum())
+                loss = policy.imitation_loss(inputs, *demonstrated, loss_rng, sft.bin_smoothing) * share
+                loss.backward()
+                total += loss.item()
+            masters.take_gradients()
+            torch.nn.utils.clip_grad_norm_(masters.float32, 1.0)
             optimizer.step()
+            masters.write_back()
             schedule.step()
-            losses.append(loss.item())
+            losses.append(total)
             progress.update(update + 1, f"loss {np.mean(losses[-50:]):.3f}")
     policy.eval()
     return losses

@@ -13,9 +13,11 @@ from vla_rl.commands.run_folder import RunFolder, metadata
 from vla_rl.commands.signals import StopRequest
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.files import write_json
+from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec
 from vla_rl.observability.console import TrainingView
 from vla_rl.observability.usage import Throughput, resident_gib
+from vla_rl.placement.memory import expected_memory
 from vla_rl.placement.plan import Plan, PlanError
 from vla_rl.placement.planner import layout_record
 from vla_rl.placement.replan import Migration, Replanner
@@ -56,7 +58,8 @@ class Trainer:
         self._earlier_s = state["seconds"]
         self.cluster.start(checkpoint / "learner" if checkpoint else None, self.policy_version)
         self.stop.listen()
-        name, memory = self.folder.path.name, self.cluster.policy_memory()
+        memory = expected_memory(self.config, self.spec, Machine.detect())
+        name = self.folder.path.name
         self._replanner = Replanner(self.config, self.spec, name, memory, state.get("replanner"))
         if checkpoint:
             self.cluster.call_store("restore", state["store"], load_trajectories(checkpoint / "trajectories.npz"))

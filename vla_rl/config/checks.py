@@ -23,7 +23,9 @@ def config_checks() -> tuple[Check, ...]:
         Check((("env",),), _tasks_exist),
         Check((("env",), ("policy", "chunk_size")), _chunk_fits_episode),
         Check((("policy",), ("sft", "bin_smoothing")), _only_bins_are_smoothed),
+        Check((("policy",), ("learner", "activation_checkpointing")), _only_some_recompute_blocks),
         Check((("learner", "betas"),), _betas_below_one),
+        Check((("learner",),), _only_sharded_state_is_offloaded),
         Check((("algo",), ("train", "batch_episodes")), _batch_holds_whole_groups),
         Check((("train",), ("mode",)), _published_often_enough),
         Check((("train",), ("mode",)), _old_enough_to_be_reused),
@@ -51,6 +53,12 @@ def _only_bins_are_smoothed(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("sft", "bin_smoothing"), remedy, config.sft.bin_smoothing)
 
 
+def _only_some_recompute_blocks(config: RunConfig) -> Iterator[Problem]:
+    if config.learner.activation_checkpointing and not config.policy.recomputes_blocks:
+        remedy = f"policy.name={config.policy.name} cannot compute its blocks a second time; set it to false"
+        yield Problem(("learner", "activation_checkpointing"), remedy, True)
+
+
 def _chunk_fits_episode(config: RunConfig) -> Iterator[Problem]:
     steps, chunk = config.env.max_episode_steps, config.policy.chunk_size
     if steps is not None and chunk > steps:
@@ -61,6 +69,16 @@ def _chunk_fits_episode(config: RunConfig) -> Iterator[Problem]:
 def _betas_below_one(config: RunConfig) -> Iterator[Problem]:
     if max(config.learner.betas) >= 1.0:
         yield Problem(("learner", "betas"), "AdamW needs both below 1, such as [0.9,0.95]", list(config.learner.betas))
+
+
+def _only_sharded_state_is_offloaded(config: RunConfig) -> Iterator[Problem]:
+    learner = config.learner
+    for name, least in (("offload_optimizer", 1), ("offload_parameters", 3)):
+        value = getattr(learner, name)
+        if value != "none" and learner.zero_stage < least:
+            needed = "3" if least == 3 else f"{least} or more"
+            text = f"DeepSpeed does this under ZeRO only; set learner.zero_stage={needed}, not {learner.zero_stage}"
+            yield Problem(("learner", name), text, value)
 
 
 def _batch_holds_whole_groups(config: RunConfig) -> Iterator[Problem]:

@@ -19,6 +19,10 @@ from vla_rl.core.schema import ConfigGroup, Fraction, NonNegative, Positive, Pos
 from vla_rl.policies import PolicyConfig
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 
+# DeepSpeed's defaults, in weights; what ZeRO holds at a time on top of a rank's own part
+ZERO_BUCKET = 500_000_000  # whose gradients it reduces together
+ZERO_LIVE = 1_000_000_000  # that stage 3 gathers
+
 
 class SftConfig(ConfigGroup):
     """The warm start: behaviour cloning of demonstrations (`vla-rl sft`)."""
@@ -97,7 +101,26 @@ class LearnerConfig(ConfigGroup):
         None, description="Data-parallel processes; null: one per GPU of the learner, or one per node without GPUs."
     )
     zero_stage: int = Field(0, ge=0, le=3, description="DeepSpeed's ZeRO stage: what is sharded over the ranks.")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="Dtype of the weights, in inference as well.")
+    offload_optimizer: Literal["none", "cpu"] = Field(
+        "none",
+        description="cpu: optimizer state and master weights stay in host memory, where the optimizer steps "
+        "(DeepSpeed's ZeRO-Offload). Needs zero_stage of at least 1.",
+    )
+    offload_parameters: Literal["none", "cpu"] = Field(
+        "none",
+        description="cpu: weights stay in host memory, and come to the device block by block (DeepSpeed's "
+        "ZeRO-Infinity). Needs zero_stage=3.",
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="Dtype of the weights, in inference as well. With bf16, gradients are accumulated in fp32, and the "
+        "optimizer has master weights in fp32.",
+    )
+    activation_checkpointing: bool = Field(
+        False,
+        description="Keep only the inputs of blocks for the backward pass and compute the rest again: far less memory "
+        "for a third more computing (arXiv:1604.06174).",
+    )
     micro_batch: Positive = Field(64, description="Chunks per forward and backward pass of one rank.")
     lr: float = Field(1e-5, ge=0.0, description="Learning rate; fits training all weights (RL4VLA: 1e-4 with LoRA).")
     value_lr: float | None = Field(None, ge=0.0, description="Learning rate of the value head; null: the same as lr.")
@@ -173,7 +196,7 @@ class PlacementConfig(ConfigGroup):
     offload: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Whether inference and learner offload to host memory while the other one uses a shared device. "
-        "auto: only if they do not fit together by the profile; without a profile never.",
+        "auto: only if they do not fit together.",
     )
     env_workers: Positive = Field(2, description="Simulator processes over all nodes, if simulators run on cores.")
     envs_per_worker: Positive = Field(4, description="Environments of one simulator process.")

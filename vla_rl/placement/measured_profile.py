@@ -75,7 +75,7 @@ def fit_line(line: LineSums) -> LinearCost:
 class ProfileBuilder:
     """Turns a run's measured costs into a profile whose ``sources`` tell measured from assumed numbers.
 
-    ``run``: its name, for the sources. ``memory``: of the policy, by the sizes of its parameters.
+    ``run``: its name, for the sources. ``memory``: of the policy (``expected_memory``).
     Raises UserError if ``placement.profile`` cannot be read.
     """
 
@@ -125,10 +125,10 @@ class ProfileBuilder:
         return min(1.0, max(0.5, share)), text  # the range that a profile allows
 
     def _memory_by_sizes(self) -> tuple[Memory, str]:
-        """The memory of activations and simulators cannot be measured: it is as configured, or 0."""
-        text = f"sizes of parameters, gradients and moments in {self._run}"
+        """The memory of a simulator on devices cannot be measured: it is as configured, or 0."""
+        text = f"sizes of weights, gradients, moments and activations in {self._run}"
         if self._configured is None:
             return self._memory, text
-        rest = ("infer_each", "train_each", "simulate_fixed", "simulate_each")
+        rest = ("simulate_fixed", "simulate_each")
         known = {name: getattr(self._configured.memory, name) for name in rest}
         return self._memory.model_copy(update=known), f"{text}; {', '.join(rest)} as in {self._configured.name!r}"

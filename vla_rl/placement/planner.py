@@ -8,6 +8,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.cost_model import Workload
+from vla_rl.placement.memory import expected_memory, fit_memory
 from vla_rl.placement.plan import Layout, Plan, Resources, layouts, make_plan, simulator_on_devices, usable_devices
 from vla_rl.placement.profile import Profile, load_profile
 from vla_rl.placement.search import Candidate, search
@@ -18,18 +19,30 @@ def plan_run(config: RunConfig, spec: EnvSpec, *, training: bool = True) -> Plan
 
     Raises PlanError if no plan fits.
     """
-    resources = Resources.of(Machine.detect(), config)
+    machine = Machine.detect()
+    resources = Resources.of(machine, config)
     if config.placement.profile is None or not training:
-        return make_plan(config, resources, training=training)
-    return search_by_profile(config, spec, resources)[0].plan
+        plan = make_plan(config, resources, training=training)
+        return fit_memory(plan, expected_memory(config, spec, machine), config)
+    return search_by_profile(config, spec, machine)[0].plan
 
 
-def search_by_profile(config: RunConfig, spec: EnvSpec, resources: Resources) -> list[Candidate]:
+def search_by_profile(config: RunConfig, spec: EnvSpec, machine: Machine) -> list[Candidate]:
     """The best layouts of the configured mode by ``placement.profile``, the fastest first. Raises PlanError."""
+    profile = profile_of(config, spec, machine)
+    mode = None if config.placement.mode == "auto" else config.placement.mode
+    return search(config, Resources.of(machine, config), profile, workload_of(config, spec, profile), mode)
+
+
+def profile_of(config: RunConfig, spec: EnvSpec, machine: Machine) -> Profile:
+    """``placement.profile``, with the memory of this run's policy on this machine instead of another one's."""
     assert config.placement.profile is not None
     profile = load_profile(Path(config.placement.profile))
-    mode = None if config.placement.mode == "auto" else config.placement.mode
-    return search(config, resources, profile, workload_of(config, spec, profile), mode)
+    if config.placement.virtual is not None:
+        return profile
+    ours, simulator = expected_memory(config, spec, machine), ("simulate_fixed", "simulate_each")
+    memory = ours.model_copy(update={name: getattr(profile.memory, name) for name in simulator})
+    return profile.model_copy(update={"memory": memory})
 
 
 def workload_of(config: RunConfig, spec: EnvSpec, profile: Profile) -> Workload:

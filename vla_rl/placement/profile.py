@@ -5,15 +5,13 @@ run asks of that machine (batch sizes, episodes) is in the run's configuration.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from vla_rl.config.run_config import RunConfig
 from vla_rl.config.yaml_file import load_model
 from vla_rl.core.files import replacing
-from vla_rl.core.machine import GIB, Machine
 
 Seconds = Annotated[float, Field(ge=0.0)]
 GiB = Annotated[float, Field(ge=0.0)]
@@ -44,9 +42,11 @@ class Memory(_Part):
 
     device: GiB = Field(description="Size of a device's memory.")
     weights: GiB = Field(description="Weights of the whole model, as inference and training hold them.")
-    trained: GiB = Field(description="Gradients and optimizer state of all trained weights, on one unsharded rank.")
+    trained: GiB = Field(
+        description="Gradients, optimizer state and, with bf16, master weights, on one unsharded rank."
+    )
     infer_each: GiB = Field(0.0, description="One row of an inference batch.")
-    train_each: GiB = Field(0.0, description="Activations of one chunk of a micro-batch.")
+    train_each: GiB = Field(0.0, description="Activations of one chunk of a micro-batch, at the peak.")
     simulate_fixed: GiB = Field(0.0, description="A simulator process that runs on a device.")
     simulate_each: GiB = Field(0.0, description="One env of that process.")
 
@@ -88,16 +88,3 @@ def save_profile(profile: Profile, path: Path) -> None:
     """Write a profile in one step: a crash leaves the older file as it was."""
     with replacing(path) as partial:
         partial.write_text(yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False))
-
-
-def policy_memory(config: RunConfig, policy: Any) -> Memory:
-    """Memory of a policy, from the sizes of its parameters.
-
-    Training adds gradients in the dtype of the weights, two moments and, with bfloat16, master weights.
-    """
-    machine = Machine.detect()
-    device = machine.gpus[0].memory if machine.gpus else machine.memory
-    weights = sum(p.numel() * p.element_size() for p in policy.parameters())
-    each = 4 + 8 if config.learner.precision == "fp32" else 2 + 8 + 4
-    trained = sum(p.numel() for p in policy.trained_parameters().values()) * each
-    return Memory(device=device / GIB, weights=weights / GIB, trained=trained / GIB)

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from vla_rl.config.run_config import RunConfig
 from vla_rl.placement.cost_model import Bound, Workload, bound
+from vla_rl.placement.memory import fit_memory
 from vla_rl.placement.plan import (
     Layout,
     Mode,
@@ -16,7 +17,6 @@ from vla_rl.placement.plan import (
     Resources,
     layouts,
     make_plan,
-    sharing_learner,
     simulator_on_devices,
     usable_devices,
 )
@@ -28,7 +28,6 @@ _AT_LEAST = 4  # ... unless fewer than this many would be simulated
 _DEVICES_AT_MOST = 256  # over all simulations of a search, whose time is proportional to devices
 _ALIKE = 1.01  # simulated times within this factor are equal
 _BATCHES = 4  # measured in a simulation
-_WEIGHT_SHARE = {"fp32": 4 / 12, "bf16": 2 / 14}  # of ``Memory.trained``: a weight relative to its gradient and moments
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ def candidates(
     found, refused = [], []
     for layout in layouts(usable_devices(config, resources), simulator_on_devices(config, resources.kind), mode):
         try:
-            plan = fit_memory(make_plan(config, resources, layout), profile, config)
+            plan = fit_memory(make_plan(config, resources, layout), profile.memory, config)
         except PlanError as error:
             refused.append(error)
             continue
@@ -115,57 +114,3 @@ def _expected(candidate: Candidate) -> float:
 
 def _busiest_device(candidate: Candidate) -> float:
     return max(seconds for name, seconds in candidate.bound.use.items() if name != "cores")
-
-
-def fit_memory(plan: Plan, profile: Profile, config: RunConfig) -> Plan:
-    """The plan; with offloading if inference and learner fit on a shared device only one at a time.
-
-    Raises PlanError, with the arithmetic, if that does not help or is not allowed.
-    """
-    room = profile.memory.device
-    for device in sorted({d for p in plan.processes for d in p.devices}):
-        parts = memory_use(plan, profile, config, device)
-        total = sum(parts.values())
-        if total <= room:
-            continue
-        offloading = replace(plan, offload=True)
-        separate = memory_use(offloading, profile, config, device)
-        at_once = sum(separate.values()) - min(separate.get("inference", 0.0), separate.get("learner", 0.0))
-        sizes = " + ".join(f"{name} {size:.1f}" for name, size in parts.items())
-        text = f"{plan.layout.describe()}: device {device} has {room:.0f} GiB and would hold {sizes} = {total:.1f} GiB"
-        host = "cpu" in {p.kind for p in plan.learners}  # offloading would move things to the same memory
-        if host or at_once > room:
-            raise PlanError("placement.mode", text + _memory_remedy(parts, room))
-        if config.placement.offload == "never":
-            raise PlanError("placement.offload", f"{text}; never forbids offloading, use auto")
-        plan = offloading
-    return plan
-
-
-def memory_use(plan: Plan, profile: Profile, config: RunConfig, device: int) -> dict[str, float]:
-    """GiB that each role holds on a device."""
-    memory, ranks, layout = profile.memory, max(1, len(plan.learners)), plan.layout
-    sharded = memory.trained / ranks if config.learner.zero_stage else memory.trained
-    weights = memory.weights / ranks if config.learner.zero_stage == 3 else memory.weights
-    acting = memory.weights
-    if any(device in s.devices and sharing_learner(config, plan, s) is not None for s in plan.servers):
-        acting = memory.trained * _WEIGHT_SHARE[config.learner.precision]  # the frozen weights are the learner's
-    simulator = memory.simulate_fixed + memory.simulate_each * plan.envs_per_worker
-    roles = {
-        "simulator": (layout.simulators, simulator),
-        "inference": (layout.inference, acting + memory.infer_each * plan.max_batch),
-        "learner": (
-            layout.learner if plan.learners else (),
-            weights + sharded + memory.train_each * config.learner.micro_batch,
-        ),
-    }
-    return {name: size for name, (devices, size) in roles.items() if device in devices}
-
-
-def _memory_remedy(parts: dict[str, float], room: float) -> str:
-    largest = max(parts, key=lambda name: parts[name])
-    if largest == "learner" and parts[largest] > room:
-        return "; shard its state over more devices with learner.zero_stage=2 or 3, or lower learner.micro_batch"
-    if largest == "simulator":
-        return "; lower placement.envs_per_worker"
-    return "; lower placement.max_batch or learner.micro_batch, or use more devices"

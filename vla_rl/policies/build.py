@@ -1,7 +1,7 @@
 """Builds a run's policy from its config: the same one in every process. Importing this file does not load torch.
 
 Each policy has a folder ``vla_rl/policies/NAME`` with ``config.py`` (its keys) and ``build.py`` (``check_policy``,
-``build_policy``, ``policy_for_demonstrations`` and ``save_policy``, with the arguments used below).
+``build_policy``, ``policy_for_demonstrations``, ``policy_sizes`` and ``save_policy``, with the arguments used below).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vla_rl.core.records import Array, EnvSpec
 from vla_rl.policies import PolicyConfig
+from vla_rl.policies.base.sizes import PolicySizes
 
 if TYPE_CHECKING:
     import torch
@@ -28,23 +29,53 @@ def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
     _builder(config).check_policy(config, spec)
 
 
-def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int, prompts: Sequence[str] | None = None) -> Policy:
+def build_policy(
+    config: PolicyConfig,
+    spec: EnvSpec,
+    seed: int,
+    prompts: Sequence[str] | None = None,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Policy:
     """The checkpoint's policy, or one with random weights drawn by ``seed``.
 
-    ``prompts``: the policy's instructions, by task number; None: those of the simulator. Raises UserError.
+    Args:
+        prompts: the policy's instructions, by task number; None: those of the simulator.
+        device: where the weights come to be; "meta": nowhere, for a policy that will attach those of another.
+        dtype: None for the checkpoint's own.
+
+    Raises UserError.
     """
-    policy: Policy = _builder(config).build_policy(config, spec, seed)
+    policy: Policy = _builder(config).build_policy(config, spec, seed, device, dtype)
     policy.set_instructions(prompts or spec.instructions)
     return policy
 
 
-def policy_for_demonstrations(config: PolicyConfig, spec: EnvSpec, actions: Array, proprio: Array, seed: int) -> Policy:
-    """A policy with random weights drawn by ``seed``, to clone demonstrations, whose statistics scale its actions.
+def policy_for_demonstrations(
+    config: PolicyConfig,
+    spec: EnvSpec,
+    actions: Array,
+    proprio: Array,
+    seed: int,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Policy:
+    """A policy with random weights, to clone demonstrations, whose statistics scale its actions.
 
-    ``actions`` [n, A] and ``proprio`` [n, P] are those of all demonstrated steps.
+    ``actions`` [n, A] and ``proprio`` [n, P] are those of all demonstrated steps; the others as ``build_policy``.
     """
-    policy: Policy = _builder(config).policy_for_demonstrations(config, spec, actions, proprio, seed)
+    policy: Policy = _builder(config).policy_for_demonstrations(config, spec, actions, proprio, seed, device, dtype)
     return policy
+
+
+def policy_sizes(
+    config: PolicyConfig, spec: EnvSpec, element_size: int, *, activation_checkpointing: bool = False
+) -> PolicySizes:
+    """What the run's policy takes, without building it. ``element_size``: bytes of one weight."""
+    sizes: PolicySizes = _builder(config).policy_sizes(config, spec, element_size, activation_checkpointing)
+    return sizes
 
 
 def save_policy(config: PolicyConfig, policy: Policy, folder: str | Path, metadata: Mapping[str, Any]) -> None:

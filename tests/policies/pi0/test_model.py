@@ -17,7 +17,7 @@ from vla_rl.config.loading import ConfigError, load_config
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import SuperBatch
 from vla_rl.policies.base.policy import Decisions, PolicyInput
-from vla_rl.policies.build import build_policy, check_policy, save_policy
+from vla_rl.policies.build import build_policy, check_policy, policy_sizes, save_policy
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 from vla_rl.policies.pi0 import flow
 from vla_rl.policies.pi0.config import Pi0Config
@@ -146,6 +146,30 @@ def test_every_trained_weight_gets_a_gradient(policy: Pi0) -> None:
     assert missing == []
     trained = [*policy.trunk_parameters(), *policy.value_parameters()]
     assert {id(p) for p in trained} == {id(p) for p in policy.trained_parameters().values()}
+
+
+def test_sizes_are_those_of_the_network(policy: Pi0) -> None:
+    sizes = policy_sizes(policy.config, SPEC, element_size=4)
+    assert sizes.parameters == sum(weight.numel() for weight in policy.parameters())
+    assert sizes.trained == sum(weight.numel() for weight in policy.trained_parameters().values())
+    weights, saved = {weight.data_ptr() for weight in policy.parameters()}, {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    record = choose(policy).record
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        held = policy(observations(), record, 1.0)
+    assert held.values.requires_grad
+    assert 1.0 <= ROWS * sizes.saved_each / sum(saved.values()) <= 1.6, "an upper bound, not far off"
+
+
+def test_the_published_size_needs_no_building() -> None:
+    sizes = policy_sizes(Pi0Config(size="base", horizon=50, padded_dim=32), SPEC, element_size=2)
+    assert sizes.parameters == pytest.approx(3.24e9, rel=0.02)  # 3.3 billion in the publication, value head aside
 
 
 def test_a_checkpoint_restores_policy_and_statistics(tmp_path: Path) -> None:

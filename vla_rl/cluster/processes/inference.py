@@ -9,7 +9,6 @@ from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
 from vla_rl.inference.inference_server import BatchPolicy
 from vla_rl.placement.plan import Process
-from vla_rl.placement.profile import Memory
 
 
 class InferenceProcess:
@@ -18,16 +17,25 @@ class InferenceProcess:
         self._policy: Any = None
         self._server: Any = None
 
-    def build(self) -> None:
-        """Import libraries and build the policy: what takes long and needs no other process."""
-        import torch
+    def build(self, attaches: bool = False) -> None:
+        """Import libraries and build the policy: what takes long and needs no other process.
 
+        ``attaches``: ``connect`` will be given a learner's frozen weights, so that there must be none here before.
+        """
+        from vla_rl.core.devices.settings import set_up_torch
         from vla_rl.policies.build import build_policy, torch_dtype
 
-        torch.set_num_threads(self._process.threads)
-        prompts = self._config.algo.prompts(self._spec.instructions)
-        self._policy = build_policy(self._config.policy, self._spec, self._config.seed, prompts)
-        self._policy.to(torch_dtype(self._config.learner.precision))
+        config, device = self._config, self._process.torch_device
+        set_up_torch(device, self._process.threads)
+        prompts = config.algo.prompts(self._spec.instructions)
+        self._policy = build_policy(
+            config.policy,
+            self._spec,
+            config.seed,
+            prompts,
+            device="meta" if attaches else device,
+            dtype=torch_dtype(config.learner.precision),
+        )
 
     def connect(self, address: PoolAddress, weights: Path | None, max_batch: int, frozen: bytes | None = None) -> None:
         """Call after ``build``, and after the learner has published its first weights.
@@ -64,12 +72,6 @@ class InferenceProcess:
 
     def onload(self) -> None:
         self._server.onload()
-
-    def memory(self) -> Memory:
-        """What the policy takes, after ``build``; here no ZeRO stage has divided it."""
-        from vla_rl.placement.profile import policy_memory
-
-        return policy_memory(self._config, self._policy)
 
     def stats(self) -> dict[str, float]:
         """Meters of the server, including its waits for leases, and of the policy, without them."""

@@ -27,18 +27,18 @@ class LearnerProcess:
 
     def setup(self, address: tuple[str, int], weights: Path, state: Path | None, policy_version: int) -> None:
         """Build the model, join the other ranks, continue from ``state`` if given, and publish ``policy_version``."""
-        import torch
-
         from algos import make_algorithm
+        from vla_rl.core.devices.settings import set_up_torch
         from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers, weights_nbytes
         from vla_rl.learner.learner import Learner, join_ranks
-        from vla_rl.policies.build import build_policy
+        from vla_rl.policies.build import build_policy, torch_dtype
 
-        torch.set_num_threads(self._process.threads)
         rank, device = self._process.index, self._process.torch_device
+        set_up_torch(device, self._process.threads)
         join_ranks(rank, self._world_size, *address, device)
-        prompts = self._config.algo.prompts(self._spec.instructions)
-        policy = build_policy(self._config.policy, self._spec, self._config.seed, prompts)
+        config, prompts = self._config, self._config.algo.prompts(self._spec.instructions)
+        dtype = torch_dtype(config.learner.precision)
+        policy = build_policy(config.policy, self._spec, config.seed, prompts, device=device, dtype=dtype)
         self._learner = Learner(
             self._config,
             policy,

@@ -24,7 +24,7 @@ from vla_rl.core.ipc.shared_memory import Doorbell, SharedArrays
 from vla_rl.core.records import ActionBatch, Array, Observation, PolicySpec, SuperBatch
 from vla_rl.observability.meter import Meter
 from vla_rl.placement.cost_model import Workload
-from vla_rl.placement.profile import Memory, Profile, load_profile
+from vla_rl.placement.profile import Profile, load_profile
 
 _RENDEZVOUS_TIMEOUT_S = 600.0
 
@@ -71,11 +71,8 @@ class VirtualPolicyRunner:
 
 
 class VirtualInferenceProcess(InferenceProcess):
-    def build(self) -> None:
+    def build(self, attaches: bool = False) -> None:
         """There is nothing to build."""
-
-    def memory(self) -> Memory:
-        return virtual_profile(self._config).memory
 
     def _make_policy_runner(self, weights: Path | None) -> VirtualPolicyRunner:
         lease = device_lease(self._process, self._lock_server)

@@ -20,14 +20,27 @@ def share_frozen_weights(policy: nn.Module) -> bytes:
 
 
 def attach_frozen_weights(policy: nn.Module, message: bytes) -> None:
-    """Replace the frozen weights of ``policy`` by shared ones and free its own. Raises ValueError if they differ."""
+    """Replace the frozen weights of ``policy`` by shared ones and free its own, if it has any.
+
+    Trained weights that are meta tensors become zeros on the same device, for a weight sync to fill. Raises ValueError
+    if the weights differ.
+    """
     shared: dict[str, Tensor] = pickle.loads(message)
     own = _frozen(policy)
     wrong = [name for name in own.keys() | shared.keys() if _form(own.get(name)) != _form(shared.get(name))]
     if wrong:
         raise ValueError(f"{len(wrong)} frozen weights differ from the shared ones, such as {min(wrong)}")
-    for name, parameter in own.items():
-        parameter.data = shared[name]
+    device = next(iter(shared.values())).device
+    for name, parameter in list(policy.named_parameters()):
+        if name in shared:
+            _replace(policy, name, nn.Parameter(shared[name], requires_grad=False))
+        elif parameter.is_meta:
+            _replace(policy, name, nn.Parameter(torch.zeros_like(parameter, device=device)))
+
+
+def _replace(policy: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    path, _, last = name.rpartition(".")
+    setattr(policy.get_submodule(path), last, parameter)
 
 
 def _frozen(policy: nn.Module) -> dict[str, nn.Parameter]:

@@ -14,6 +14,7 @@ class PolicyConfigBase(ConfigGroup):
 
     merged: ClassVar[dict[str, Any]] = {}  # values of keys with which a checkpoint that a run wrote is loaded
     discrete: ClassVar[bool] = True  # whether actions are bins, which cloning can smooth
+    recomputes_blocks: ClassVar[bool] = True  # whether activation checkpointing is possible
 
     name: str
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -10,12 +11,16 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import Array, EnvSpec
+from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.openvla_oft.architecture import PRESETS, Architecture
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 from vla_rl.policies.openvla_oft.hf_architecture import describe_published
 from vla_rl.policies.openvla_oft.hf_folder import is_published, open_published
 
 if TYPE_CHECKING:
+    import torch
+
+    from vla_rl.policies.openvla_oft.action_codec import Bounds
     from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 
@@ -33,80 +38,58 @@ def check_policy(config: OpenVLAOFTConfig, spec: EnvSpec) -> None:
     """
     if config.checkpoint is None:
         return
-    if is_published(config.checkpoint):
-        folder = open_published(config.checkpoint)
-        architecture, *_ = describe_published(folder, **_of_the_run(config, spec))
-    else:
-        architecture = _read_native(Path(config.checkpoint))
-    problems = _differences(architecture, config, spec)
+    problems = _differences(_read_architecture(config, spec), config, spec)
     if problems:
         raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
 
 
-def build_policy(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
+def build_policy(
+    config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str = "cpu", dtype: torch.dtype | None = None
+) -> OpenVLAOFT:
     """Load the checkpoint's policy, or make one with random weights drawn by ``seed``. With lora, add adapters.
 
-    New adapters do not change the outputs. Raises UserError.
+    New adapters do not change the outputs. For the arguments see ``vla_rl.policies.build``. Raises UserError.
     """
-    policy = _random_policy(config, spec, seed) if config.checkpoint is None else _load(config, spec, seed)
-    policy.value_time, policy.lm_head.in_float32 = config.value_time, config.fp32_head
-    if config.center_crop is not None:
-        policy.architecture = dataclasses.replace(policy.architecture, center_crop=config.center_crop)
-    if config.lora is not None:
-        from vla_rl.policies.openvla_oft.lora import add_adapters
-
-        add_adapters(policy, config.lora, seed)
-    return policy
-
-
-def _load(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
-    assert config.checkpoint is not None
-    check_policy(config, spec)
-    if is_published(config.checkpoint):
-        from vla_rl.policies.openvla_oft.hf_reader import load_published
-
-        return load_published(open_published(config.checkpoint), **_of_the_run(config, spec), seed=seed)
-    from vla_rl.policies.openvla_oft.checkpoint import load_policy
-
-    return load_policy(config.checkpoint)
-
-
-def _of_the_run(config: OpenVLAOFTConfig, spec: EnvSpec) -> _OfTheRun:
-    """What a published checkpoint leaves open."""
-    return {
-        "views": len(spec.views),
-        "chunk_size": config.chunk_size,
-        "suite": spec.suite,
-        "unnorm_key": config.unnorm_key,
-    }
-
-
-def _read_native(folder: Path) -> Architecture:
-    path = folder / "architecture.json"
-    try:
-        architecture = Architecture.from_dict(json.loads(path.read_text())["architecture"])
-    except FileNotFoundError:
-        raise UserError(
-            f"policy.checkpoint={folder}: {path.name} is missing there, and so is the config.json of an OpenVLA model; "
-            "name the folder of a policy checkpoint (a run's is at checkpoints/NUMBER/policy), or "
-            "policy.checkpoint=null for random weights"
-        ) from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(f"policy.checkpoint: {path} cannot be read: {error}; copy the checkpoint again") from error
-    _check_weights_are_whole(path.with_name("model.safetensors"))
-    return architecture
+    if config.checkpoint is None:
+        a, p = spec.action_dim, spec.proprio_dim
+        # Without data there are no statistics: use unit ranges, and leave the gripper unscaled.
+        actions = _bounds(a, scaled=a - 1)
+        policy = _random_policy(config, spec, actions, _bounds(p, scaled=p) if p else None, seed, device, dtype)
+    else:
+        policy = _load(config, spec, seed, device, dtype)
+    return _configured(policy, config, seed)
 
 
 def policy_for_demonstrations(
-    config: OpenVLAOFTConfig, spec: EnvSpec, actions: Array, proprio: Array, seed: int
+    config: OpenVLAOFTConfig,
+    spec: EnvSpec,
+    actions: Array,
+    proprio: Array,
+    seed: int,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
 ) -> OpenVLAOFT:
     """See ``vla_rl.policies.build.policy_for_demonstrations``."""
     from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
-    from vla_rl.policies.openvla_oft.initialize import make_policy
 
-    codec = ActionCodec.from_actions(actions)
-    bounds = Bounds.from_samples(proprio) if spec.proprio_dim else None
-    return make_policy(make_architecture(config, spec), spec.instructions, codec, bounds, seed=seed)
+    of_actions = ActionCodec.from_actions(actions).bounds
+    of_proprio = Bounds.from_samples(proprio) if spec.proprio_dim else None
+    return _configured(_random_policy(config, spec, of_actions, of_proprio, seed, device, dtype), config, seed)
+
+
+def policy_sizes(
+    config: OpenVLAOFTConfig, spec: EnvSpec, element_size: int, activation_checkpointing: bool
+) -> PolicySizes:
+    """See ``vla_rl.policies.build.policy_sizes``."""
+    from vla_rl.policies.openvla_oft.sizes import openvla_sizes
+
+    architecture = make_architecture(config, spec)
+    if config.checkpoint is not None:
+        with contextlib.suppress(UserError):  # ``check_policy`` tells what is wrong
+            architecture = _read_architecture(config, spec)
+    return openvla_sizes(
+        architecture, config.lora, element_size=element_size, activation_checkpointing=activation_checkpointing
+    )
 
 
 def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, Any]) -> None:
@@ -123,15 +106,96 @@ def make_architecture(config: OpenVLAOFTConfig, spec: EnvSpec) -> Architecture:
     )
 
 
-def _random_policy(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int) -> OpenVLAOFT:
-    from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
+def _configured(policy: OpenVLAOFT, config: OpenVLAOFTConfig, seed: int) -> OpenVLAOFT:
+    policy.value_time, policy.lm_head.in_float32 = config.value_time, config.fp32_head
+    if config.center_crop is not None:
+        policy.architecture = dataclasses.replace(policy.architecture, center_crop=config.center_crop)
+    if config.lora is not None:
+        from vla_rl.policies.openvla_oft.lora import add_adapters
+
+        add_adapters(policy, config.lora, seed)
+    return policy
+
+
+def _load(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str, dtype: torch.dtype | None) -> OpenVLAOFT:
+    assert config.checkpoint is not None
+    check_policy(config, spec)
+    if is_published(config.checkpoint):
+        from vla_rl.policies.openvla_oft.hf_reader import load_published
+
+        host = "cpu" if device == "meta" else device  # weights that another's replace
+        policy = load_published(open_published(config.checkpoint), **_of_the_run(config, spec), seed=seed, device=host)
+        return policy if dtype is None else policy.to(dtype)
+    from vla_rl.policies.openvla_oft.checkpoint import load_policy
+
+    return load_policy(config.checkpoint, device, dtype)
+
+
+def _random_policy(
+    config: OpenVLAOFTConfig,
+    spec: EnvSpec,
+    actions: Bounds,
+    proprio: Bounds | None,
+    seed: int,
+    device: str,
+    dtype: torch.dtype | None,
+) -> OpenVLAOFT:
+    import torch
+
+    from vla_rl.policies.openvla_oft.action_codec import ActionCodec
     from vla_rl.policies.openvla_oft.initialize import make_policy
 
-    # Without data there are no statistics: use unit ranges, and leave the gripper unscaled.
-    a, p = spec.action_dim, spec.proprio_dim
-    codec = ActionCodec(Bounds((-1.0,) * a, (1.0,) * a, (True,) * (a - 1) + (False,)))
-    proprio = Bounds((-1.0,) * p, (1.0,) * p, (True,) * p) if p else None
-    return make_policy(make_architecture(config, spec), spec.instructions, codec, proprio, seed=seed)
+    return make_policy(
+        make_architecture(config, spec),
+        spec.instructions,
+        ActionCodec(actions),
+        proprio,
+        seed=seed,
+        device=device,
+        dtype=dtype or torch.float32,
+    )
+
+
+def _bounds(dims: int, scaled: int) -> Bounds:
+    """-1 to 1, of which the first ``scaled`` dimensions are normalized."""
+    from vla_rl.policies.openvla_oft.action_codec import Bounds
+
+    return Bounds((-1.0,) * dims, (1.0,) * dims, (True,) * scaled + (False,) * (dims - scaled))
+
+
+def _of_the_run(config: OpenVLAOFTConfig, spec: EnvSpec) -> _OfTheRun:
+    """What a published checkpoint leaves open."""
+    return {
+        "views": len(spec.views),
+        "chunk_size": config.chunk_size,
+        "suite": spec.suite,
+        "unnorm_key": config.unnorm_key,
+    }
+
+
+def _read_architecture(config: OpenVLAOFTConfig, spec: EnvSpec) -> Architecture:
+    """Of the checkpoint. Raises UserError if it is incomplete."""
+    assert config.checkpoint is not None
+    if is_published(config.checkpoint):
+        architecture, *_ = describe_published(open_published(config.checkpoint), **_of_the_run(config, spec))
+        return architecture
+    return _read_native(Path(config.checkpoint))
+
+
+def _read_native(folder: Path) -> Architecture:
+    path = folder / "architecture.json"
+    try:
+        architecture = Architecture.from_dict(json.loads(path.read_text())["architecture"])
+    except FileNotFoundError:
+        raise UserError(
+            f"policy.checkpoint={folder}: {path.name} is missing there, and so is the config.json of an OpenVLA model; "
+            "name the folder of a policy checkpoint (a run's is at checkpoints/NUMBER/policy), or "
+            "policy.checkpoint=null for random weights"
+        ) from None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(f"policy.checkpoint: {path} cannot be read: {error}; copy the checkpoint again") from error
+    _check_weights_are_whole(path.with_name("model.safetensors"))
+    return architecture
 
 
 def _check_weights_are_whole(path: Path) -> None:

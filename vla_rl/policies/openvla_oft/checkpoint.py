@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from transformers.initialization import no_init_weights
+from safetensors.torch import save_file
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import replacing
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import Architecture
+from vla_rl.policies.openvla_oft.blank import blank_policy, fill, move_buffers
 from vla_rl.policies.openvla_oft.lora import adapter_alpha, adapter_state, merged_state
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
@@ -32,6 +32,7 @@ FORMAT_VERSION = 1
 WEIGHTS, ARCHITECTURE, TOKENIZER = "model.safetensors", "architecture.json", "tokenizer.json"
 STATISTICS, METADATA, ADAPTERS = "statistics.json", "metadata.json", "adapters.safetensors"
 _NAMED_IN_ERRORS = 5
+_MAY_LACK = {"value_head.time"}  # older checkpoints do not know the time; then it is 0
 
 
 class CheckpointError(UserError):
@@ -68,24 +69,36 @@ def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, A
             shutil.copymode(partial / METADATA, file)  # safetensors makes it readable by the owner only
 
 
-def load_policy(folder: str | Path, device: str | torch.device = "cpu") -> OpenVLAOFT:
-    """Load a policy in the dtype it was saved in. Call ``set_instructions`` before its first forward pass.
+def load_policy(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> OpenVLAOFT:
+    """Load a policy onto a device, tensor by tensor: the host never holds a copy of all weights.
 
-    Raises CheckpointError, which names files and tensors that are missing, unreadable or of another shape.
+    ``dtype``: None for the one that it was saved in. On the device "meta" its weights have no values. Call
+    ``set_instructions`` before its first forward pass. Raises CheckpointError, which names files and tensors that are
+    missing, unreadable or of another shape.
     """
-    folder = Path(folder)
+    folder, device = Path(folder), torch.device(device)
     architecture = _read_architecture(folder)
     codec, proprio = _read_statistics(folder)
     tokenizer = _read_tokenizer(folder, architecture)
     weights = _file(folder, WEIGHTS)
     try:
-        with _named(folder), no_init_weights():
-            policy = OpenVLAOFT(architecture, codec, tokenizer, proprio)
+        with _named(folder):
+            policy = blank_policy(architecture, codec, tokenizer, proprio)
         _check_shapes(weights, policy)
-        policy.load_state_dict(_defaults(policy) | load_file(weights, device=str(device)), assign=True)
+        if device.type == "meta":
+            return policy if dtype is None else policy.to(dtype)
+        with safe_open(weights, framework="pt", device=str(device)) as file:
+            there = set(file.keys())
+
+            def read(name: str, weight: torch.Tensor) -> torch.Tensor:
+                tensor = file.get_tensor(name) if name in there else torch.zeros(weight.shape, device=device)
+                return tensor if dtype is None else tensor.to(dtype)
+
+            fill(policy, read)
     except SafetensorError as error:
         raise CheckpointError(f"{weights} is damaged or truncated ({error}): copy the checkpoint again") from error
-    return policy.to(device)
+    move_buffers(policy, device)
+    return policy
 
 
 def load_adapters(folder: str | Path) -> tuple[dict[str, torch.Tensor], int]:
@@ -159,16 +172,11 @@ def _named(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _defaults(policy: OpenVLAOFT) -> dict[str, torch.Tensor]:
-    """Weights that a checkpoint may lack: older ones do not know the time."""
-    return {"value_head.time": policy.value_head.time.data}
-
-
 def _check_shapes(weights: Path, policy: OpenVLAOFT) -> None:
     with safe_open(weights, framework="pt") as file:
         found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     expected = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
-    problems = [f"{name} is missing" for name in expected if name not in found | _defaults(policy)]
+    problems = [f"{name} is missing" for name in expected if name not in found and name not in _MAY_LACK]
     problems += [f"{name} is unknown" for name in found if name not in expected]
     problems += [
         f"{name} is {list(found[name])}, expected {list(shape)}"

@@ -17,12 +17,15 @@ from torch import Tensor, nn
 
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import NUM_BINS, Architecture
+from vla_rl.policies.openvla_oft.blank import blank_policy, draw_weights
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
+from vla_rl.policies.openvla_oft.sizes import openvla_sizes
 
 _ATTENTION_GAIN = 1.5  # for queries and keys: heads differ more, so that rotary positions distinguish the placeholders
 _GRID_WAVES = 4  # per axis, in the encoding of a patch's position
 _BIN_WAVES = 24  # in the encoding of an action bin
+_SMALL = 100_000_000  # weights
 
 
 @torch.no_grad()
@@ -90,15 +93,28 @@ def make_policy(
     *,
     vocabulary: Sequence[str] = (),  # further texts whose words to include, so that other tasks can be trained later
     seed: int = 0,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> OpenVLAOFT:
     """A policy with random weights, drawn by ``seed``, whose vocabulary has the words of its instructions.
 
-    Raises ValueError if statistics and architecture disagree or the words do not fit the vocabulary.
+    A small one is drawn on the CPU in float32, so that it is the same everywhere; a large one where it will be. On the
+    device "meta" its weights have no values at all. Raises ValueError if statistics and architecture disagree or the
+    words do not fit the vocabulary.
     """
     words = build_tiny_tokenizer([*instructions, *vocabulary], architecture.text_vocab_size)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        policy = OpenVLAOFT(architecture, codec, PromptTokenizer(words, architecture), proprio)
-        initialize(policy)
+    tokenizer, device = PromptTokenizer(words, architecture), torch.device(device)
+    if device.type == "meta" or openvla_sizes(architecture).parameters > _SMALL:
+        policy = blank_policy(architecture, codec, tokenizer, proprio)
+        if device.type == "meta":
+            policy.to(dtype)
+        else:
+            draw_weights(policy, device, dtype, seed)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            policy = OpenVLAOFT(architecture, codec, tokenizer, proprio)
+            initialize(policy)
+        policy.to(device, dtype)
     policy.set_instructions(instructions)
     return policy

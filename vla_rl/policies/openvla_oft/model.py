@@ -127,7 +127,7 @@ class OpenVLAOFT(Policy):
             "attended": torch.cat([valid[:, :1], vision, valid[:, 1:]], dim=1),
             "prompt_length": torch.tensor([len(prompt) for prompt in prompts]),
         }
-        device = self.lm_head.weight.device
+        device = self.language_model.rotary_emb.inv_freq.device  # weights may be meta tensors, buffers never are
         for name, tensor in buffers.items():
             self.register_buffer(name, tensor.to(device), persistent=False)
         self.instructions = tuple(instructions)

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import Array, EnvSpec
+from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.pi0.architecture import model_settings
 from vla_rl.policies.pi0.config import Pi0Config
 
 if TYPE_CHECKING:
+    import torch
+
     from vla_rl.policies.pi0.model import Pi0
     from vla_rl.policies.pi0.statistics import Statistics
 
@@ -38,25 +41,42 @@ def check_policy(config: Pi0Config, spec: EnvSpec) -> None:
         raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
 
 
-def build_policy(config: Pi0Config, spec: EnvSpec, seed: int) -> Pi0:
+def build_policy(
+    config: Pi0Config, spec: EnvSpec, seed: int, device: str = "cpu", dtype: torch.dtype | None = None
+) -> Pi0:
     """See ``vla_rl.policies.build.build_policy``. Without data, statistics leave everything as it is."""
     from vla_rl.policies.pi0.statistics import Statistics
 
     if config.checkpoint is None:
         proprio = Statistics.identity(spec.proprio_dim) if spec.proprio_dim else None
-        return _random_policy(config, spec, Statistics.identity(spec.action_dim), proprio, seed)
+        return _random_policy(config, spec, Statistics.identity(spec.action_dim), proprio, seed).to(device, dtype)
     from vla_rl.policies.pi0.checkpoint import load_policy
 
     check_policy(config, spec)
-    return load_policy(config)
+    return load_policy(config).to(device, dtype)
 
 
-def policy_for_demonstrations(config: Pi0Config, spec: EnvSpec, actions: Array, proprio: Array, seed: int) -> Pi0:
+def policy_for_demonstrations(
+    config: Pi0Config,
+    spec: EnvSpec,
+    actions: Array,
+    proprio: Array,
+    seed: int,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Pi0:
     """See ``vla_rl.policies.build.policy_for_demonstrations``."""
     from vla_rl.policies.pi0.statistics import Statistics
 
     of_proprio = Statistics.of(proprio) if spec.proprio_dim else None
-    return _random_policy(config, spec, Statistics.of(actions), of_proprio, seed)
+    return _random_policy(config, spec, Statistics.of(actions), of_proprio, seed).to(device, dtype)
+
+
+def policy_sizes(config: Pi0Config, spec: EnvSpec, element_size: int, activation_checkpointing: bool) -> PolicySizes:
+    """See ``vla_rl.policies.build.policy_sizes``."""
+    from vla_rl.policies.pi0.sizes import pi0_sizes
+
+    return pi0_sizes(config, _settings(config, spec), spec, element_size)
 
 
 def save_policy(policy: Pi0, folder: str | Path, metadata: Mapping[str, Any]) -> None:
@@ -73,17 +93,20 @@ def _random_policy(config: Pi0Config, spec: EnvSpec, actions: Statistics, propri
     from vla_rl.policies.pi0.initialize import initialize
     from vla_rl.policies.pi0.model import Pi0, make_tokenizer
 
-    settings = model_settings(
-        config.size,
-        horizon=config.horizon or config.chunk_size,
-        action_dim=config.padded_dim or spec.action_dim,
-        state_dim=spec.proprio_dim,
-        image_size=spec.image_size,
-    )
-    model_config = PI0Config(**settings)
+    model_config = PI0Config(**_settings(config, spec))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer = make_tokenizer(spec.instructions, model_config)
         policy = Pi0(config, model_config, tokenizer, actions, proprio, len(spec.views))
         initialize(policy)
     return policy
+
+
+def _settings(config: Pi0Config, spec: EnvSpec) -> dict[str, Any]:
+    return model_settings(
+        config.size,
+        horizon=config.horizon or config.chunk_size,
+        action_dim=config.padded_dim or spec.action_dim,
+        state_dim=spec.proprio_dim,
+        image_size=spec.image_size,
+    )

@@ -17,6 +17,7 @@ class Pi0Config(PolicyConfigBase):
     """
 
     discrete: ClassVar[bool] = False
+    recomputes_blocks: ClassVar[bool] = False  # the library's blocks drop their keys and values then
 
     name: Literal["pi0"] = "pi0"
     size: Literal["nano", "base"] = Field("nano", description="Architecture of a policy with random weights.")

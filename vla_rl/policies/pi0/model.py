@@ -11,9 +11,9 @@ other steps do is settled by the drawn numbers, so that it cancels in probabilit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -169,6 +169,16 @@ class Pi0(Policy):
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         return self.value_head.parameters()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Keeps frequencies in float32 when weights change their dtype: rounding would blur positions and times."""
+        exact = {name: buffer for name, buffer in self.named_buffers() if buffer.is_floating_point()}
+        super()._apply(fn, recurse)
+        for name, buffer in exact.items():
+            path, _, last = name.rpartition(".")
+            owner = self.get_submodule(path)
+            setattr(owner, last, buffer.to(getattr(owner, last).device))
+        return self
 
     @property
     def _settings(self) -> Any:

@@ -1,0 +1,178 @@
+"""vla_rl.placement.memory: a 7B policy on devices of 24 and 80 GiB, and the arithmetic against what DeepSpeed holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import ROOT
+from tests.learner.learner_tools import SPEC, config, make_learner
+from tests.policies.policy_helpers import rate
+from vla_rl.cluster.cluster import environment
+from vla_rl.commands.cli import main
+from vla_rl.config.loading import load_config
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.machine import GIB, Gpu, Machine
+from vla_rl.core.records import EnvSpec
+from vla_rl.learner.deepspeed_engine import tensors_held
+from vla_rl.placement.memory import expected_memory, fit_memory, memory_use
+from vla_rl.placement.plan import PlanError, Resources, make_plan
+from vla_rl.placement.planner import plan_run
+from vla_rl.placement.profile import load_profile
+from vla_rl.policies.base.policy import PolicyInput
+
+RECIPE = ROOT / "configs/recipes/openvla_oft_lora_1gpu.yaml"
+LIBERO = EnvSpec("libero", ("main",), 256, 0, 7, 220, ("put the bowl on the plate",))
+TWO_VIEWS = EnvSpec("libero", ("main", "wrist"), 256, 8, 7, 220, LIBERO.instructions)
+SEVEN_B = {"name": "openvla_oft", "size": "7b", "lora": {}}
+
+
+def machine(gib: float, gpus: int = 1) -> Machine:
+    return Machine(cpus=32, memory=512 * GIB, gpus=(Gpu("any", int(gib * GIB)),) * gpus)
+
+
+def large(**learner: Any) -> RunConfig:
+    policy = {"size": "7b"}
+    settings = {"precision": "bf16", "micro_batch": 4, "activation_checkpointing": True} | learner
+    return RunConfig.model_validate({"policy": policy, "learner": settings})
+
+
+def held(cfg: RunConfig, where: Machine, spec: EnvSpec = LIBERO) -> dict[str, dict[str, float]]:
+    return memory_use(make_plan(cfg, Resources.of(where, cfg)), expected_memory(cfg, spec, where), cfg, 0)
+
+
+def fitted(cfg: RunConfig, where: Machine) -> Any:
+    return fit_memory(make_plan(cfg, Resources.of(where, cfg)), expected_memory(cfg, LIBERO, where), cfg)
+
+
+@pytest.mark.parametrize(
+    ("profile", "chunk_size", "spec"),
+    [
+        ("libero_openvla_oft_h100", 8, TWO_VIEWS),
+        ("libero_hf_openvla_oft_h100", 8, TWO_VIEWS),
+        ("maniskill_openvla_h100", 1, LIBERO),
+    ],
+)
+def test_the_shipped_profiles_have_the_memory_of_their_policies(profile: str, chunk_size: int, spec: EnvSpec) -> None:
+    found = load_profile(ROOT / f"configs/profiles/{profile}.yaml").memory
+    cfg = large().with_values({"policy.chunk_size": chunk_size})
+    adapted = RunConfig.model_validate(cfg.model_dump() | {"policy": cfg.policy.model_dump() | {"lora": {}}})
+    expected = expected_memory(adapted, spec, machine(80))
+    for name in ("weights", "trained", "infer_each", "train_each"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=0.02), name
+
+
+def test_full_fine_tuning_of_7b_does_not_fit_on_one_device() -> None:
+    """112 GiB of gradients, moments and master weights."""
+    with pytest.raises(PlanError) as error:
+        fitted(large(), machine(80))
+    text = str(error.value)
+    assert "device 0 has 80 GiB and would hold inference 15.1 (weights 14.0" in text
+    assert "gradients 27.9, optimizer 83.8" in text
+    assert "learner.offload_optimizer=cpu" in text
+    assert "policy.lora" in text
+    offloading = large(zero_stage=2, offload_optimizer="cpu")
+    assert "optimizer" not in held(offloading, machine(80))["learner"]
+    assert not fitted(offloading, machine(80)).offload
+    with pytest.raises(PlanError, match="would hold"):
+        fitted(large(zero_stage=1, offload_optimizer="cpu", micro_batch=64), machine(40))
+    assert not fitted(large(zero_stage=3), machine(80, gpus=8)).offload
+
+
+def test_a_rank_of_zero_3_holds_its_part() -> None:
+    cfg = large(zero_stage=3).with_values({"placement.mode": "collocated"})
+    whole, part = (held(cfg, machine(80, gpus=gpus))["learner"] for gpus in (1, 4))
+    assert part["optimizer"] == pytest.approx(whole["optimizer"] / 4)
+    assert part["weights"] < whole["weights"] / 2
+    offloaded = large(zero_stage=3, offload_optimizer="cpu", offload_parameters="cpu")
+    assert sum(held(offloaded, machine(24))["learner"].values()) < 6
+
+
+def test_without_checkpointing_a_micro_batch_of_64_needs_all_of_it() -> None:
+    cfg = RunConfig.model_validate(
+        {"policy": {"name": "openvla_oft", "size": "7b", "lora": {}}, "learner": {"precision": "bf16"}}
+    )
+    activations = held(cfg, machine(80))["learner"]["activations"]
+    assert activations == pytest.approx(140, rel=0.05)
+    with pytest.raises(PlanError, match=r"set learner\.activation_checkpointing=true"):
+        fitted(cfg, machine(80))
+    assert held(cfg.with_values({"learner.activation_checkpointing": True}), machine(80))["learner"]["activations"] < 14
+
+
+def test_float32_is_refused_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any process starts, on GPUs and on cores."""
+    cfg = RunConfig.model_validate(
+        {"policy": {"name": "openvla_oft", "size": "7b", "lora": {}}, "learner": {"micro_batch": 1}}
+    )
+    for where in (machine(24), Machine(cpus=8, memory=24 * GIB, gpus=())):
+        monkeypatch.setattr(Machine, "detect", lambda found=where: found)
+        with pytest.raises(PlanError, match=r"has 24 GiB and would hold .*set learner\.precision=bf16"):
+            plan_run(cfg, LIBERO)
+        with pytest.raises(PlanError, match="would hold inference"):
+            plan_run(cfg, LIBERO, training=False)
+
+
+@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "fp32"), (0, "bf16"), (1, "bf16"), (2, "bf16")])
+def test_the_arithmetic_is_what_deepspeed_holds(stage: int, precision: str) -> None:
+    """All tensors that engine and optimizer hold between two micro-batches, after the first optimizer step."""
+    cfg = config(policy={"chunk_size": 4}, learner={"zero_stage": stage, "precision": precision})
+    learner = make_learner(cfg)
+    engine = learner._engine
+    for last in (True, False):
+        images = torch.zeros(1, 1, 48, 48, 3, dtype=torch.uint8)
+        seen = PolicyInput(images, torch.zeros(1, 3), torch.zeros(1, dtype=torch.long), torch.zeros(1))
+        output = rate(engine, seen)
+        engine.set_gradient_accumulation_boundary(last)
+        engine.backward(output.logprobs.sum() + output.values.sum())
+        engine.step()
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(engine)}
+    found = sum(storages.values()) / GIB
+    parts = held(cfg, Machine(cpus=2, memory=8 * GIB, gpus=()), SPEC)["learner"]
+    bucket = (2 if precision == "bf16" else 4) * expected_memory(cfg, SPEC, machine(8)).trained / 16 * (stage == 2)
+    expected = parts["weights"] + parts["gradients"] + parts["optimizer"] - bucket  # between two backward passes
+    assert found == pytest.approx(expected, rel=0.06)
+
+
+def _tensors(engine: Any) -> Any:
+    return tensors_held(list(engine.module.parameters()), engine.optimizer)
+
+
+@pytest.mark.parametrize(("gib", "fits"), [(80, True), (24, True), (16, False)])
+def test_the_recipe_for_one_gpu(
+    gib: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Machine, "detect", lambda: machine(gib))
+    monkeypatch.setattr("vla_rl.commands.plan.env_spec", lambda env: LIBERO)
+    status = main(["plan", str(RECIPE), "--json", str(tmp_path / "plan.json")])
+    shown = capsys.readouterr()
+    if not fits:
+        assert status == 2
+        assert "has 16 GiB and would hold" in shown.err.replace("\n", " ")
+        return
+    assert status == 0
+    record = json.loads((tmp_path / "plan.json").read_text())
+    assert not record["offload"], "frozen weights are held once"
+    roles = record["memory_gib"]["devices"]["0"]
+    assert roles["learner"].keys() == {"weights", "gradients", "optimizer", "activations", "context"}
+    assert sum(sum(parts.values()) for parts in roles.values()) < gib
+    assert "memory of a device" in shown.out
+    assert "activations" in shown.out
+
+
+def test_the_recipe_for_one_gpu_is_what_it_says() -> None:
+    cfg = load_config(RECIPE)
+    assert (cfg.policy.size, cfg.learner.precision, cfg.learner.activation_checkpointing) == ("7b", "bf16", True)
+    assert cfg.policy.lora is not None
+    assert cfg.env.name == "libero"
+
+
+def test_only_learners_on_cores_keep_their_memory() -> None:
+    cfg = large()
+    for where, kept in ((machine(80), False), (Machine(cpus=4, memory=GIB, gpus=()), True)):
+        plan = make_plan(cfg, Resources.of(where, cfg))
+        assert ("MALLOC_MMAP_MAX_" in environment(plan.learners[0], plan)) is kept
+        assert "MALLOC_MMAP_MAX_" not in environment(plan.servers[0], plan)

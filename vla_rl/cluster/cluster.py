@@ -24,6 +24,7 @@ from vla_rl.cluster.processes.learner import LearnerProcess
 from vla_rl.cluster.processes.store import StoreProcess
 from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
 from vla_rl.cluster.ray_session import RaySession
+from vla_rl.cluster.variables import variables
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.mailbox import PoolAddress
@@ -34,10 +35,6 @@ from vla_rl.replay.store import StoreRules
 
 _SETUP_TIMEOUT_S = 600.0  # building simulators and models
 _PUBLISH_TIMEOUT_S = 3600.0
-
-# glibc returns large blocks at every free, and the kernel zeroes them again at the next use. On CPU cores that takes a
-# fifth of a training step of the tiny policy, and the next step needs the same memory.
-_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(8 << 30), "MALLOC_TOP_PAD_": str(64 << 20)}
 
 
 class ProcessDied(RuntimeError):
@@ -127,15 +124,10 @@ class Cluster:
 
     def _actor(self, cls: type, process: Process | None = None, concurrency: int = 4, node: int = 0) -> Any:
         """A Ray actor class with options: the plan, not Ray, decides on which node it runs and which device it sees."""
-        threads = str(process.threads if process else 1)
-        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LP_NUM_THREADS": "1"}
-        variables["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads sleep instead of spinning on their cores
-        if process and process.role == "learner":
-            variables |= _KEEP_MEMORY
-        if process and process.kind == "cuda":
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.plan.local_devices(process)))
-        placed = self._session.placed(process.node if process else node)
-        return ray.remote(cls).options(max_concurrency=concurrency, runtime_env={"env_vars": variables}, **placed)
+        node = process.node if process else node
+        environment = variables(self.plan, process, self._session.gpus(node))
+        placed = self._session.placed(node)
+        return ray.remote(cls).options(max_concurrency=concurrency, runtime_env={"env_vars": environment}, **placed)
 
     def _new_server(self, process: Process) -> ActorHandle:
         return self._actor(self._roles[0], process).remote(self.config, self.spec, process, self._lock_server(process))

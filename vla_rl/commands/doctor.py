@@ -17,6 +17,7 @@ from envs.libero.assets.resolve import cache_dir, resolve_assets
 from envs.libero.bootstrap import select_gl_backend
 from envs.maniskill.bootstrap import INSTALL as MANISKILL_EXTRA
 from envs.maniskill.vulkan import vulkan_devices, vulkan_problem
+from vla_rl.core.gpus import GpuReport
 from vla_rl.core.machine import GIB, Machine, library_loads
 
 _LIBERO_EXTRA = 'bash scripts/setup.sh, or pip install "vla_rl[libero]"'
@@ -73,7 +74,7 @@ def examine() -> list[Finding]:
     return [
         _python(),
         _processors(machine),
-        *_torch(machine),
+        *_torch(),
         *(_package(name, name, _CORE_EXTRA, required=True) for name in ("ray", "deepspeed", "transformers")),
         *(_package(name, dist, _LIBERO_EXTRA, required=True) for name, dist in _SIMULATORS.items()),
         _gl(),
@@ -99,7 +100,8 @@ def _processors(machine: Machine) -> Finding:
     return Finding("processors", found, remedy)
 
 
-def _torch(machine: Machine) -> Iterator[Finding]:
+def _torch() -> Iterator[Finding]:
+    """torch, and the GPUs that it can use."""
     usable = False
     try:
         import torch
@@ -109,14 +111,22 @@ def _torch(machine: Machine) -> Iterator[Finding]:
         usable = torch.cuda.is_available()
         build = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
         yield Finding("torch", f"{torch.__version__}, {build}", required=True)
-    names = ", ".join(f"{gpu.name} ({gpu.memory / GIB:.0f} GiB)" for gpu in machine.gpus)
-    if not machine.gpus:
+    yield _gpu(GpuReport.detect(), usable)
+
+
+def _gpu(report: GpuReport, usable: bool) -> Finding:
+    """``usable``: whether torch itself finds a GPU that it can use."""
+    if not report.gpus:
+        hidden = f" visible: CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}" if report.driver else ""
         remedy = "none needed for the tiny policy; a 7b policy needs an NVIDIA GPU and its driver"
-        yield Finding("GPU", "none", remedy)
-    elif not usable:
-        yield Finding("GPU", f"{names}, not usable by torch", "install a CUDA build of torch that fits the driver")
-    else:
-        yield Finding("GPU", names)
+        return Finding("GPU", f"none{hidden}", remedy)
+    names = ", ".join(f"{gpu.name} ({gpu.memory / GIB:.0f} GiB)" for gpu in report.gpus)
+    found = f"{names}; driver {report.driver}"
+    if report.problem or not usable:
+        problem = report.problem or 'torch finds none of them: python -c "import torch; torch.cuda.init()" tells why'
+        remedy = f"{problem}; or hide the GPUs, to train on the cores: CUDA_VISIBLE_DEVICES=-1"
+        return Finding("GPU", f"{found}; not usable by torch", remedy, required=True)
+    return Finding("GPU", found, required=True)
 
 
 def _package(module: str, distribution: str, remedy: str, *, required: bool) -> Finding:

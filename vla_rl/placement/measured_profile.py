@@ -129,6 +129,6 @@ class ProfileBuilder:
         text = f"sizes of parameters, gradients and moments in {self._run}"
         if self._configured is None:
             return self._memory, text
-        rest = ("infer_each", "train_each", "simulate_fixed", "simulate_each")
+        rest = ("infer_each", "train_each", "simulate_fixed", "simulate_each", "draw_each")
         known = {name: getattr(self._configured.memory, name) for name in rest}
         return self._memory.model_copy(update=known), f"{text}; {', '.join(rest)} as in {self._configured.name!r}"

@@ -14,6 +14,7 @@ from vla_rl.placement.plan import (
     Plan,
     PlanError,
     Resources,
+    draws_on_devices,
     layouts,
     make_plan,
     sharing_learner,
@@ -159,13 +160,18 @@ def memory_use(plan: Plan, profile: Profile, config: RunConfig, device: int) -> 
             weights + sharded + memory.train_each * config.learner.micro_batch,
         ),
     }
-    return {name: size for name, (devices, size) in roles.items() if device in devices}
+    held = {name: size for name, (devices, size) in roles.items() if device in devices}
+    if memory.draw_each and draws_on_devices(config, plan.servers[0].kind):
+        held["drawing"] = memory.draw_each * sum(plan.drawing_device(worker) == device for worker in plan.workers)
+    return held
 
 
 def _memory_remedy(parts: dict[str, float], room: float) -> str:
     largest = max(parts, key=lambda name: parts[name])
     if largest == "learner" and parts[largest] > room:
         return "; shard its state over more devices with learner.zero_stage=2 or 3, or lower learner.micro_batch"
+    if largest == "drawing":
+        return "; lower placement.env_workers, or let them draw on the cores (MUJOCO_GL=osmesa)"
     if largest == "simulator":
         return "; lower placement.envs_per_worker"
     return "; lower placement.max_batch or learner.micro_batch, or use more devices"

@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from vla_rl.cluster.node import lock_server_path
+from vla_rl.cluster.node import lock_server_path, sweep_leftovers
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
 from vla_rl.cluster.processes.env_worker import EnvWorkerProcess
 from vla_rl.cluster.processes.inference import InferenceProcess
@@ -31,6 +31,7 @@ from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.plan import Plan, Process, sharing_learner
 from vla_rl.placement.profile import Memory
+from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.store import StoreRules
 
 _SETUP_TIMEOUT_S = 600.0  # building simulators and models
@@ -59,7 +60,10 @@ class Cluster:
         self._relays: list[ActorHandle] = []
 
     def __enter__(self) -> Self:
-        self._session = RaySession(self.config, object_store_bytes(self.config, self.spec))
+        sweep_leftovers()  # of dead runs, before free memory is asked for
+        needs = SharedMemoryNeeds.of(self.config, self.spec, self.plan)
+        needs.check()
+        self._session = RaySession(self.config, needs.trajectories)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -271,11 +275,3 @@ def _answers(refs: Sequence[ray.ObjectRef]) -> list[dict[str, float]]:
         with contextlib.suppress(GetTimeoutError, RayActorError):
             answers.append(ray.get(ref, timeout=CALL_TIMEOUT_S))
     return answers
-
-
-def object_store_bytes(config: RunConfig, spec: EnvSpec) -> int:
-    """Room for two super-batches, those to be trained again and the trajectories on their way, at their longest."""
-    chunks = -(-spec.max_episode_steps // config.policy.chunk_size) + 1
-    image_bytes = len(spec.views) * spec.image_size**2 * 3
-    episodes = config.train.batch_episodes * (config.train.max_staleness + 2 + 2 * config.train.reuse)
-    return max(200 << 20, int(1.5 * episodes * chunks * (image_bytes + 4096)))

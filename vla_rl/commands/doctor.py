@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -18,6 +18,7 @@ from envs.libero.bootstrap import select_gl_backend
 from envs.maniskill.bootstrap import INSTALL as MANISKILL_EXTRA
 from envs.maniskill.vulkan import vulkan_devices, vulkan_problem
 from vla_rl.core.gpus import GpuReport
+from vla_rl.core.ipc.shared_memory import enlarge, shared_root
 from vla_rl.core.machine import GIB, Machine, library_loads
 
 _LIBERO_EXTRA = 'bash scripts/setup.sh, or pip install "vla_rl[libero]"'
@@ -83,7 +84,7 @@ def examine() -> list[Finding]:
         _assets(),
         _space("run folder's disk", Path.cwd(), 5 * GIB, "free some space, or set log.dir to another disk"),
         _space("cache folder's disk", cache_dir(), 5 * GIB, "free some space, or set VLA_RL_CACHE to another disk"),
-        _space("shared memory", Path("/dev/shm"), GIB, "enlarge /dev/shm; in Docker: --shm-size=4g"),
+        _shared_memory(),
     ]
 
 
@@ -169,6 +170,12 @@ def _assets() -> Finding:
     if assets.origin == "placeholder":
         remedy = "results on them are not benchmark numbers; the first run asks the hub, or set LIBERO_ASSETS to a copy"
     return Finding("LIBERO assets", f"{assets.origin}: {assets.path}", remedy, required=False)
+
+
+def _shared_memory() -> Finding:
+    """What the default run needs is 1 GiB; ``vla-rl plan CONFIG`` shows what another one does."""
+    remedy = f"{enlarge(4 * GIB)}; `vla-rl plan CONFIG` shows what a run needs"
+    return replace(_space("shared memory", shared_root(), GIB, remedy), required=True)
 
 
 def _space(topic: str, folder: Path, enough: int, remedy: str) -> Finding:

@@ -9,7 +9,8 @@ from rich.table import Table
 from envs import env_spec
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.files import write_json
-from vla_rl.core.machine import Machine
+from vla_rl.core.ipc.shared_memory import free_shared_memory
+from vla_rl.core.machine import GIB, Machine
 from vla_rl.core.records import EnvSpec
 from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import draw_timeline
@@ -18,6 +19,7 @@ from vla_rl.placement.plan import Plan, Resources, make_plan
 from vla_rl.placement.planner import search_by_profile, workload_of
 from vla_rl.placement.profile import load_profile
 from vla_rl.placement.search import Candidate
+from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.placement.simulation import SimulatedRun
 
 
@@ -48,8 +50,14 @@ def plan_command(args: Any) -> int:
             _draw(plan, config, spec, resources, args.output)
             console.print(str(args.output))
     console.print(plan_table(plan))
+    needs = SharedMemoryNeeds.of(config, spec, plan)
+    console.print(f"shared memory: needs {needs.describe()}; free here: {free_shared_memory() / GIB:.1f} GiB")
     if args.json:
-        write_json(args.json, record | {"offload": plan.offload, "plan": [asdict(p) for p in plan.processes]})
+        write_json(
+            args.json,
+            record
+            | {"offload": plan.offload, "shared_memory": asdict(needs), "plan": [asdict(p) for p in plan.processes]},
+        )
     return 0
 
 

@@ -155,7 +155,7 @@ class Plan:
 def simulator_on_devices(config: RunConfig, kind: Kind) -> bool:
     """Whether the simulator computes on devices of this kind, rather than on cores."""
     if isinstance(config.env, ManiSkillConfig):
-        return kind == "cuda" and config.env.wants_gpu
+        return kind == "cuda" and config.env.backend == "physx_cuda"
     return isinstance(config.env, WorkloadConfig) and config.env.on_devices
 
 

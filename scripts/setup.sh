@@ -156,6 +156,13 @@ find_renderer() {
 
 vulkan_problem() { "$venv/bin/python" -c 'from envs.maniskill.vulkan import vulkan_problem; print(vulkan_problem())'; }
 
+# torch is the build that pip's index offers; it may be one that the driver of a GPU does not support.
+note_gpu_problem() {
+    local problem
+    problem=$("$venv/bin/python" -c 'from vla_rl.core.gpus import GpuReport; print(GpuReport.detect().problem)')
+    [ -z "$problem" ] || say "note: the GPUs cannot be used, and training would run on the cores. $problem"
+}
+
 # Only ManiSkill draws with Vulkan: without a driver, the set-up continues and prints what is missing.
 find_vulkan() {
     local problem
@@ -200,6 +207,7 @@ if ! complete; then
     exec 9<scripts/setup.sh # one set-up at a time; the lock ends with the last process of this one
     flock -n 9 || { say "another set-up is under way here; waiting for it" && flock 9; }
     complete || make_environment
+    note_gpu_problem
 fi
 settings="MUJOCO_GL=${MUJOCO_GL:-} PYOPENGL_PLATFORM=${PYOPENGL_PLATFORM:-}"
 if [ "$(cat "$renderer" 2>/dev/null)" != "$settings" ]; then

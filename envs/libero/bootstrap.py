@@ -22,6 +22,7 @@ from envs.base import EnvError
 from envs.base.packages import package_folder
 from envs.libero.assets.resolve import AssetMode, LiberoAssets, cache_dir, resolve_assets
 from vla_rl.core.files import replacing
+from vla_rl.core.gpus import GpuReport
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,9 @@ def import_libero(assets: AssetMode = "auto") -> LiberoAssets:
     new folder, so close the old ones first.
 
     Sets these environment variables unless they are set: MUJOCO_GL (``egl`` if a GPU is present, else ``osmesa``),
-    NUMBA_CACHE_DIR, MPLCONFIGDIR and the GL drivers' shader caches, all below ``cache_dir()``. LIBERO_CONFIG_PATH is
-    always replaced: another configuration would redirect tasks and initial states.
+    MUJOCO_EGL_DEVICE_ID (``select_egl_device``); and, below ``cache_dir()``, NUMBA_CACHE_DIR, MPLCONFIGDIR and the GL
+    drivers' shader caches. LIBERO_CONFIG_PATH is always replaced: another configuration would redirect tasks and
+    initial states.
 
     Raises EnvError, with the remedy, if LIBERO, robosuite, MuJoCo or the GL library is missing, if MUJOCO_GL names no
     usable backend, if the assets named by LIBERO_ASSETS do not exist, and if the cache folder cannot be written.
@@ -49,7 +51,8 @@ def import_libero(assets: AssetMode = "auto") -> LiberoAssets:
     for package in ("mujoco", "robosuite", "libero"):
         if package_folder(package) is None:
             raise EnvError(f'Python package {package!r} is missing: pip install "vla_rl[libero]"')
-    select_gl_backend()
+    if select_gl_backend() == "egl":
+        select_egl_device()
     resolved = resolve_assets(assets)
     try:
         _redirect_caches()
@@ -87,6 +90,19 @@ def select_gl_backend() -> str:
         raise EnvError(f"the GL library of MUJOCO_GL={named} is missing: {_GL_REMEDY[named]}")
     os.environ["MUJOCO_GL"] = named
     return named
+
+
+def select_egl_device() -> None:
+    """Set MUJOCO_EGL_DEVICE_ID to EGL's number of the first GPU that CUDA_VISIBLE_DEVICES shows, unless it is set.
+
+    EGL counts all GPUs. robosuite would take the text of CUDA_VISIBLE_DEVICES for EGL's number, and fail if that is
+    empty or a UUID.
+    """
+    if os.environ.get("MUJOCO_EGL_DEVICE_ID"):
+        return
+    gpus = GpuReport.detect().gpus
+    if gpus or "CUDA_VISIBLE_DEVICES" in os.environ:
+        os.environ["MUJOCO_EGL_DEVICE_ID"] = str(gpus[0].number if gpus else 0)
 
 
 def gpu_present() -> bool:
@@ -164,7 +180,8 @@ def _import_robosuite() -> None:
     """Import robosuite without its log file and its warning about private macros; MUJOCO_GL stays as it is.
 
     robosuite opens its log file and prints its warning while its package is being imported. So its settings module is
-    loaded and changed first, together with an empty private one.
+    loaded and changed first, together with an empty private one. It also asserts that the digits of
+    MUJOCO_EGL_DEVICE_ID occur in the text of CUDA_VISIBLE_DEVICES, so it does not see the latter.
     """
     mujoco = importlib.import_module("mujoco")
     # Without a handler, MuJoCo appends warnings (say, an unstable simulation) to a file in the working folder.
@@ -181,10 +198,14 @@ def _import_robosuite() -> None:
     vars(macros).update(FILE_LOGGING_LEVEL=None, MUJOCO_GPU_RENDERING=False)
     sys.modules["robosuite.macros"] = macros
     sys.modules.setdefault("robosuite.macros_private", types.ModuleType("robosuite.macros_private"))
+    visible = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     try:
         robosuite = importlib.import_module("robosuite")
     except ImportError:
         for name in ("robosuite.macros", "robosuite.macros_private"):
             sys.modules.pop(name, None)
         raise
+    finally:
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
     vars(robosuite)["macros"] = macros

@@ -1,5 +1,6 @@
 """Checks that ManiSkill can run here, and makes its environments."""
 
+import contextlib
 import importlib.util
 import logging
 from collections.abc import Iterator
@@ -35,13 +36,6 @@ def check_maniskill(config: ManiSkillConfig) -> None:
     for task in select_tasks(config):
         if task.assets:
             _check_assets(task)
-
-
-def choose_backend(config: ManiSkillConfig) -> str:
-    """physx_cpu or physx_cuda."""
-    if config.backend == "auto":
-        return "physx_cuda" if config.wants_gpu and _cuda() else "physx_cpu"
-    return config.backend
 
 
 def make(task: Task, config: ManiSkillConfig, backend: str, rows: int) -> Any:
@@ -90,11 +84,26 @@ def _check_assets(task: Task) -> None:
         )
 
 
+def _drawing_device(sapien: Any, on_gpu: bool) -> tuple[Any, str]:
+    """SAPIEN's device, and ManiSkill's name for its kind. A CUDA GPU may be there without a Vulkan driver to draw with.
+
+    ``on_gpu``: only a CUDA GPU will do. Raises EnvError if no device can draw.
+    """
+    for alias, name in (("cuda", "sapien_cuda"), *([] if on_gpu else [(_SOFTWARE, "sapien_cpu")])):
+        with contextlib.suppress(RuntimeError):  # there is no such device
+            device = sapien.Device(alias)
+            if device.can_render():
+                return device, name
+    what = "env.backend=physx_cuda draws on the CUDA GPU, which" if on_gpu else "ManiSkill has no device that"
+    remedy = "install the GPU's Vulkan driver (in a container: NVIDIA_DRIVER_CAPABILITIES=all)"
+    raise EnvError(f"{what} can{'not' if on_gpu else ''} draw: {remedy}" + ", or set env.backend=physx_cpu" * on_gpu)
+
+
 @contextmanager
 def _devices(backend: str) -> Iterator[None]:
     """Make ManiSkill simulate with ``backend``, and draw with a GPU or else in software.
 
-    ManiSkill chooses devices by name, and has no name for a software renderer.
+    ManiSkill chooses devices by name, and has no name for a software renderer. Raises EnvError if none can draw.
     """
     import sapien
     import torch
@@ -102,10 +111,7 @@ def _devices(backend: str) -> Iterator[None]:
     from mani_skill.envs.utils.system.backend import BackendInfo
 
     on_gpu = backend == "physx_cuda"
-    try:
-        render, name = sapien.Device("cuda"), "sapien_cuda"
-    except RuntimeError:
-        render, name = sapien.Device(_SOFTWARE), "sapien_cpu"
+    render, name = _drawing_device(sapien, on_gpu)
     chosen = BackendInfo(
         device=torch.device("cuda" if on_gpu else "cpu"),
         sim_device=sapien.Device("cuda" if on_gpu else "cpu"),

@@ -24,8 +24,9 @@ class ManiSkillConfig(SimulatorConfig):
         ],
         ...,
     ] = Field(("PushCube-v1",), min_length=1, description="The last four need ManiSkill's downloaded assets.")
-    backend: Literal["auto", "physx_cpu", "physx_cuda"] = Field(
-        "auto", description="auto: physx_cuda if there is a CUDA GPU and the tasks allow it, else physx_cpu."
+    backend: Literal["physx_cpu", "physx_cuda"] = Field(
+        "physx_cpu",
+        description="physx_cuda simulates on a CUDA GPU, one cube task for all environments. It has not run yet.",
     )
     image_size: Positive = Field(128, description="Height and width of the third-person view, in pixels.")
     shader: Literal["minimal", "default"] = Field(
@@ -42,11 +43,6 @@ class ManiSkillConfig(SimulatorConfig):
     def batchable(self) -> bool:
         """Whether physx_cuda can simulate these tasks: one scene for all environments, each reset by itself."""
         return len(self.tasks) == 1 and self.tasks[0] in ("PushCube-v1", "PickCube-v1", "StackCube-v1")
-
-    @property
-    def wants_gpu(self) -> bool:
-        """Whether the simulator runs on a CUDA GPU if there is one."""
-        return self.backend == "physx_cuda" or (self.backend == "auto" and self.batchable)
 
     @model_validator(mode="after")
     def _gpu_simulates_one_task(self) -> Self:

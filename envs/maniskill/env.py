@@ -14,7 +14,7 @@ import numpy as np
 
 from envs.base import SimulatorEnv
 from envs.base.vector_env import EnvInstance
-from envs.maniskill.bootstrap import check_maniskill, choose_backend
+from envs.maniskill.bootstrap import check_maniskill
 from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.expert import expert_action
 from envs.maniskill.simulation import Simulation
@@ -40,7 +40,7 @@ class ManiSkillVectorEnv(SimulatorEnv[_Instance]):
     def __init__(self, config: ManiSkillConfig, num_envs: int) -> None:
         super().__init__(env_spec(config), num_envs)
         self.config = config
-        self.backend = choose_backend(config)
+        self.backend = config.backend
         self._tasks = select_tasks(config)
         self._idle: list[Simulation] = []  # left by environments that have changed to another task
         self._shared: Simulation | None = None

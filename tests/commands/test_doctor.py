@@ -10,7 +10,8 @@ from envs.maniskill import vulkan
 from envs.maniskill.vulkan import VulkanDevice
 from vla_rl.commands import doctor
 from vla_rl.commands.doctor import doctor_command, examine
-from vla_rl.core.machine import Gpu, Machine
+from vla_rl.core.gpus import Gpu, GpuReport
+from vla_rl.core.machine import Machine
 
 
 def findings() -> dict[str, doctor.Finding]:
@@ -94,12 +95,48 @@ def test_vulkan_devices_are_named(monkeypatch: pytest.MonkeyPatch):
 
 def test_missing_packages_and_little_room_have_a_remedy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "_SIMULATORS", {"no_such_simulator": "no-such-simulator"})
-    monkeypatch.setattr(Machine, "detect", lambda: Machine(cpus=1, memory=4 << 30, gpus=(Gpu("H200", 139 << 30),)))
+    monkeypatch.setattr(Machine, "detect", lambda: Machine(cpus=1, memory=4 << 30, gpus=()))
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: argparse.Namespace(free=1 << 20, total=1 << 40))
     found = findings()
     assert found["no_such_simulator"].state == "missing"
     assert 'pip install "vla_rl[libero]"' in found["no_such_simulator"].remedy
     assert found["processors"].state == "note"
-    assert "H200 (139 GiB)" in found["GPU"].found
     assert "--shm-size" in found["shared memory"].remedy
     assert "VLA_RL_CACHE" in found["cache folder's disk"].remedy
+
+
+@pytest.mark.parametrize(
+    ("report", "usable", "state", "found", "remedy"),
+    [
+        (GpuReport((Gpu("H200", 139 << 30),), "580.65", (13, 0), (13, 0)), True, "ok", "H200 (139 GiB)", ""),
+        (
+            GpuReport((Gpu("A100", 80 << 30),), "550.54", (12, 4), (13, 0)),
+            False,
+            "missing",
+            "driver 550.54; not usable by torch",
+            "torch is built for CUDA 13.0, which needs driver 580 or newer",
+        ),
+        (
+            GpuReport((Gpu("A100", 80 << 30),), "550.54", (12, 4), None),
+            False,
+            "missing",
+            "not usable by torch",
+            "install a build of torch for CUDA 12; or hide the GPUs, to train on the cores: CUDA_VISIBLE_DEVICES=-1",
+        ),
+        (GpuReport((Gpu("A100", 80 << 30),), "580.65", (13, 0), (13, 0)), False, "missing", "A100", "torch finds none"),
+        (GpuReport(), False, "note", "none", "none needed for the tiny policy"),
+    ],
+)
+def test_gpus_that_torch_cannot_use_are_missing(
+    monkeypatch: pytest.MonkeyPatch, report: GpuReport, usable: bool, state: str, found: str, remedy: str
+):
+    monkeypatch.setattr(GpuReport, "detect", lambda: report)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: usable)
+    finding = findings()["GPU"]
+    assert (finding.state, found in finding.found, remedy in finding.remedy) == (state, True, True)
+
+
+def test_gpus_that_are_hidden_are_named_as_hidden(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(GpuReport, "detect", lambda: GpuReport((), "580.65", (13, 0), (13, 0)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert findings()["GPU"].found == "none visible: CUDA_VISIBLE_DEVICES=-1"

@@ -276,11 +276,11 @@ def test_what_this_machine_lacks_is_refused_only_where_a_machine_is_given(tmp_pa
 
 def test_a_simulator_on_the_gpu_needs_a_gpu_and_one_task():
     (found,) = problems(None, "env=maniskill", "env.backend=physx_cuda", machine=SMALL_MACHINE)
-    assert "env.backend=physx_cuda (command line): this machine has no NVIDIA GPU; use auto or physx_cpu" in found
+    assert "env.backend=physx_cuda (command line): torch can use no NVIDIA GPU here; use physx_cpu" in found
     (found,) = problems(None, "env=maniskill", "env.backend=physx_cuda", "env.tasks=[PushCube-v1,PickCube-v1]")
     assert "simulates one of PushCube-v1, PickCube-v1, StackCube-v1 for all environments" in found
     assert "did you mean PushCube-v1?" in problems(None, "env=maniskill", "env.tasks=[PushCub-v1]")[0]
-    assert load_config(None, ["env=maniskill"], machine_checks(SMALL_MACHINE)).env.backend == "auto"
+    assert load_config(None, ["env=maniskill"], machine_checks(SMALL_MACHINE)).env.backend == "physx_cpu"
 
 
 def test_a_file_where_a_checkpoint_folder_should_be_is_refused(file):

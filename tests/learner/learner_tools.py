@@ -75,7 +75,7 @@ def random_batch(seed: int = 0, episodes: int = 5, policy_version: int = 0) -> S
 
 
 def parameters(learner: Any) -> dict[str, np.ndarray]:
-    return {name: p.detach().float().cpu().numpy().copy() for name, p in learner.parameters().items()}
+    return {name: p.detach().float().cpu().numpy().copy() for name, p in learner.parameters()}
 
 
 def run_ranks(function: Callable, world_size: int, folder: Path, *arguments: Any) -> list[Any]:

@@ -9,7 +9,7 @@ import torch
 from tests.learner.learner_tools import SPEC, config, make_learner, parameters, random_batch, run_ranks
 from tests.runtime_fakes import trajectory
 from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
-from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers, weights_nbytes
+from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
 from vla_rl.inference.policy_runner import PolicyRunner
 from vla_rl.replay.schedule import training_episode
@@ -34,7 +34,7 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path):
     cfg = config(policy={"chunk_size": 4, "temperature": 1.7})
     learner = make_learner(cfg)
     learner.update(random_batch())  # weights that no process but the learner has seen
-    create_weight_buffers(tmp_path / "weights", weights_nbytes(learner.parameters()))
+    create_weight_buffers(tmp_path / "weights", learner.published_nbytes())
     learner.publish(1, WeightPublisher(tmp_path / "weights"))
 
     from vla_rl.policies.build import build_policy
@@ -254,3 +254,34 @@ def test_ranks_and_zero_stages_do_not_change_the_update(tmp_path, zero_stage, pr
     for ours, theirs in zip(metrics, ranks[0]["metrics"], strict=True):
         for name in ("learner/policy_loss", "learner/value_loss"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-3 if precision == "fp32" else 0.3, abs=1e-4)
+
+
+def test_under_zero_3_a_publication_gathers_one_parameter_at_a_time(tmp_path, monkeypatch):
+    import deepspeed
+
+    learner = make_learner(config(learner={"zero_stage": 3}))
+    original, gathered, open_now = deepspeed.zero.GatheredParameters, [], []
+
+    class Gathered(original):
+        def __enter__(self) -> None:
+            assert not open_now, "the one before is given back first"
+            open_now.append(self)
+            gathered.extend(id(p) for p in self.params)
+            super().__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            open_now.remove(self)
+            super().__exit__(*error)
+
+    expected = parameters(learner)
+    monkeypatch.setattr(deepspeed.zero, "GatheredParameters", Gathered)
+    trained = [id(p) for p in learner.policy.trained_parameters().values()]
+    create_weight_buffers(tmp_path / "weights", learner.published_nbytes())
+    assert gathered == [], "sizes are known without gathering"
+    for publisher in (None, WeightPublisher(tmp_path / "weights")):
+        learner.publish(1, publisher)
+        assert gathered == trained, "every rank takes part"
+        gathered.clear()
+    target = {name: torch.zeros(value.shape) for name, value in expected.items()}
+    assert WeightReader(tmp_path / "weights").refresh(target)
+    assert all(np.array_equal(target[name].numpy(), value) for name, value in expected.items())

@@ -12,7 +12,7 @@ import torch
 from tests import ROOT
 from tests.learner.learner_tools import SPEC, config, make_learner
 from tests.policies.policy_helpers import rate
-from vla_rl.cluster.cluster import environment
+from vla_rl.cluster.variables import variables
 from vla_rl.commands.cli import main
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
@@ -36,7 +36,7 @@ def machine(gib: float, gpus: int = 1) -> Machine:
 
 
 def large(**learner: Any) -> RunConfig:
-    policy = {"size": "7b"}
+    policy = {"name": "openvla_oft", "size": "7b"}
     settings = {"precision": "bf16", "micro_batch": 4, "activation_checkpointing": True} | learner
     return RunConfig.model_validate({"policy": policy, "learner": settings})
 
@@ -174,5 +174,5 @@ def test_only_learners_on_cores_keep_their_memory() -> None:
     cfg = large()
     for where, kept in ((machine(80), False), (Machine(cpus=4, memory=GIB, gpus=()), True)):
         plan = make_plan(cfg, Resources.of(where, cfg))
-        assert ("MALLOC_MMAP_MAX_" in environment(plan.learners[0], plan)) is kept
-        assert "MALLOC_MMAP_MAX_" not in environment(plan.servers[0], plan)
+        assert ("MALLOC_MMAP_MAX_" in variables(plan, plan.learners[0], where.gpus)) is kept
+        assert "MALLOC_MMAP_MAX_" not in variables(plan, plan.servers[0], where.gpus)

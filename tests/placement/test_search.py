@@ -248,3 +248,18 @@ def test_profile_measures_a_run_and_plan_reads_it(
     shown = capsys.readouterr().out
     assert all(name in shown for name in measured)
     assert main(["plan", *shared, f"placement.profile={file}"]) == 0
+
+
+def test_env_workers_that_draw_take_memory_of_the_devices() -> None:
+    profile = load_profile(ROOT / "configs/profiles/libero_openvla_oft_h100.yaml")
+    config = run_config(False, env_workers=12, mode="collocated")
+    libero = RunConfig.model_validate({"placement": config.placement.model_dump()})
+    plan = make_plan(libero, Resources(16, 2, "cuda"))
+    use = [memory_use(plan, profile, libero, device)["drawing"] for device in (0, 1)]
+    assert use == [pytest.approx(6 * 0.3)] * 2
+    assert "drawing" not in memory_use(plan, profile, config, 0), "this simulator draws nothing"
+    cores = make_plan(libero, Resources(16, 16, "cpu"))
+    assert "drawing" not in memory_use(cores, profile, libero, 0)
+    crowded = libero.with_values({"placement.env_workers": 600, "placement.max_batch": 1, "learner.micro_batch": 1})
+    with pytest.raises(PlanError, match=r"drawing 90\.0 .*; lower placement\.env_workers"):
+        fit_memory(make_plan(crowded, Resources(600, 2, "cuda")), profile, crowded)

@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from vla_rl.cluster.node import lock_server_path
+from vla_rl.cluster.node import lock_server_path, sweep_leftovers
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
 from vla_rl.cluster.processes.env_worker import EnvWorkerProcess
 from vla_rl.cluster.processes.inference import InferenceProcess
@@ -24,19 +24,17 @@ from vla_rl.cluster.processes.learner import LearnerProcess
 from vla_rl.cluster.processes.store import StoreProcess
 from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
 from vla_rl.cluster.ray_session import RaySession
+from vla_rl.cluster.variables import variables
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.plan import Plan, Process, sharing_learner
+from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.store import StoreRules
 
 _SETUP_TIMEOUT_S = 600.0  # building simulators and models
 _PUBLISH_TIMEOUT_S = 3600.0
-
-# glibc returns large blocks at every free, and the kernel zeroes them again at the next use. On CPU cores that takes a
-# fifth of a training step of the tiny policy, and the next step needs the same memory.
-_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(8 << 30), "MALLOC_TOP_PAD_": str(64 << 20)}
 
 
 class ProcessDied(RuntimeError):
@@ -61,7 +59,10 @@ class Cluster:
         self._relays: list[ActorHandle] = []
 
     def __enter__(self) -> Self:
-        self._session = RaySession(self.config, object_store_bytes(self.config, self.spec))
+        sweep_leftovers()  # of dead runs, before free memory is asked for
+        needs = SharedMemoryNeeds.of(self.config, self.spec, self.plan)
+        needs.check()
+        self._session = RaySession(self.config, needs.trajectories)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -129,9 +130,10 @@ class Cluster:
 
     def _actor(self, cls: type, process: Process | None = None, concurrency: int = 4, node: int = 0) -> Any:
         """A Ray actor class with options: the plan, not Ray, decides on which node it runs and which device it sees."""
-        variables = environment(process, self.plan)
-        placed = self._session.placed(process.node if process else node)
-        return ray.remote(cls).options(max_concurrency=concurrency, runtime_env={"env_vars": variables}, **placed)
+        node = process.node if process else node
+        environment = variables(self.plan, process, self._session.gpus(node))
+        placed = self._session.placed(node)
+        return ray.remote(cls).options(max_concurrency=concurrency, runtime_env={"env_vars": environment}, **placed)
 
     def _new_server(self, process: Process) -> ActorHandle:
         return self._actor(self._roles[0], process).remote(self.config, self.spec, process, self._lock_server(process))
@@ -255,18 +257,6 @@ class Cluster:
         return totals | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
 
 
-def environment(process: Process | None, plan: Plan) -> dict[str, str]:
-    """Environment variables with which a process starts."""
-    threads = str(process.threads if process else 1)
-    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LP_NUM_THREADS": "1"}
-    variables["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads sleep instead of spinning on their cores
-    if process and process.role == "learner" and process.kind == "cpu":
-        variables |= _KEEP_MEMORY
-    if process and process.kind == "cuda":
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, plan.local_devices(process)))
-    return variables
-
-
 def _weights_path(folder: Path) -> Path:
     return folder / "weights"
 
@@ -285,11 +275,3 @@ def _answers(refs: Sequence[ray.ObjectRef]) -> list[dict[str, float]]:
         with contextlib.suppress(GetTimeoutError, RayActorError):
             answers.append(ray.get(ref, timeout=CALL_TIMEOUT_S))
     return answers
-
-
-def object_store_bytes(config: RunConfig, spec: EnvSpec) -> int:
-    """Room for two super-batches, those to be trained again and the trajectories on their way, at their longest."""
-    chunks = -(-spec.max_episode_steps // config.policy.chunk_size) + 1
-    image_bytes = len(spec.views) * spec.image_size**2 * 3
-    episodes = config.train.batch_episodes * (config.train.max_staleness + 2 + 2 * config.train.reuse)
-    return max(200 << 20, int(1.5 * episodes * chunks * (image_bytes + 4096)))

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from vla_rl.cluster.reaper import start_reaper
 from vla_rl.core.devices.lock import DeviceLockServer
+from vla_rl.core.gpus import Gpu
 from vla_rl.core.ipc.mailbox import PoolAddress, create_pool
 from vla_rl.core.ipc.shared_memory import shared_root
+from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec, PolicySpec
 
 _PREFIX = "vla_rl-"
@@ -50,6 +52,10 @@ class Node:
     def get_folder(self) -> Path:
         """The folder in shared memory (a method, since this class is also a Ray actor)."""
         return self.folder
+
+    def get_gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that this node offers to the run; each node has its own CUDA_VISIBLE_DEVICES."""
+        return Machine.detect().gpus
 
     def create_pools(self, addresses: Sequence[PoolAddress], spec: EnvSpec, policy: PolicySpec) -> None:
         """Allocate the rows of this node's inference servers."""

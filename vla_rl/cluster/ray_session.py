@@ -14,6 +14,7 @@ from vla_rl.cluster.node import Node, make_folder
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
+from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import Machine
 
 
@@ -37,6 +38,8 @@ class RaySession:
             self._others = [remote.options(**self.placed(n)).remote() for n in range(1, len(self._ids))]
             folders = [other.get_folder.remote() for other in self._others]
             self._folders = [self._here.folder, *ray.get(folders, timeout=CALL_TIMEOUT_S)]
+            gpus = [other.get_gpus.remote() for other in self._others]
+            self._gpus = [self._here.get_gpus(), *ray.get(gpus, timeout=CALL_TIMEOUT_S)]
         except BaseException:
             self.close()
             raise
@@ -44,6 +47,10 @@ class RaySession:
     def folder(self, node: int) -> Path:
         """The node's folder in shared memory."""
         return self._folders[node]
+
+    def gpus(self, node: int) -> tuple[Gpu, ...]:
+        """Those that the run may use there."""
+        return self._gpus[node]
 
     def placed(self, node: int) -> dict[str, Any]:
         """Options of an actor on ``node``. The plan counts cores and devices, so that Ray does not have to."""

@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,6 +17,8 @@ from envs.libero.assets.resolve import cache_dir, resolve_assets
 from envs.libero.bootstrap import select_gl_backend
 from envs.maniskill.bootstrap import INSTALL as MANISKILL_EXTRA
 from envs.maniskill.vulkan import vulkan_devices, vulkan_problem
+from vla_rl.core.gpus import GpuReport
+from vla_rl.core.ipc.shared_memory import enlarge, shared_root
 from vla_rl.core.machine import GIB, Machine, library_loads
 
 _LIBERO_EXTRA = 'bash scripts/setup.sh, or pip install "vla_rl[libero]"'
@@ -73,7 +75,7 @@ def examine() -> list[Finding]:
     return [
         _python(),
         _processors(machine),
-        *_torch(machine),
+        *_torch(),
         *(_package(name, name, _CORE_EXTRA, required=True) for name in ("ray", "deepspeed", "transformers")),
         *(_package(name, dist, _LIBERO_EXTRA, required=True) for name, dist in _SIMULATORS.items()),
         _gl(),
@@ -82,7 +84,7 @@ def examine() -> list[Finding]:
         _assets(),
         _space("run folder's disk", Path.cwd(), 5 * GIB, "free some space, or set log.dir to another disk"),
         _space("cache folder's disk", cache_dir(), 5 * GIB, "free some space, or set VLA_RL_CACHE to another disk"),
-        _space("shared memory", Path("/dev/shm"), GIB, "enlarge /dev/shm; in Docker: --shm-size=4g"),
+        _shared_memory(),
     ]
 
 
@@ -99,7 +101,8 @@ def _processors(machine: Machine) -> Finding:
     return Finding("processors", found, remedy)
 
 
-def _torch(machine: Machine) -> Iterator[Finding]:
+def _torch() -> Iterator[Finding]:
+    """torch, and the GPUs that it can use."""
     usable = False
     try:
         import torch
@@ -109,14 +112,22 @@ def _torch(machine: Machine) -> Iterator[Finding]:
         usable = torch.cuda.is_available()
         build = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
         yield Finding("torch", f"{torch.__version__}, {build}", required=True)
-    names = ", ".join(f"{gpu.name} ({gpu.memory / GIB:.0f} GiB)" for gpu in machine.gpus)
-    if not machine.gpus:
+    yield _gpu(GpuReport.detect(), usable)
+
+
+def _gpu(report: GpuReport, usable: bool) -> Finding:
+    """``usable``: whether torch itself finds a GPU that it can use."""
+    if not report.gpus:
+        hidden = f" visible: CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}" if report.driver else ""
         remedy = "none needed for the tiny policy; a 7b policy needs an NVIDIA GPU and its driver"
-        yield Finding("GPU", "none", remedy)
-    elif not usable:
-        yield Finding("GPU", f"{names}, not usable by torch", "install a CUDA build of torch that fits the driver")
-    else:
-        yield Finding("GPU", names)
+        return Finding("GPU", f"none{hidden}", remedy)
+    names = ", ".join(f"{gpu.name} ({gpu.memory / GIB:.0f} GiB)" for gpu in report.gpus)
+    found = f"{names}; driver {report.driver}"
+    if report.problem or not usable:
+        problem = report.problem or 'torch finds none of them: python -c "import torch; torch.cuda.init()" tells why'
+        remedy = f"{problem}; or hide the GPUs, to train on the cores: CUDA_VISIBLE_DEVICES=-1"
+        return Finding("GPU", f"{found}; not usable by torch", remedy, required=True)
+    return Finding("GPU", found, required=True)
 
 
 def _package(module: str, distribution: str, remedy: str, *, required: bool) -> Finding:
@@ -159,6 +170,12 @@ def _assets() -> Finding:
     if assets.origin == "placeholder":
         remedy = "results on them are not benchmark numbers; the first run asks the hub, or set LIBERO_ASSETS to a copy"
     return Finding("LIBERO assets", f"{assets.origin}: {assets.path}", remedy, required=False)
+
+
+def _shared_memory() -> Finding:
+    """What the default run needs is 1 GiB; ``vla-rl plan CONFIG`` shows what another one does."""
+    remedy = f"{enlarge(4 * GIB)}; `vla-rl plan CONFIG` shows what a run needs"
+    return replace(_space("shared memory", shared_root(), GIB, remedy), required=True)
 
 
 def _space(topic: str, folder: Path, enough: int, remedy: str) -> Finding:

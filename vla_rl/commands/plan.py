@@ -8,7 +8,8 @@ from rich.table import Table
 
 from envs import env_spec
 from vla_rl.core.files import write_json
-from vla_rl.core.machine import Machine
+from vla_rl.core.ipc.shared_memory import free_shared_memory
+from vla_rl.core.machine import GIB, Machine
 from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import draw_timeline
 from vla_rl.placement.checks import load_checked_config
@@ -18,6 +19,7 @@ from vla_rl.placement.plan import Plan, Resources, make_plan
 from vla_rl.placement.planner import profile_of, search_by_profile, workload_of
 from vla_rl.placement.profile import Profile
 from vla_rl.placement.search import Candidate
+from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.placement.simulation import SimulatedRun
 
 
@@ -52,8 +54,10 @@ def plan_command(args: Any) -> int:
     console.print(plan_table(plan))
     use = {device: memory_use(plan, memory, config, device) for device in _devices(plan)}
     console.print(_memory_table(plan, use, memory.device))
+    needs = SharedMemoryNeeds.of(config, spec, plan)
+    console.print(f"shared memory: needs {needs.describe()}; free here: {free_shared_memory() / GIB:.1f} GiB")
     if args.json:
-        record |= {"offload": plan.offload, "plan": [asdict(p) for p in plan.processes]}
+        record |= {"offload": plan.offload, "plan": [asdict(p) for p in plan.processes], "shared_memory": asdict(needs)}
         write_json(args.json, record | {"memory_gib": {"room": memory.device, "devices": use}})
     return 0
 

@@ -72,6 +72,7 @@ def main_loop(t: Trainer) -> bool:
             break
         with t.cluster.learner_on_device():
             metrics = t.update(batch)
+            del batch  # so that Ray frees it
             last = t.is_last()
             if last or t.due(t.config.publish_every) or t.due(train.eval_every):
                 t.publish()

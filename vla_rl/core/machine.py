@@ -1,6 +1,5 @@
 """What this machine has, read without loading a heavy library."""
 
-import contextlib
 import ctypes
 import os
 import socket
@@ -8,20 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from vla_rl.core.gpus import Gpu, GpuReport
+
 GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """One NVIDIA GPU."""
-
-    name: str
-    memory: int  # bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Machine:
-    """Processors, memory and GPUs that this process may use."""
+    """Processors, memory and GPUs that this process, with the installed torch, may use."""
 
     cpus: int
     memory: int  # bytes
@@ -29,7 +22,7 @@ class Machine:
 
     @classmethod
     def detect(cls) -> Self:
-        return cls(_cpus(), _memory(), _gpus())
+        return cls(_cpus(), _memory(), GpuReport.detect().usable)
 
 
 def free_port() -> int:
@@ -62,24 +55,6 @@ def _cgroup_words(name: str) -> list[str]:
         return Path("/sys/fs/cgroup", name).read_text().split()
     except OSError:
         return []
-
-
-def _gpus() -> tuple[Gpu, ...]:
-    """GPUs that the NVIDIA driver reports and CUDA_VISIBLE_DEVICES shows to this process; none without a driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
-        return ()
-    import pynvml
-
-    found = []
-    with contextlib.suppress(pynvml.NVMLError):  # no driver, or one that has failed
-        pynvml.nvmlInit()
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            with contextlib.suppress(pynvml.NVMLError):  # a GPU that has failed
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                found.append(Gpu(pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).total))
-        pynvml.nvmlShutdown()
-    return tuple(found if visible is None else found[: len(visible.split(","))])
 
 
 def library_loads(*names: str) -> bool:

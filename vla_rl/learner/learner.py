@@ -9,11 +9,12 @@ and backward passes are divided, so no statistic depends on the number of ranks.
 import copy
 import os
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from algos.denominators import LossDenominators
 from algos.targets import Targets
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
-from vla_rl.core.ipc.weights import WeightPublisher
+from vla_rl.core.ipc.weights import WeightPublisher, weights_nbytes
 from vla_rl.core.records import Observation, SuperBatch, take_rows
 from vla_rl.learner.anchors import Anchors
 from vla_rl.learner.critic import CriticTrainer
@@ -245,18 +246,28 @@ class Learner:
             torch.distributed.all_reduce(stacked)
         return dict(zip(sorted(sums), stacked.tolist(), strict=True))
 
-    def parameters(self) -> dict[str, torch.Tensor]:
-        """Parameters to publish, whole, on every rank; collective under ZeRO-3. May be views of the live weights."""
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and value of each parameter to publish, whole, one after the other; collective under ZeRO-3.
+
+        A value may be a view of the live weights. Under ZeRO-3 it is valid until the next is asked for: a rank holds
+        one whole parameter at a time.
+        """
         trained = self.policy.trained_parameters()
         if self.config.learner.zero_stage < 3:
-            return dict(trained)
+            yield from ((name, parameter.detach()) for name, parameter in trained.items())
+            return
         import deepspeed
 
-        whole = {}
         for name, parameter in trained.items():
             with deepspeed.zero.GatheredParameters([parameter]):
-                whole[name] = parameter.detach().clone()
-        return whole
+                yield name, parameter.detach()
+                if self._device.type == "cuda":  # what reads it may only have been queued
+                    torch.cuda.current_stream(self._device).synchronize()
+
+    def published_nbytes(self) -> int:
+        """Bytes of one published version; not collective."""
+        trained = self.policy.trained_parameters().values()
+        return weights_nbytes(getattr(p, "ds_numel", p.numel()) * p.element_size() for p in trained)
 
     @contextmanager
     def whole_policy(self) -> Iterator[Policy]:
@@ -269,9 +280,11 @@ class Learner:
     def publish(self, policy_version: int, publisher: WeightPublisher | None) -> None:
         """Publish the weights as ``policy_version``. All ranks call it; the one with a publisher writes."""
         with self.meter.time("publish", None if publisher is None else 1):
-            parameters = self.parameters()
+            tensors = map(itemgetter(1), self.parameters())  # which, unlike a generator, keeps none of them
             if publisher is not None:
-                publisher.publish(policy_version, parameters)
+                publisher.publish(policy_version, tensors)
+            else:
+                deque(tensors, maxlen=0)  # take part in gathering, and keep nothing
 
     def save(self, folder: Path) -> None:
         """Save trained weights, optimizer and sharded state; collective. Frozen weights stay in their checkpoint."""

@@ -49,4 +49,4 @@ def _plan_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:
 def _simulator_has_gpu(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     env = config.env
     if isinstance(env, ManiSkillConfig) and env.backend == "physx_cuda" and not machine.gpus:
-        yield Problem(("env", "backend"), "this machine has no NVIDIA GPU; use auto or physx_cpu", env.backend)
+        yield Problem(("env", "backend"), "torch can use no NVIDIA GPU here; use physx_cpu", env.backend)

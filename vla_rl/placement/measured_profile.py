@@ -129,6 +129,6 @@ class ProfileBuilder:
         text = f"sizes of weights, gradients, moments and activations in {self._run}"
         if self._configured is None:
             return self._memory, text
-        rest = ("simulate_fixed", "simulate_each")
+        rest = ("simulate_fixed", "simulate_each", "draw_each")
         known = {name: getattr(self._configured.memory, name) for name in rest}
         return self._memory.model_copy(update=known), f"{text}; {', '.join(rest)} as in {self._configured.name!r}"

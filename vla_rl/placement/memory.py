@@ -19,7 +19,7 @@ from pathlib import Path
 from vla_rl.config.run_config import ZERO_BUCKET, ZERO_LIVE, LearnerConfig, RunConfig
 from vla_rl.core.machine import GIB, Machine
 from vla_rl.core.records import EnvSpec
-from vla_rl.placement.plan import Plan, PlanError, Process, sharing_learner
+from vla_rl.placement.plan import Plan, PlanError, Process, draws_on_devices, sharing_learner
 from vla_rl.placement.profile import Memory, load_profile
 from vla_rl.policies.build import policy_sizes
 
@@ -67,6 +67,9 @@ def memory_use(plan: Plan, memory: Memory, config: RunConfig, device: int) -> di
         if here:
             parts |= {"context": _CONTEXT} if here[0].kind == "cuda" else {}
             found[name] = {part: size * len(here) for part, size in parts.items() if size}
+    if memory.draw_each and draws_on_devices(config, plan.servers[0].kind):
+        workers = sum(plan.drawing_device(worker) == device for worker in plan.workers)
+        found |= {"drawing": {"contexts": memory.draw_each * workers}} if workers else {}
     return found
 
 
@@ -146,6 +149,8 @@ def _learner_parts(config: RunConfig, memory: Memory, ranks: int) -> Parts:
 def _remedies(config: RunConfig, parts: Mapping[str, Parts], room: float) -> str:
     """What would make the largest role smaller, the most effective first."""
     largest = max(parts, key=lambda name: sum(parts[name].values()))
+    if largest == "drawing":
+        return "; lower placement.env_workers, or let them draw on the cores (MUJOCO_GL=osmesa)"
     if largest == "simulator":
         return "; lower placement.envs_per_worker"
     if largest == "inference" and sum(parts[largest].values()) <= room:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, cycle, pairwise
 from typing import Literal, Self
 
+from envs.libero.config import LiberoConfig
 from envs.maniskill.config import ManiSkillConfig
 from envs.workload.config import WorkloadConfig
 from vla_rl.config.run_config import RunConfig
@@ -139,12 +140,28 @@ class Plan:
         """The devices of a process, as numbered on its node."""
         return tuple(device // self.nodes for device in process.devices)
 
+    def drawing_device(self, process: Process) -> int | None:
+        """The device on which an env worker on cores draws: those of its node in turn; None without GPUs.
+
+        Drawing needs no lease: it takes a device's graphics units and little of its time.
+        """
+        if process.role != "env worker" or process.devices:
+            return None
+        near = {d for p in self.processes if p.kind == "cuda" and p.node == process.node for d in p.devices}
+        workers = [worker.index for worker in self.workers if worker.node == process.node]
+        return sorted(near)[workers.index(process.index) % len(near)] if near else None
+
 
 def simulator_on_devices(config: RunConfig, kind: Kind) -> bool:
     """Whether the simulator computes on devices of this kind, rather than on cores."""
     if isinstance(config.env, ManiSkillConfig):
-        return kind == "cuda" and config.env.wants_gpu
+        return kind == "cuda" and config.env.backend == "physx_cuda"
     return isinstance(config.env, WorkloadConfig) and config.env.on_devices
+
+
+def draws_on_devices(config: RunConfig, kind: Kind) -> bool:
+    """Whether env workers on cores draw on devices of this kind."""
+    return kind == "cuda" and isinstance(config.env, (LiberoConfig, ManiSkillConfig))
 
 
 def sharing_learner(config: RunConfig, plan: Plan, server: Process) -> int | None:

@@ -49,6 +49,7 @@ class Memory(_Part):
     train_each: GiB = Field(0.0, description="Activations of one chunk of a micro-batch, at the peak.")
     simulate_fixed: GiB = Field(0.0, description="A simulator process that runs on a device.")
     simulate_each: GiB = Field(0.0, description="One env of that process.")
+    draw_each: GiB = Field(0.0, description="A simulator process that runs on cores and draws on a device.")
 
 
 class Profile(_Part):

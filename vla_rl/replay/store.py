@@ -222,6 +222,7 @@ class ReplayStore:
             with self._changed:
                 self._filled, self._filling = (batch, new), False
                 self._changed.notify_all()
+            del batch, new, again  # they would stay in memory while this thread waits
 
     def _select(self) -> bool:
         """Drop what is too stale for the next batch; True if enough is left to fill it."""

@@ -1,11 +1,15 @@
 import multiprocessing
+import shutil
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from vla_rl.core.ipc.shared_memory import WAKE, Doorbell, SharedArrays
+from vla_rl.core.errors import UserError
+from vla_rl.core.ipc.shared_memory import WAKE, Doorbell, SharedArrays, shared_root
 
 LAYOUT = {"a": ((3, 2), "<f4"), "b": ((5,), "|u1"), "none": ((4, 0), "<f4")}
 
@@ -83,3 +87,20 @@ def test_a_reader_that_never_reads_does_not_block_the_writer(tmp_path):
     for _ in range(100):
         bell.ring(np.arange(1000))
     assert bell.wait(0.0)[:3] == [0, 1, 2]
+
+
+def test_all_pages_are_there_from_the_start(tmp_path):
+    SharedArrays.create(tmp_path / "m", {"big": ((1 << 22,), "|u1")})
+    assert 512 * (tmp_path / "m").stat().st_blocks >= 1 << 22
+
+
+def test_full_shared_memory_is_an_error_that_names_the_remedy(monkeypatch):
+    """The kernel itself refuses: no machine has that much."""
+    folder = Path(tempfile.mkdtemp(dir=shared_root()))
+    try:
+        with pytest.raises(UserError, match=r"weights needs 8388608.00 GiB, and .* free; enlarge it: .*--shm-size="):
+            SharedArrays.create(folder / "weights", {"big": ((1 << 53,), "|u1")})
+        assert not list(folder.iterdir()), "nothing half-made is left"
+        SharedArrays.create(folder / "weights", LAYOUT)
+    finally:
+        shutil.rmtree(folder)

@@ -25,6 +25,7 @@ from envs.libero.fast.rendering import Renderer
 from envs.libero.fast.task_model import TaskModel
 from envs.libero.protocol.tasks import load_init_states, suite_tasks
 from tests import ROOT
+from vla_rl.core.gpus import Gpu, GpuReport
 
 NO_OP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 SAMPLE = (  # each room, and between them most objects and all fixtures
@@ -247,6 +248,42 @@ def test_gl_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "disabled")
     with pytest.raises(EnvError, match="MUJOCO_GL=disabled cannot render"):
         bootstrap.select_gl_backend()
+
+
+@pytest.mark.parametrize(
+    ("visible", "numbers", "chosen"),
+    [(None, (), None), (None, (0, 1), "0"), ("5,2", (5, 2), "5"), ("GPU-aaaa", (3,), "3"), ("", (), "0")],
+)
+def test_egl_draws_on_the_first_visible_gpu(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, numbers: tuple[int, ...], chosen: str | None
+) -> None:
+    gpus = tuple(Gpu("any", 1, str(number), number) for number in numbers)
+    monkeypatch.setattr(bootstrap.GpuReport, "detect", lambda: GpuReport(gpus))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "")
+    monkeypatch.delenv("MUJOCO_EGL_DEVICE_ID")
+    bootstrap.select_egl_device()
+    assert os.environ.get("MUJOCO_EGL_DEVICE_ID") == chosen
+    monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "7")
+    bootstrap.select_egl_device()
+    assert os.environ["MUJOCO_EGL_DEVICE_ID"] == "7"
+
+
+@pytest.mark.libero
+def test_robosuite_accepts_any_device_to_draw_on() -> None:
+    """It asserts that MUJOCO_EGL_DEVICE_ID occurs in CUDA_VISIBLE_DEVICES, which may hold UUIDs."""
+    script = (
+        "import os; from envs.libero.bootstrap import _import_robosuite; _import_robosuite();"
+        "import robosuite.utils.binding_utils; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    variables = {"CUDA_VISIBLE_DEVICES": "GPU-aaaa", "MUJOCO_EGL_DEVICE_ID": "3", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | variables, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "GPU-aaaa"
 
 
 def test_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,11 +108,10 @@ def test_the_spec_follows_the_configuration() -> None:
 def test_the_gpu_simulates_one_task_whose_environments_reset_one_by_one(tasks: tuple[str, ...]) -> None:
     with pytest.raises(ValidationError, match="simulates one of PushCube-v1"):
         ManiSkillConfig(backend="physx_cuda", tasks=tasks)  # type: ignore[arg-type]
-    assert not ManiSkillConfig(tasks=tasks).wants_gpu  # type: ignore[arg-type]
 
 
 def test_on_gpus_it_takes_devices_and_all_environments_are_one_split() -> None:
-    config = RunConfig(env=ManiSkillConfig())
+    config = RunConfig(env=ManiSkillConfig(backend="physx_cuda"))
     one_gpu, no_gpu = Resources(8, 1, "cuda"), Resources(8, 8, "cpu")
     on_gpu, on_cpu = make_plan(config, one_gpu), make_plan(config, no_gpu)
     assert (on_gpu.splits, on_cpu.splits) == (1, config.placement.envs_per_worker)
@@ -120,8 +119,42 @@ def test_on_gpus_it_takes_devices_and_all_environments_are_one_split() -> None:
     assert all(p.devices == () and p.lock is None for p in on_cpu.workers)
     split = make_plan(config, Resources(8, 3, "cuda"))
     assert split.layout.describe() == "pipelined 1+1+1"
-    drawn = make_plan(RunConfig(env=ManiSkillConfig(backend="physx_cpu")), one_gpu)
-    assert all(p.devices == () for p in drawn.workers)
+    drawn = make_plan(RunConfig(env=ManiSkillConfig()), one_gpu)
+    assert all(p.devices == () for p in drawn.workers), "by itself it simulates on cores"
+
+
+class _Sapien:
+    """Devices by alias, and whether they can draw."""
+
+    def __init__(self, **can_render: bool) -> None:
+        self._can_render = can_render
+
+    def Device(self, alias: str) -> SimpleNamespace:
+        if (name := alias.split(":")[0]) not in self._can_render:
+            raise RuntimeError(f"no device {alias}")
+        return SimpleNamespace(alias=alias, can_render=lambda: self._can_render[name])
+
+
+@pytest.mark.parametrize(
+    ("devices", "on_gpu", "expected"),
+    [
+        ({"cuda": True, "pci": True}, False, "cuda"),
+        ({"cuda": False, "pci": True}, False, "pci:0"),
+        ({"pci": True}, False, "pci:0"),
+        ({"cuda": True, "pci": True}, True, "cuda"),
+    ],
+)
+def test_it_draws_with_a_device_that_can(devices: dict[str, bool], on_gpu: bool, expected: str) -> None:
+    device, name = bootstrap._drawing_device(_Sapien(**devices), on_gpu)
+    assert device.alias == expected
+    assert name == ("sapien_cuda" if expected == "cuda" else "sapien_cpu")
+
+
+def test_without_one_the_remedy_is_named() -> None:
+    with pytest.raises(EnvError, match=r"on the CUDA GPU, which cannot draw: .*or set env\.backend=physx_cpu"):
+        bootstrap._drawing_device(_Sapien(cuda=False, pci=True), True)
+    with pytest.raises(EnvError, match="ManiSkill has no device that can draw: install the GPU's Vulkan driver"):
+        bootstrap._drawing_device(_Sapien(cuda=False, pci=False), False)
 
 
 class _Batch:

@@ -29,7 +29,7 @@ class LearnerProcess:
         """Build the model, join the other ranks, continue from ``state`` if given, and publish ``policy_version``."""
         from algos import make_algorithm
         from vla_rl.core.devices.settings import set_up_torch
-        from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers, weights_nbytes
+        from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers
         from vla_rl.learner.learner import Learner, join_ranks
         from vla_rl.policies.build import build_policy, torch_dtype
 
@@ -51,9 +51,8 @@ class LearnerProcess:
         )
         if state is not None:
             self._learner.load(state)
-        nbytes = weights_nbytes(self._learner.parameters())  # on every rank: collective under ZeRO-3
         if rank == 0:
-            create_weight_buffers(weights, nbytes)
+            create_weight_buffers(weights, self._learner.published_nbytes())
             self._publisher, self._reader = WeightPublisher(weights), WeightReader(weights)
         self.publish(policy_version)
 

@@ -12,10 +12,13 @@ segment when any process that attached to it exits.
 """
 
 import contextlib
+import errno
 import json
+import math
 import mmap
 import os
 import select
+import shutil
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,6 +26,9 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.machine import GIB
 
 _HEADER_BYTES = 16384  # JSON layout at the start of the file
 _ALIGNMENT = 64  # a cache line: neighbouring arrays never share one
@@ -35,6 +41,33 @@ def shared_root() -> Path:
     return root if root.is_dir() and os.access(root, os.W_OK) else Path(tempfile.gettempdir())
 
 
+def free_shared_memory() -> int:
+    """Bytes that are free in ``shared_root``."""
+    return shutil.disk_usage(shared_root()).free
+
+
+def enlarge(nbytes: int) -> str:
+    """How to have shared memory of at least this size."""
+    gib = max(1, math.ceil(nbytes / GIB))
+    return f"enlarge it: mount -o remount,size={gib}G /dev/shm, or start the container with --shm-size={gib}g"
+
+
+def _allocate(fd: int, path: Path, nbytes: int) -> None:
+    """Reserve all pages of a new file. A sparse file would end the process (SIGBUS) at the write that finds no page."""
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        path.unlink()
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        usage = shutil.disk_usage(path.parent)
+        raise UserError(
+            f"shared memory is full: {path.name.removesuffix('.partial')} needs {nbytes / GIB:.2f} GiB, and "
+            f"{path.parent} has {usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free; "
+            + enlarge(usage.total - usage.free + nbytes)
+        ) from None
+
+
 class SharedArrays:
     """Named numpy arrays in one shared file."""
 
@@ -45,7 +78,8 @@ class SharedArrays:
 
     @classmethod
     def create(cls, path: Path, layout: Mapping[str, tuple[tuple[int, ...], str]], fill: int = 0) -> Self:
-        """Create the file; ``layout``: (shape, dtype) by name. Raises FileExistsError if it exists.
+        """Create the file; ``layout``: (shape, dtype) by name. Raises FileExistsError if it exists, and UserError if
+        there is not enough shared memory.
 
         ``fill`` is the value of every byte; a conspicuous one exposes reads of unwritten data.
         """
@@ -62,7 +96,7 @@ class SharedArrays:
         partial = path.with_name(path.name + ".partial")
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.ftruncate(fd, offset)
+            _allocate(fd, partial, offset)
             with mmap.mmap(fd, offset) as mapping:
                 mapping[:4] = struct.pack("<I", len(header))
                 mapping[4 : 4 + len(header)] = header

@@ -9,16 +9,22 @@
 The writer fills the inactive buffer, then flips the current index. Neither side waits for the other: a reader that was
 overtaken twice during its copy notices that the buffer's own version changed, and copies again. Each node has two
 buffers in shared memory; where the learner's first rank does not run, a relay process writes them.
+
+A tensor is copied once on each side: from its device straight into the buffer, and from there into its place. On a GPU
+the buffers are page-locked, the copies are queued, and one wait at the end covers them all.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from vla_rl.core.ipc.pinned import PinnedCopies
 from vla_rl.core.ipc.shared_memory import SharedArrays
 
+_ALIGNMENT = 64  # bytes; of each tensor in a buffer, so that it can be viewed in its dtype
 _UNPUBLISHED = -1  # in place of a policy version: none yet, or one that is being written
 _BUCKET_BYTES = 32 << 20
 
@@ -32,9 +38,13 @@ def create_weight_buffers(path: Path, nbytes: int) -> None:
     arrays["current"][0] = _UNPUBLISHED
 
 
-def weights_nbytes(parameters: Mapping[str, torch.Tensor]) -> int:
-    """Bytes of one version of these parameters."""
-    return sum(p.numel() * p.element_size() for p in parameters.values())
+def weights_nbytes(sizes: Iterable[int]) -> int:
+    """Bytes of one version of tensors of these sizes in bytes."""
+    return sum(_aligned(nbytes) for nbytes in sizes)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class _WeightBuffers:
@@ -46,6 +56,7 @@ class _WeightBuffers:
     def __init__(self, path: Path) -> None:
         arrays = SharedArrays.attach(path)
         self._current, self._versions, self._buffers = arrays["current"], arrays["versions"], arrays["buffers"]
+        self._copies = PinnedCopies(torch.from_numpy(self._buffers).view(-1))
 
     @property
     def nbytes(self) -> int:
@@ -61,16 +72,17 @@ class _WeightBuffers:
         """(published version, buffer index); (-1, 1) before the first."""
         return divmod(int(self._current[0]), 2)
 
-    def _write(self, policy_version: int, pieces: Iterable[np.ndarray]) -> None:
-        """Publish uint8 pieces that together fill a buffer. If a piece raises, nothing is published."""
+    def _write(self, policy_version: int, fill: Callable[[np.ndarray], int]) -> None:
+        """Publish what ``fill`` writes into a buffer, uint8 [nbytes]; it returns how many bytes.
+
+        If it raises, nothing is published.
+        """
         index = 1 - self._read_current()[1]
-        buffer, offset = self._buffers[index], 0
+        buffer = self._buffers[index]
         self._versions[index] = _UNPUBLISHED
-        for data in pieces:
-            buffer[offset : offset + data.size] = data
-            offset += data.size
-        if offset != buffer.size:
-            raise ValueError(f"weights of version {policy_version} have {offset} bytes, the buffer {buffer.size}")
+        filled = fill(buffer)
+        if filled != buffer.size:
+            raise ValueError(f"weights of version {policy_version} have {filled} bytes, the buffer {buffer.size}")
         self._versions[index] = policy_version
         self._current[0] = 2 * policy_version + index
 
@@ -78,9 +90,26 @@ class _WeightBuffers:
 class WeightPublisher(_WeightBuffers):
     """The learner's side; there is one writer."""
 
-    def publish(self, policy_version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Publish ``parameters`` (same names, shapes and order as at creation). Never blocks."""
-        self._write(policy_version, (_as_bytes(tensor.cpu()) for tensor in parameters.values()))
+    def publish(self, policy_version: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Publish the tensors (same shapes, dtypes and order as at creation). Does not wait for readers.
+
+        They are asked for one after the other, and none is kept. Raises ValueError if they do not fill the buffer.
+        """
+        self._write(policy_version, partial(self._fill, tensors))
+
+    @torch.no_grad()
+    def _fill(self, tensors: Iterable[torch.Tensor], buffer: np.ndarray) -> int:
+        offset = 0
+        try:
+            for tensor in tensors:
+                view = _view(buffer, offset, tensor)
+                if view is not None:
+                    self._copies.copy(view, tensor.detach())
+                offset += _aligned(tensor.numel() * tensor.element_size())
+                del tensor  # the next one may need its memory
+        finally:
+            self._copies.finish()
+        return offset
 
 
 class WeightReader(_WeightBuffers):
@@ -94,19 +123,22 @@ class WeightReader(_WeightBuffers):
         """Copy the published version into ``parameters`` unless it is there already; True if something changed."""
         while (current := self._read_current())[0] != self.policy_version:
             version, index = current
-            buffer = torch.from_numpy(self._buffers[index])
-            offset = 0
-            with torch.no_grad():
-                for tensor in parameters.values():
-                    nbytes = tensor.numel() * tensor.element_size()
-                    # the buffer's slices need not be aligned for the dtype, so the copy goes through bytes
-                    source = buffer[offset : offset + nbytes].clone().view(tensor.dtype).view(tensor.shape)
-                    tensor.copy_(source)
-                    offset += nbytes
+            self._copy(self._buffers[index], parameters.values())
             if self._versions[index] == version:
                 self.policy_version = version
                 return True
         return False
+
+    @torch.no_grad()
+    def _copy(self, buffer: np.ndarray, tensors: Iterable[torch.Tensor]) -> None:
+        offset = 0
+        for tensor in tensors:
+            view = _view(buffer, offset, tensor)
+            if view is None:
+                raise ValueError(f"the parameters have more than the {buffer.size} bytes that are published")
+            self._copies.copy(tensor, view)
+            offset += _aligned(tensor.numel() * tensor.element_size())
+        self._copies.finish()
 
     def bucket(self, policy_version: int, number: int) -> np.ndarray | None:
         """A copy of one bucket of a version, uint8; None if that version is not the published one."""
@@ -129,7 +161,7 @@ class WeightRelay(_WeightBuffers):
         Returns False, with nothing published, if one bucket is None: the source has published a newer version.
         """
         try:
-            self._write(policy_version, map(_require_bucket, buckets))
+            self._write(policy_version, partial(_fill_by_buckets, map(_require_bucket, buckets)))
         except _Overtaken:
             return False
         return True
@@ -145,6 +177,17 @@ def _require_bucket(bucket: np.ndarray | None) -> np.ndarray:
     return bucket
 
 
-def _as_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's memory as uint8 (numpy has no bfloat16)."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+def _fill_by_buckets(buckets: Iterable[np.ndarray], buffer: np.ndarray) -> int:
+    offset = 0
+    for data in buckets:
+        buffer[offset : offset + data.size] = data
+        offset += data.size
+    return offset
+
+
+def _view(buffer: np.ndarray, offset: int, like: torch.Tensor) -> torch.Tensor | None:
+    """The bytes from ``offset`` on, in the dtype and shape of a tensor; None if the buffer ends before."""
+    data = buffer[offset : offset + like.numel() * like.element_size()]
+    if data.size < like.numel() * like.element_size():
+        return None
+    return torch.from_numpy(data).view(like.dtype).view(like.shape)

@@ -49,7 +49,8 @@ def add_adapters(policy: OpenVLAOFT, config: LoraConfig, seed: int) -> None:
 def merged_state(policy: OpenVLAOFT) -> dict[str, Tensor]:
     """State dict of a policy without adapters that acts as ``policy`` does. Does not change ``policy``.
 
-    Weights are W + B A alpha / rank in the dtype of W; bfloat16 rounds away what is small in comparison with W.
+    Merged weights are on the host, since a device may have no room for a second model; the others are the policy's own.
+    They are W + B A alpha / rank in the dtype of W; bfloat16 rounds away what is small in comparison with W.
     """
     state = policy.state_dict()
     for path, layer in policy.adapted.items():
@@ -57,7 +58,8 @@ def merged_state(policy: OpenVLAOFT) -> dict[str, Tensor]:
             del state[name]
         base = layer.get_base_layer().state_dict(prefix=f"{path}.")
         weight = base[f"{path}.weight"]
-        base[f"{path}.weight"] = (weight.float() + layer.get_delta_weight(_ADAPTER).float()).to(weight.dtype)
+        merged = weight.float() + layer.get_delta_weight(_ADAPTER).float()
+        base[f"{path}.weight"] = merged.to(weight.dtype).cpu()
         state.update(base)
     return state
 

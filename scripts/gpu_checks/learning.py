@@ -1,0 +1,59 @@
+"""A learner in this process, and the super-batches that it trains on."""
+
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from algos import make_algorithm
+from gpu_checks.setting import spec_of
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.ipc.shared_memory import shared_root
+from vla_rl.core.records import EpisodeSpec, SuperBatch, Trajectory
+from vla_rl.learner.learner import Learner, join_ranks
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+from vla_rl.replay.super_batch import collate
+
+
+def make_learner(config: RunConfig, policy: OpenVLAOFT, device: str) -> Learner:
+    """The only rank of its group."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    join_ranks(0, 1, "127.0.0.1", port, device)
+    return Learner(config, policy, make_algorithm(config.algo), rank=0, world_size=1, device=device)
+
+
+def super_batch(config: RunConfig, episodes: int, chunks: int, policy_version: int = 0) -> SuperBatch:
+    """Episodes of random contents; every other one succeeds."""
+    spec, k, rng = spec_of(config.policy.size), config.policy.chunk_size, np.random.default_rng(policy_version)
+    return collate([_episode(i, spec.image_size, chunks, k, rng) for i in range(episodes)], policy_version, chunks * k)
+
+
+def _episode(number: int, pixels: int, chunks: int, k: int, rng: np.random.Generator) -> Trajectory:
+    return Trajectory(
+        episode=EpisodeSpec(id=number, task=number % 2, seed=number, group=number),
+        images=rng.integers(0, 256, (chunks, 1, pixels, pixels, 3)).astype(np.uint8),
+        proprio=np.zeros((chunks, 0), np.float32),
+        elapsed=np.linspace(0, 1, chunks, endpoint=False, dtype=np.float32),
+        record={"tokens": rng.integers(0, 256, (chunks, k, 7)).astype(np.uint8)},
+        logprobs=np.full((chunks, k, 7), -np.log(256), np.float32),
+        values=rng.normal(size=chunks).astype(np.float32),
+        policy_versions=np.zeros(chunks, np.int32),
+        rewards=np.eye(1, chunks * k, chunks * k - 1, dtype=np.float32).reshape(chunks, k) * (number % 2),
+        num_steps=np.full(chunks, k, np.int32),
+        bootstrap_value=0.0,
+        terminated=True,
+        truncated=False,
+        success=bool(number % 2),
+    )
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """In shared memory; removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="check_gpu-", dir=shared_root()) as folder:
+        yield Path(folder)

@@ -1,0 +1,87 @@
+"""Steps 4 and 5: micro-batches of a policy with adapters, and a whole update."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_checks.learning import make_learner, super_batch
+from gpu_checks.report import Report
+from gpu_checks.setting import (
+    Setting,
+    config_of,
+    fill_policy,
+    flops_of,
+    forget_peak,
+    matrix_rate,
+    observations,
+    peak_gib,
+    seconds,
+)
+from vla_rl.placement.profile import load_profile
+from vla_rl.policies.openvla_oft.config import LoraConfig
+from vla_rl.policies.openvla_oft.lora import add_adapters
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+
+_PROFILE = Path(__file__).resolve().parents[2] / "configs/profiles/libero_openvla_oft_h100.yaml"
+
+
+def adapted_policy(setting: Setting) -> OpenVLAOFT:
+    """With adapters and a value head that train."""
+    policy = fill_policy(setting)
+    with torch.device(setting.device):
+        add_adapters(policy, LoraConfig(), seed=0)
+    return policy.to(next(policy.language_model.parameters()).dtype)
+
+
+def micro_batches(setting: Setting, report: Report) -> None:
+    """Step 4."""
+    ceiling, memory = matrix_rate(setting), load_profile(_PROFILE).memory
+    policy = adapted_policy(setting).train()
+    for checkpointed in (False, True):
+        for part in (policy.dino, policy.siglip, policy.language_model):
+            part.gradient_checkpointing_enable() if checkpointed else part.gradient_checkpointing_disable()
+        for rows in setting.rows:
+            about: dict[str, Any] = {"rows": rows, "checkpointing": checkpointed}
+            if not report.attempt("micro-batch", partial(_milliseconds, setting, policy, rows), "ms", **about):
+                policy.zero_grad()
+                continue
+            taken = _milliseconds(setting, policy, rows) / 1e3
+            flops = flops_of(partial(_pass, setting, policy, rows), training=True)
+            report.add("share of the ceiling", flops / taken / ceiling, **about)
+            tokens = policy.architecture.vision_tokens + policy.text_ids.shape[1]
+            report.add("tokens", rows * tokens / taken, "tokens/s", **about)
+            report.add("peak memory", peak_gib(setting), "GiB", **about)
+            if setting.on_gpu:
+                predicted = memory.weights + memory.trained + memory.train_each * rows
+                report.add("peak memory by the profile", predicted, "GiB", **about)
+        policy.zero_grad()
+
+
+def _milliseconds(setting: Setting, policy: OpenVLAOFT, rows: int) -> float:
+    forget_peak(setting)
+    return 1e3 * seconds(setting, lambda: _pass(setting, policy, rows), max(1, setting.repeats // 3))
+
+
+def _pass(setting: Setting, policy: OpenVLAOFT, rows: int) -> None:
+    """Forward and backward."""
+    tokens = torch.zeros(rows, 8, 7, dtype=torch.uint8, device=setting.device)
+    output = policy(observations(setting, rows), {"tokens": tokens}, 1.0)
+    (output.logprobs.mean() + output.values.mean()).backward()
+
+
+def update(setting: Setting, report: Report) -> None:
+    """Step 5."""
+    micro_batch = setting.rows[-1] // 4 or 1
+    settings = {"precision": "bf16", "zero_stage": 1, "micro_batch": micro_batch}
+    config = config_of(setting, learner=settings)
+    forget_peak(setting)
+    learner = make_learner(config, adapted_policy(setting), setting.device)
+    chunks = 8 * micro_batch
+    for iteration in range(2):  # the first one also loads and allocates
+        before = dict(learner.meter.seconds)
+        learner.update(super_batch(config, 2, chunks // 2, iteration))
+        for part, total in learner.meter.seconds.items():
+            report.add(part, total - before.get(part, 0.0), "s", update=iteration, chunks=chunks)
+    report.add("peak memory", peak_gib(setting), "GiB", micro_batch=micro_batch)

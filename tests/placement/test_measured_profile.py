@@ -138,7 +138,8 @@ def test_what_the_run_never_did_is_as_configured() -> None:
     assert (found.train, found.onload) == (configured.train, configured.onload)
     assert f"as in the profile {configured.name!r}" in found.sources["train"]
     assert found.mean_length == 0.5, "the least that a profile allows"
-    assert found.memory == MEMORY, "of the run's own policy"
+    drawing = {"draw_each": configured.memory.draw_each}
+    assert found.memory == MEMORY.model_copy(update=drawing), "of the run's own policy"
     assert built(MeasuredCosts(), file).mean_length == configured.mean_length
 
 

@@ -255,11 +255,11 @@ def test_env_workers_that_draw_take_memory_of_the_devices() -> None:
     config = run_config(False, env_workers=12, mode="collocated")
     libero = RunConfig.model_validate({"placement": config.placement.model_dump()})
     plan = make_plan(libero, Resources(16, 2, "cuda"))
-    use = [memory_use(plan, profile, libero, device)["drawing"] for device in (0, 1)]
-    assert use == [pytest.approx(6 * 0.3)] * 2
-    assert "drawing" not in memory_use(plan, profile, config, 0), "this simulator draws nothing"
+    use = [memory_use(plan, profile.memory, libero, device)["drawing"] for device in (0, 1)]
+    assert use == [{"contexts": pytest.approx(6 * 0.3)}] * 2
+    assert "drawing" not in memory_use(plan, profile.memory, config, 0), "this simulator draws nothing"
     cores = make_plan(libero, Resources(16, 16, "cpu"))
-    assert "drawing" not in memory_use(cores, profile, libero, 0)
+    assert "drawing" not in memory_use(cores, profile.memory, libero, 0)
     crowded = libero.with_values({"placement.env_workers": 600, "placement.max_batch": 1, "learner.micro_batch": 1})
     with pytest.raises(PlanError, match=r"drawing 90\.0 .*; lower placement\.env_workers"):
-        fit_memory(make_plan(crowded, Resources(600, 2, "cuda")), profile, crowded)
+        fit_memory(make_plan(crowded, Resources(600, 2, "cuda")), profile.memory, crowded)

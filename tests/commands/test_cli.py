@@ -176,7 +176,7 @@ def test_unexpected_errors_keep_their_traceback():
 
 
 def test_errors_about_simulators_and_checkpoints_are_errors_of_the_user():
-    from vla_rl.policies.openvla_oft.checkpoint import CheckpointError
+    from vla_rl.policies.base.checkpoint_folder import CheckpointError
 
     assert issubclass(EnvError, UserError)
     assert issubclass(CheckpointError, UserError)

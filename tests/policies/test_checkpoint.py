@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.policies.policy_helpers import INSTRUCTIONS, inputs, make, nano, rate
-from vla_rl.policies.openvla_oft.checkpoint import CheckpointError, load_metadata, load_policy, save_policy
+from vla_rl.policies.base.checkpoint_folder import CheckpointError
+from vla_rl.policies.openvla_oft.checkpoint import load_metadata, load_policy, save_policy
 
 METADATA = {"data": "expert, 90 episodes", "assets": "placeholder", "command": ["vla-rl", "sft"]}
 
@@ -70,7 +71,7 @@ def test_a_failed_save_keeps_the_previous_checkpoint(folder: Path, monkeypatch: 
     def full_disk(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("vla_rl.policies.openvla_oft.checkpoint.save_file", full_disk)
+    monkeypatch.setattr("vla_rl.policies.base.checkpoint_folder.save_file", full_disk)
     with pytest.raises(OSError, match="No space left"):
         save_policy(make(nano(), seed=7), folder, {"run": 2})
     assert load_metadata(folder) == METADATA

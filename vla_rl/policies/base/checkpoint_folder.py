@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,36 @@ class CheckpointError(UserError):
     """A folder is not a usable checkpoint. The message names the file, what is wrong with it and the remedy."""
 
 
-def write_checkpoint(folder: Path, weights: Mapping[str, torch.Tensor], files: Mapping[str, Mapping | str]) -> None:
-    """Write a checkpoint: ``files`` by name, mappings as JSON. A reader sees the previous folder or the new one.
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """Contents of a safetensors file."""
+
+    tensors: Mapping[str, torch.Tensor]
+    about: Mapping[str, str] | None = None
+
+
+def write_checkpoint(folder: Path, weights: Mapping[str, Tensors], files: Mapping[str, Mapping | str]) -> None:
+    """Write a checkpoint. A reader sees the previous folder or the complete new one, never a partial one.
+
+    Args:
+        folder: the checkpoint.
+        weights: safetensors files, by name.
+        files: other files, by name; mappings as JSON.
 
     Raises CheckpointError if a mapping is not JSON-serializable, OSError if the disk fails.
     """
     try:
         texts = {name: x if isinstance(x, str) else json.dumps(dict(x), indent=2) for name, x in files.items()}
     except TypeError as error:
-        raise CheckpointError(f"files of {folder} cannot be written as JSON: {error}") from error
+        raise CheckpointError(f"metadata of {folder} cannot be written as JSON: {error}") from error
     with replacing(folder) as partial:
         partial.mkdir()
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial / WEIGHTS)
         for name, text in texts.items():
             (partial / name).write_text(text + "\n", encoding="utf-8")
-            shutil.copymode(partial / name, partial / WEIGHTS)  # safetensors makes it readable by the owner only
+        for file, content in weights.items():
+            tensors = {name: tensor.contiguous() for name, tensor in content.tensors.items()}
+            save_file(tensors, partial / file, None if content.about is None else dict(content.about))
+            shutil.copymode(partial / name, partial / file)  # safetensors makes it readable by the owner only
 
 
 def read_weights(
@@ -53,13 +69,9 @@ def read_weights(
     Raises CheckpointError, which lists what is missing, unknown or of another shape.
     """
     path = checkpoint_file(folder, WEIGHTS)
-    try:
-        with safe_open(path, framework="pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        _check_shapes(path, found, {name: tuple(x.shape) for name, x in expected.items()}, optional, fits)
+    check_shapes(path, expected, optional=optional, fits=fits)
+    with undamaged(path):
         return load_file(path)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is damaged or truncated ({error}): copy the checkpoint again") from error
 
 
 def checkpoint_file(folder: Path, name: str) -> Path:
@@ -95,13 +107,20 @@ def naming(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _check_shapes(
-    path: Path,
-    found: Mapping[str, tuple[int, ...]],
-    expected: Mapping[str, tuple[int, ...]],
-    optional: Collection[str],
-    fits: str,
-) -> None:
+@contextmanager
+def undamaged(path: Path) -> Iterator[None]:
+    """Turn an error of safetensors in the block into a CheckpointError that names ``path``."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged or truncated ({error}): copy the checkpoint again") from error
+
+
+def check_shapes(path: Path, tensors: Mapping[str, torch.Tensor], *, optional: Collection[str] = (), fits: str) -> None:
+    """Raises as ``read_weights``; ``path`` is the file of weights."""
+    with undamaged(path), safe_open(path, framework="pt") as file:
+        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    expected = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     problems = [f"{name} is missing" for name in expected if name not in found and name not in optional]
     problems += [f"{name} is unknown" for name in found if name not in expected]
     problems += [

@@ -9,12 +9,12 @@ Measured on demonstrations of libero_spatial task 0 (160 episodes, placeholder a
 4.01 with these values, 4.09 without the order of patches, 4.10 to 4.18 without that of bins or without the gain.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from vla_rl.policies.base.smooth_embeddings import embed, grid_embeddings, waves
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import NUM_BINS, Architecture
 from vla_rl.policies.openvla_oft.blank import blank_policy, draw_weights
@@ -23,7 +23,6 @@ from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_token
 from vla_rl.policies.openvla_oft.sizes import openvla_sizes
 
 _ATTENTION_GAIN = 1.5  # for queries and keys: heads differ more, so that rotary positions distinguish the placeholders
-_GRID_WAVES = 4  # per axis, in the encoding of a patch's position
 _BIN_WAVES = 24  # in the encoding of an action bin
 _SMALL = 100_000_000  # weights
 
@@ -56,33 +55,16 @@ def _initialize_dino(policy: OpenVLAOFT) -> None:
 def _order_patches(policy: OpenVLAOFT) -> None:
     """Make position embeddings smooth functions of the position: what is learned at one patch helps its neighbours."""
     arch = policy.architecture
-    line = torch.linspace(-1, 1, arch.image_size // arch.patch_size)
-    rows, columns = torch.meshgrid(line, line, indexing="ij")
-    code = torch.cat([_waves(axis.flatten(), _GRID_WAVES) for axis in (rows, columns)], dim=1)
-    code = code - code.mean(0)
-    policy.dino.embeddings.position_embeddings[0, 1:] = _embed(code, arch.dino.width)
-    policy.siglip.embeddings.position_embedding.weight.copy_(_embed(code, arch.siglip.width))
+    side = arch.image_size // arch.patch_size
+    policy.dino.embeddings.position_embeddings[0, 1:] = grid_embeddings(side, arch.dino.width)
+    policy.siglip.embeddings.position_embedding.weight.copy_(grid_embeddings(side, arch.siglip.width))
 
 
 def _order_bins(policy: OpenVLAOFT) -> None:
     """Make rows of the action head smooth functions of the action: neighbouring bins start with similar logits."""
     head = policy.lm_head
-    rows = _embed(_waves(torch.linspace(-1, 1, NUM_BINS), _BIN_WAVES), head.in_features)
+    rows = embed(waves(torch.linspace(-1, 1, NUM_BINS), _BIN_WAVES), head.in_features)
     head.weight[head.first : head.last] = (rows / rows.norm(dim=1).mean()).flip(0)  # ids descend with the action
-
-
-def _waves(place: Tensor, count: int) -> Tensor:
-    """[n] -> [n, 2 count]: sines and cosines with 1/2, 2/2, ... periods in [-1, 1]; amplitudes fall with frequency."""
-    order = torch.arange(1, count + 1)
-    phase = math.pi / 2 * place.unsqueeze(1) * order
-    return torch.cat([phase.sin() / order, phase.cos() / order], dim=1)
-
-
-def _embed(code: Tensor, width: int) -> Tensor:
-    """[n, features] -> [n, width] by a random map that keeps angles if it is wide enough; standard deviation 1."""
-    directions = torch.linalg.qr(torch.randn(max(width, code.shape[1]), code.shape[1])).Q[:width]
-    embedded = code @ directions.T
-    return embedded / embedded.std()
 
 
 def make_policy(

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.policies.base.checkpoint_folder import (
+    WEIGHTS,
     CheckpointError,
+    Tensors,
     checkpoint_file,
     naming,
     read_json,
@@ -46,7 +48,7 @@ def save_policy(policy: "Pi0", folder: str | Path, metadata: Mapping[str, Any]) 
         TOKENIZER: policy.tokenizer.to_str(pretty=True),
         METADATA: metadata,
     }
-    write_checkpoint(Path(folder), policy.state_dict(), files)
+    write_checkpoint(Path(folder), {WEIGHTS: Tensors(policy.state_dict())}, files)
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:

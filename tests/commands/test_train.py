@@ -205,7 +205,7 @@ def test_a_bad_checkpoint_is_one_clear_error(tmp_path, capsys, damage):
             content["architecture"]["projector_hidden"] += 8
             (folder / "architecture.json").write_text(json.dumps(content))
     file = tmp_path / "config.yaml"
-    file.write_text(dump_config(_config(tmp_path, policy={"checkpoint": str(folder)})))
+    file.write_text(dump_config(_config(tmp_path, policy={"name": "openvla_oft", "checkpoint": str(folder)})))
     assert main(["train", str(file)]) == 2
     assert str(folder) in capsys.readouterr().err
     assert not _own_leftovers()

@@ -234,9 +234,10 @@ def test_profile_measures_a_run_and_plan_reads_it(
     shared = ["configs/tabletop.yaml", "policy.checkpoint=null", *slow, *small, *short]
     assert main(["profile", *shared, "--output", str(file)]) == 0
     profile = load_profile(file)
-    assert profile.simulate(4) == pytest.approx(4 * 4 * 2e-3, rel=0.3)
-    assert profile.render(4) == pytest.approx(4 * 5e-3, rel=0.3)
-    assert profile.reset == pytest.approx(3e-3, rel=0.5)
+    slept = {"simulate": 4 * 4 * 2e-3, "render": 4 * 5e-3, "reset": 3e-3}
+    found = {"simulate": profile.simulate(4), "render": profile.render(4), "reset": profile.reset}
+    for name, seconds in slept.items():
+        assert 0.7 < found[name] / seconds < 4, f"{name}: a busy machine sleeps longer, never shorter"
     assert profile.infer(4) > 0
     assert profile.train(8) > 0
     assert profile.weight_sync > 0

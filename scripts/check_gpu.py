@@ -31,7 +31,7 @@ STEPS = (
     Step(5, "a LoRA update from end to end", training.update, 240, ["deepspeed", "peft"]),
     Step(6, "hand-over of weights, and lending frozen ones", memory.hand_over, 240, ["peft"]),
     Step(7, "offload and onload, to the bit", memory.offload, 240, ["deepspeed", "peft"]),
-    Step(8, "LIBERO: frames by number of workers, beside training", simulators.libero, 300, ["mujoco", "libero"]),
+    Step(8, "LIBERO: frames by number of workers, while the GPU trains", simulators.libero, 300, ["mujoco", "libero"]),
     Step(9, "ManiSkill: steps and frames by number of rows, partial resets", simulators.maniskill, 300, ["mani_skill"]),
     Step(10, "vla-rl train, by placement", runs.train, 600, ["ray", "deepspeed"]),
 )

@@ -30,8 +30,8 @@ def libero(setting: Setting, report: Report) -> None:
     busy = lambda: shares.append(_compute(setting) / alone)  # noqa: E731
     workers = 8 if setting.on_gpu else 1
     rate = _draw_together(workers, pixels, frames, busy)
-    report.add("frames beside matrix products", rate, "frames/s", workers=workers, pixels=pixels)
-    report.add("rate of the matrix products beside drawing", float(np.mean(shares)) if shares else 0.0, "of alone")
+    report.add("frames during matrix products", rate, "frames/s", workers=workers, pixels=pixels)
+    report.add("rate of the matrix products during drawing", float(np.mean(shares)) if shares else 0.0, "of alone")
 
 
 def _compute(setting: Setting) -> float:

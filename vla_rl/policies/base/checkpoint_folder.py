@@ -1,4 +1,4 @@
-"""Reading and writing the folder of a policy checkpoint: JSON files beside one file of weights."""
+"""Reading and writing the folder of a policy checkpoint: JSON files and files of weights."""
 
 import json
 import shutil

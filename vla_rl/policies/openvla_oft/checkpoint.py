@@ -5,7 +5,7 @@ architecture.json   format version and Architecture
 tokenizer.json      the tokenizer
 statistics.json     percentiles of actions and proprioception, as in OpenVLA's dataset_statistics.json
 metadata.json       where the weights come from; free-form, for people and reports
-adapters.safetensors    of a run with policy.lora: the adapters apart, for ``vla-rl export --format lora``
+adapters.safetensors    of a run with policy.lora: the adapters alone, for ``vla-rl export --format lora``
 """
 
 from collections.abc import Mapping

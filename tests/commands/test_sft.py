@@ -1,3 +1,4 @@
+import argparse
 import json
 
 import numpy as np
@@ -10,8 +11,9 @@ from envs.base.demonstrations import collect, read_demonstrations
 from envs.tabletop.config import TabletopConfig
 from vla_rl.commands.demonstrations import demonstration_episode
 from vla_rl.commands.run_folder import new_folder
-from vla_rl.commands.sft import clone, shift_images
+from vla_rl.commands.sft import clone, sft_command, shift_images
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
 from vla_rl.policies.openvla_oft.checkpoint import load_policy
 from vla_rl.policies.openvla_oft.initialize import make_policy
 from vla_rl.policies.openvla_oft.model import smoothed_cross_entropy
@@ -127,3 +129,28 @@ def test_adapters_in_bf16_are_cloned_by_the_same_code(tmp_path):
     moved = {n for n, w in trained.state_dict().items() if not torch.equal(w, start.state_dict()[n])}
     assert "language_model.layers.0.self_attn.q_proj.weight" in moved
     assert not {name for name in moved if "norm" in name or "embed" in name}, "only linear layers have adapters"
+
+
+def test_fine_tuning_continues_from_a_checkpoint(tmp_path):
+    """The command's own way from ``sft.start_from``: weights and statistics are the checkpoint's, not new ones."""
+    env = make_env(TabletopConfig(tasks=("reach",)), 1)
+    collect(env, [demonstration_episode(0, 1, 0)], tmp_path / "demos.hdf5", noise=0.0)
+    env.close()
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "env: {name: tabletop}\npolicy: {name: openvla_oft, size: nano, chunk_size: 4}\ntrain: {eval_episodes: 0}\n"
+        f"sft: {{demos: ['{tmp_path}/demos.hdf5'], updates: 2, batch: 4, lr: 1.0e-9, output: '{tmp_path}/first'}}\n"
+    )
+
+    def sft(*overrides: str) -> int:
+        return sft_command(argparse.Namespace(config=file, overrides=[*overrides, "sft.threads=1"], json=None))
+
+    assert sft("seed=5") == 0
+    assert sft(f"sft.start_from={tmp_path}/first", f"sft.output={tmp_path}/second") == 0
+    assert sft(f"sft.output={tmp_path}/other") == 0
+    name = "language_model.layers.0.self_attn.q_proj.weight"
+    first, second, other = (load_policy(tmp_path / run).state_dict()[name] for run in ("first", "second", "other"))
+    assert torch.allclose(first, second, atol=1e-6)
+    assert not torch.allclose(first, other, atol=1e-3)
+    with pytest.raises(UserError, match="nowhere"):
+        sft("sft.start_from=nowhere")

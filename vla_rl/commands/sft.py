@@ -6,6 +6,7 @@ scripted expert ──▶ HDF5 demonstrations ──▶ action chunks ──▶ 
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -33,7 +34,10 @@ def sft_command(args: Any) -> int:
     """Collect or read demonstrations, clone them, save the checkpoint and evaluate it."""
     from vla_rl.commands.evaluate import evaluate_policy
 
-    config = load_checked_config(args.config, [*args.overrides, "policy.checkpoint=null"])
+    overrides = [*args.overrides, "policy.checkpoint=null"]
+    config = load_checked_config(args.config, overrides)
+    if config.sft.start_from is not None:
+        config = load_checked_config(args.config, [*overrides, f"policy.checkpoint={json.dumps(config.sft.start_from)}"])
     console = make_console()
     figures = clone(config, console)
     if config.train.eval_episodes:
@@ -57,7 +61,7 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     from envs.base.demonstrations import read_demonstrations
     from vla_rl.core.devices.settings import set_up_torch
     from vla_rl.policies.base.activation_checkpointing import checkpoint_activations
-    from vla_rl.policies.build import policy_for_demonstrations, save_policy, torch_dtype
+    from vla_rl.policies.build import build_policy, policy_for_demonstrations, save_policy, torch_dtype
 
     spec = env_spec(config.env)
     console.print(f"{spec.name}, assets: {spec.assets}", highlight=False)
@@ -68,15 +72,13 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     console.print(f"{demos.num_demonstrations} demonstrations, {len(demos.actions)} steps", highlight=False)
     device = "cuda" if Machine.detect().gpus else "cpu"
     set_up_torch(device, config.sft.threads)
-    policy = policy_for_demonstrations(
-        config.policy,
-        spec,
-        demos.actions,
-        demos.proprio,
-        config.seed,
-        device=device,
-        dtype=torch_dtype(config.learner.precision),
-    )
+    dtype = torch_dtype(config.learner.precision)
+    if config.policy.checkpoint is None:
+        policy = policy_for_demonstrations(
+            config.policy, spec, demos.actions, demos.proprio, config.seed, device=device, dtype=dtype
+        )
+    else:
+        policy = build_policy(config.policy, spec, config.seed, device=device, dtype=dtype)
     policy.set_instructions(config.algo.prompts(spec.instructions))
     if config.learner.activation_checkpointing:
         checkpoint_activations(policy)

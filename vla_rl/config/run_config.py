@@ -43,6 +43,10 @@ class SftConfig(ConfigGroup):
         0.0, ge=0.0, description="Label smoothing: standard deviation, in bins, of the target distribution."
     )
     threads: Positive = Field(2, description="CPU threads.")
+    start_from: str | None = Field(
+        None,
+        description="Policy checkpoint to fine-tune, which keeps its statistics of actions; null: random weights.",
+    )
     output: str = Field("checkpoints/sft", description="Folder for the resulting policy checkpoint.")
 
 

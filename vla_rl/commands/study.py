@@ -178,6 +178,7 @@ def summarize(of_seeds: list[Metrics], threshold: float) -> dict[str, list[float
         "mean staleness": mean("rollout/staleness_mean"),
         "effective samples": mean("learner/ess"),
         "clipped": mean("learner/clip_fraction"),
+        "explained variance": mean("learner/explained_variance"),
     }
     return {name: values for name, values in figures.items() if values}
 

@@ -17,6 +17,7 @@ Scale = Literal["group", "batch", "none"]  # what the difference is divided by
 # Far below the spread of useful returns, far above float32 noise around a constant.
 NORMALIZE_EPSILON = 1e-5
 GROUP_EPSILON = 1e-6  # one success among 8 gives a deviation of 0.35
+LEAST_SPREAD = 0.1  # of real returns, for the size of imagined advantages: one success in a hundred episodes
 
 
 def chunk_rewards(rewards: Array, num_steps: Array) -> Array:
@@ -179,6 +180,20 @@ def explained_variance(returns: Array, values: Array) -> float | None:
     if np.ptp(returns) == 0:
         return None
     return float(1.0 - np.var(returns - values) / np.var(returns))
+
+
+def imagined_advantages(returns: Array, group: Array, real: int) -> Array:
+    """How much more each imagined episode earns than the others from its state: float64, one for each of them.
+
+    ``A = (R - mean of the others) / s``, where s is the standard deviation of the real episodes' returns: the size of
+    real advantages where no value function helps, whatever the algorithm divides them by.
+
+    Args:
+        returns: [B], R; the first ``real`` ones are of real episodes, the others imagined.
+        group: int [B]; imagined episodes with the same number begin in the same state.
+    """
+    difference = group_advantages(returns[real:], group[real:], baseline="leave_one_out", scale="none")
+    return difference / max(float(np.std(returns[:real])), LEAST_SPREAD)
 
 
 def _discounted_sum(x: Array, offsets: Array, after: Array, decay: float | Array) -> Array:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from algos.advantages import explained_variance
+from algos.advantages import episode_returns, explained_variance, imagined_advantages
 from algos.checks import check_batch, check_given, check_rows
 from algos.config import AlgorithmConfig
 from algos.targets import RowTargets, Targets
@@ -103,7 +103,7 @@ class Algorithm(ABC):
         reference_logprobs: Array | None = None,
         q: Array | None = None,
     ) -> Targets:
-        """Targets of all M chunks of a super-batch.
+        """Targets of all M chunks of a super-batch. Imagined chunks have ``imagined_advantages``, and train no value.
 
         Args:
             batch: its ``bootstrap_value`` is used as given; a learner that recomputes values replaces it first.
@@ -119,7 +119,14 @@ class Algorithm(ABC):
         proximal = batch.logprobs if logprobs is None else np.asarray(logprobs, np.float32)
         old_values = batch.values if values is None else np.asarray(values, np.float32)
         check_batch(batch, recorded=batch.logprobs, proximal=proximal, reference=reference_logprobs)
-        advantages, returns = self.compute_advantages(batch, proximal, old_values, q)
+        real, m = batch.real(), batch.real_chunks
+        advantages, returns = self.compute_advantages(real, proximal[:m], old_values[:m], None if q is None else q[:m])
+        if m < batch.num_chunks:
+            first = real.num_episodes  # of the imagined episodes
+            earned = episode_returns(batch.rewards, batch.num_steps, batch.offsets)
+            imagined = imagined_advantages(earned, batch.group, first)
+            advantages = np.concatenate([advantages, np.repeat(imagined, np.diff(batch.offsets[first:]))])
+            returns = np.concatenate([returns, old_values[m:]])
         log_weights = self.episode_log_weights(batch, proximal)
         return Targets(
             advantages=advantages.astype(np.float32),
@@ -133,6 +140,7 @@ class Algorithm(ABC):
             num_steps=batch.num_steps,
             weights=self.element_weights(batch).astype(np.float32),
             condition=self.choose_conditions(batch, advantages).astype(np.int64),
+            trains_value=np.arange(batch.num_chunks) < m,
         )
 
     def loss(
@@ -167,7 +175,7 @@ class Algorithm(ABC):
         check_rows(logprobs, entropy, values, rows)
         tokens = token_mask(rows.num_steps, *logprobs.shape[1:])
         policy, metrics = self.policy_loss(logprobs, rows, tokens)
-        value = self.value_loss(values, rows, element_mask(tokens, "chunk"))
+        value = self.value_loss(values, rows, element_mask(tokens, "chunk") & rows.trains_value)
         entropies = pool(entropy, tokens, "chunk")
         divergences = reference_divergence(logprobs, rows, tokens, weighted=c.kl_estimate == "weighted_k3")
         terms = LossTerms(policy, value, (rows.weights * entropies).sum(), (rows.weights * divergences).sum())
@@ -212,5 +220,6 @@ class Algorithm(ABC):
         from algos.metrics import finish_metrics  # loads torch
 
         metrics = finish_metrics(sums)
-        explained = explained_variance(targets.returns, targets.old_values)
+        real = targets.trains_value
+        explained = explained_variance(targets.returns[real], targets.old_values[real])
         return metrics if explained is None else metrics | {"explained_variance": explained}

@@ -15,7 +15,7 @@ Shape letters, used everywhere in this project:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -213,6 +213,7 @@ class Trajectory:
         success: whether the task was solved.
         worker: index of the env worker that played it.
         seconds: wall-clock time from first observation to end.
+        model_version: version of the world model that imagined it; -1 for a real episode, which a simulator played.
     """
 
     episode: EpisodeSpec
@@ -231,6 +232,7 @@ class Trajectory:
     success: bool
     worker: int = -1
     seconds: float = 0.0
+    model_version: int = -1
 
     @property
     def num_chunks(self) -> int:
@@ -284,7 +286,7 @@ class SuperBatch:
     Attributes:
         policy_version: version of the policy that this batch updates; the update produces version + 1.
         max_episode_steps: the time limit, in control steps.
-        new_episodes: how many of the episodes, the first ones, have not been trained before.
+        new_episodes: how many of the episodes, the first ones, are real and have not been trained before.
         images: uint8 [O, V, H, W, 3].
         proprio: float32 [O, P].
         elapsed: float32 [O].
@@ -302,6 +304,7 @@ class SuperBatch:
         terminated, truncated, success: bool [B].
         group: int32 [B].
         episode_id: int64 [B].
+        model_version: int32 [B], version of the world model that imagined it; -1 for real episodes, which come first.
     """
 
     policy_version: int
@@ -326,6 +329,7 @@ class SuperBatch:
     success: Array
     group: Array
     episode_id: Array
+    model_version: Array
 
     @property
     def num_chunks(self) -> int:
@@ -336,6 +340,24 @@ class SuperBatch:
         return len(self.success)
 
     @property
+    def imagined_episodes(self) -> int:
+        """How many of the episodes, the last ones, a world model imagined."""
+        return int((self.model_version >= 0).sum())
+
+    @property
+    def real_chunks(self) -> int:
+        """Number of chunks, the first ones, that a simulator executed."""
+        return int(self.offsets[self.num_episodes - self.imagined_episodes])
+
+    def real(self) -> "SuperBatch":
+        """The real episodes; their arrays are views. Observations are those of the whole batch."""
+        episodes, chunks = self.num_episodes - self.imagined_episodes, self.real_chunks
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values |= {name: values[name][:chunks] for name in _OF_CHUNKS} | {n: values[n][:episodes] for n in _OF_EPISODES}
+        record, offsets = take_rows(self.record, slice(chunks)), self.offsets[: episodes + 1]
+        return SuperBatch(**values | {"record": record, "offsets": offsets})
+
+    @property
     def step_mask(self) -> Array:
         """bool [M, K]: which steps of each chunk were executed."""
         return np.arange(self.rewards.shape[1])[None, :] < self.num_steps[:, None]
@@ -344,6 +366,19 @@ class SuperBatch:
     def staleness(self) -> Array:
         """int32 [M]: policy updates between the weights that chose a chunk and the weights that train on it."""
         return self.policy_version - self.policy_versions
+
+
+_OF_CHUNKS = ("obs_row", "task", "logprobs", "values", "policy_versions", "rewards", "num_steps")
+_OF_EPISODES = (
+    "final_obs_row",
+    "bootstrap_value",
+    "terminated",
+    "truncated",
+    "success",
+    "group",
+    "episode_id",
+    "model_version",
+)
 
 
 def take_rows(record: Mapping[str, Array], index: Array | slice | int) -> Record:

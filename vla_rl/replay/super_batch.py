@@ -8,15 +8,20 @@ from vla_rl.core.records import SuperBatch, Trajectory, join_records
 
 
 def collate(
-    new: Sequence[Trajectory], policy_version: int, max_episode_steps: int, again: Sequence[Trajectory] = ()
+    new: Sequence[Trajectory],
+    policy_version: int,
+    max_episode_steps: int,
+    again: Sequence[Trajectory] = (),
+    imagined: Sequence[Trajectory] = (),
 ) -> SuperBatch:
     """Flatten whole episodes, in the given order, for the update of ``policy_version``.
 
-    ``again``: episodes that earlier updates have trained on. Raises ValueError without a new one.
+    ``again``: real episodes that earlier updates have trained on. ``imagined``: of the world model. Raises ValueError
+    without a new one.
     """
     if not new:
         raise ValueError("a super-batch needs at least one trajectory")
-    trajectories = [*new, *again]
+    trajectories = [*new, *again, *imagined]
     chunks = np.array([t.num_chunks for t in trajectories])
     rows = np.array([len(t.images) for t in trajectories])
     first_row = np.concatenate(([0], np.cumsum(rows)[:-1]))
@@ -48,11 +53,12 @@ def collate(
         success=np.array([t.success for t in trajectories]),
         group=np.array([t.episode.group for t in trajectories], np.int32),
         episode_id=np.array([t.episode.id for t in trajectories], np.int64),
+        model_version=np.array([t.model_version for t in trajectories], np.int32),
     )
 
 
 def describe(batch: SuperBatch) -> dict[str, float]:
-    """Metrics of the new data (success, return, lengths), and the staleness of all."""
+    """Metrics of the new real data (success, return, lengths), of the imagined data, and the staleness of all."""
     new = slice(0, batch.new_episodes)
     returns = np.add.reduceat(batch.rewards.sum(axis=1), batch.offsets[:-1])[new]
     steps = np.add.reduceat(batch.num_steps, batch.offsets[:-1])[new]
@@ -72,4 +78,21 @@ def describe(batch: SuperBatch) -> dict[str, float]:
         "rollout/staleness_max": float(staleness.max()),
         **{f"rollout/staleness_{updates}": float(share) for updates, share in enumerate(shares)},
         **{f"rollout/success_task_{task}": float(rate) for task, rate in per_task.items() if len(per_task) > 1},
+        **_describe_imagined(batch),
+    }
+
+
+def _describe_imagined(batch: SuperBatch) -> dict[str, float]:
+    """Nothing without a world model. ``return_spread``: standard deviation within a group, mean over groups."""
+    if not batch.imagined_episodes:
+        return {}
+    part = slice(batch.num_episodes - batch.imagined_episodes, None)
+    returns = np.add.reduceat(batch.rewards.sum(axis=1), batch.offsets[:-1])[part]
+    groups = [returns[batch.group[part] == group] for group in np.unique(batch.group[part])]
+    return {
+        "imagined/episodes": float(batch.imagined_episodes),
+        "imagined/chunks": float(batch.num_chunks - batch.real_chunks),
+        "imagined/return": float(returns.mean()),
+        "imagined/return_spread": float(np.mean([group.std() for group in groups])),
+        "imagined/real_fraction": batch.real_chunks / batch.num_chunks,
     }

@@ -1,0 +1,41 @@
+"""Configuration keys of the world model."""
+
+from pydantic import Field
+
+from vla_rl.core.schema import ConfigGroup, Fraction, NonNegative, Positive, PositiveFloat
+
+
+class WorldModelConfig(ConfigGroup):
+    """A model of the simulator, trained beside the policy, in which the policy practises (docs/world_model.md)."""
+
+    real_fraction: float = Field(
+        0.25,
+        gt=0.0,
+        le=1.0,
+        description="Share of a super-batch that comes from the simulator; imagined chunks replace the rest, as long as "
+        "the model passes its audit. 1: nothing is imagined for training.",
+    )
+    branches: int = Field(4, ge=2, description="Imagined episodes from one real state, which are compared.")
+    warmup_episodes: NonNegative = Field(64, description="Real episodes of which the model learns before it is used.")
+    members: int = Field(4, ge=2, description="Networks of the ensemble.")
+    width: Positive = Field(96, description="Width of a network's hidden layers.")
+    lr: PositiveFloat = Field(1e-3, description="Learning rate of AdamW.")
+    weight_decay: float = Field(1e-2, ge=0.0, description="Weight decay of AdamW.")
+    batch: Positive = Field(128, description="Chunks per optimizer step and network.")
+    samples_per_chunk: Positive = Field(64, description="Chunks that each network learns from for each one played.")
+    archive_episodes: Positive = Field(4096, description="Real episodes that are kept to learn from: the last ones.")
+    disagreement: float = Field(
+        0.0, ge=0.0, description="What is taken off an imagined return: this times the ensemble's standard deviation."
+    )
+    hindsight: float = Field(
+        1.0, ge=0.0, description="Weight of learning where the robot was when the task was solved, as a side task."
+    )
+    audit_chunks: Positive = Field(512, description="Newest audited chunks by which the model is judged.")
+    audit_confidence: Fraction = Field(
+        0.9, description="Imagination is trained on while the audit finds it better than chance with this confidence."
+    )
+    max_scale: PositiveFloat = Field(
+        2.0,
+        description="Upper limit of the factor with which the audit corrects the size of imagined advantages.",
+    )
+    threads: Positive = Field(1, description="CPU threads of the model's process.")

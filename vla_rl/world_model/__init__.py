@@ -1,0 +1,1 @@
+"""World model: learns from real episodes what action chunks lead to, and lets the policy practise in that."""

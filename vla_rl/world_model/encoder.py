@@ -1,0 +1,49 @@
+"""What the world model sees of a state: the policy that the run began with, frozen.
+
+Its features (what its value head reads) and the chunk that it would most likely choose: both depend on image,
+instruction and proprioception, and both come by the contract that every policy fulfils. They are frozen, so that what the
+model has learned stays valid while the policy moves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vla_rl.core.records import Array, PolicySpec, Trajectory
+from vla_rl.policies.base.policy import Policy, PolicyInput
+
+_ROWS = 64  # of one forward pass
+
+
+class FrozenEncoder:
+    """Encodes trajectories. ``policy`` is not changed, and must not be changed by others."""
+
+    def __init__(self, policy: Policy, spec: PolicySpec, temperature: float, device: str) -> None:
+        self._policy = policy.to(device).eval()
+        self._spec, self._temperature, self._device = spec, temperature, torch.device(device)
+
+    def features(self, trajectory: Trajectory) -> Array:
+        """float32 [T, F] of the observations before each chunk."""
+        count = trajectory.num_chunks
+        task = np.full(count, trajectory.episode.task, np.int32)
+        parts = [
+            self._encode(trajectory.images[rows], trajectory.proprio[rows], task[rows], trajectory.elapsed[rows])
+            for rows in (slice(i, min(i + _ROWS, count)) for i in range(0, count, _ROWS))
+        ]
+        return np.concatenate(parts)
+
+    def actions(self, trajectory: Trajectory) -> Array:
+        """float32 [T, K, A]: the chosen chunks, in physical units."""
+        return self._policy.decode(trajectory.record)
+
+    @torch.no_grad()
+    def _encode(self, *observation: Array) -> Array:
+        seen = PolicyInput(*(torch.from_numpy(np.ascontiguousarray(a)).to(self._device) for a in observation))
+        count = len(seen.task)
+        draws = {n: torch.zeros(count, *d.shape, device=self._device) for n, d in self._spec.draws.items()}
+        greedy = torch.ones(count, dtype=torch.bool, device=self._device)
+        likely = self._policy.act(seen, draws, greedy, self._temperature)
+        state = self._policy(seen, likely.record, self._temperature).features
+        chunk = self._policy.normalized_actions({name: x.cpu().numpy() for name, x in likely.record.items()})
+        return np.concatenate([state.float().cpu().numpy(), chunk.reshape(count, -1)], axis=1, dtype=np.float32)

@@ -1,0 +1,191 @@
+"""Imagination: from each real episode, a bundle of imagined ones that begin in its states.
+
+    real episode ──▶ [ encode ] ──▶ one group of imagined episodes per chunk ──take──▶ EnvWorker, ImaginedEnv, policy
+                                                                                           │
+    audit ◀── rate the real chunks ◀── [ bundle complete ] ◀──────────add──────────────────┘
+      │                                      │
+      └── scale ──▶ bundle ──▶ store         └──▶ model learns from the real episode
+
+The order matters: a real episode is imagined on and audited *before* the model learns from it, so the audit is honest.
+Imagined episodes start in the newest real states, chosen by the policy's newest version, and are paced by the real ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from vla_rl.config.world_model import WorldModelConfig
+from vla_rl.core.records import Array, EpisodeResult, EpisodeSpec, Trajectory
+from vla_rl.observability.meter import Meter
+from vla_rl.world_model.archive import Episode
+from vla_rl.world_model.audit import Audit, Verdict
+from vla_rl.world_model.encoder import FrozenEncoder
+from vla_rl.world_model.imagined_env import ChunkRating, Start
+from vla_rl.world_model.trainer import ModelTrainer
+
+_GROUP_BITS = 20  # chunks of one episode are fewer than 2 to this power
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The imagined episodes of a real one; none as long as the model is not ready.
+
+    Attributes:
+        episode_id: of the real episode.
+        imagined: ``branches`` in a row for each of its chunks.
+        passed: whether they may be trained on, by the audit.
+    """
+
+    episode_id: int
+    imagined: list[Trajectory]
+    passed: bool
+
+
+class BundleSink(Protocol):
+    """Where complete bundles go."""
+
+    def add_bundle(self, bundle: Bundle) -> None: ...
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A real episode whose bundle is not complete."""
+
+    trajectory: Trajectory
+    episode: Episode
+    imagined: list[Trajectory] = field(default_factory=list)
+
+
+class Imagination:
+    """Assigns imagined episodes (as ``AssignmentSource``), and answers ``ImaginedEnv`` (as ``ChunkRater``).
+
+    Thread-safe: real episodes come from one thread, the env worker's two threads take and return imagined ones.
+    """
+
+    def __init__(
+        self,
+        config: WorldModelConfig,
+        encoder: FrozenEncoder,
+        trainer: ModelTrainer,
+        sink: BundleSink,
+        *,
+        seed: int,
+        discount: float,
+        max_episode_steps: int,
+    ) -> None:
+        self.meter = Meter()
+        self.audit = Audit(config.audit_chunks, config.audit_confidence, config.max_scale)
+        self.verdict: Verdict = self.audit.verdict()
+        self._config, self._encoder, self._trainer, self._sink = config, encoder, trainer, sink
+        self._seed, self._discount, self._max_steps = seed, discount, max_episode_steps
+        self._pending: dict[int, _Pending] = {}  # by the real episode's id
+        self._due: deque[EpisodeSpec] = deque()
+        self._next_id = 0
+        self._stopped = False
+        self._changed = threading.Condition()
+
+    def observe(self, trajectory: Trajectory) -> None:
+        """A real episode has ended: imagine from its states, or learn from it at once if the model is not ready."""
+        episode = Episode.of(
+            trajectory, self._encoder.features(trajectory), self._encoder.actions(trajectory), self._discount
+        )
+        if not self._trainer.ready:
+            self._trainer.learn([episode])
+            self._sink.add_bundle(Bundle(trajectory.episode.id, [], passed=False))
+            return
+        with self._changed:
+            self._pending[trajectory.episode.id] = _Pending(trajectory, episode)
+            self._due.extend(self._specs(trajectory))
+            self._changed.notify_all()
+
+    def _specs(self, trajectory: Trajectory) -> list[EpisodeSpec]:
+        """``branches`` imagined episodes for each chunk. ``seed`` names the state, ``member`` the branch."""
+        specs = []
+        for chunk in range(trajectory.num_chunks):
+            state = (trajectory.episode.id << _GROUP_BITS) + chunk
+            for member in range(self._config.branches):
+                specs.append(EpisodeSpec(self._next_id, trajectory.episode.task, state, group=state, member=member))
+                self._next_id += 1
+        return specs
+
+    def take(self, worker: int, count: int, timeout: float) -> list[EpisodeSpec]:
+        """See ``AssignmentSource``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._due or self._stopped, timeout)
+            return [self._due.popleft() for _ in range(min(count, len(self._due)))]
+
+    def add(self, worker: int, finished: Trajectory | EpisodeResult) -> None:
+        """See ``AssignmentSource``."""
+        assert isinstance(finished, Trajectory)
+        self.meter.count("imagined")
+        number = finished.episode.group >> _GROUP_BITS
+        with self._changed:
+            pending = self._pending[number]
+            pending.imagined.append(replace(finished, model_version=self._trainer.version))
+            if len(pending.imagined) < pending.trajectory.num_chunks * self._config.branches:
+                return
+            del self._pending[number]
+        self._complete(pending)
+
+    def _complete(self, pending: _Pending) -> None:
+        imagined = sorted(pending.imagined, key=lambda t: (t.episode.group, t.episode.member))
+        self._judge(pending, imagined)
+        scale = self.verdict.scale
+        scaled = [replace(t, rewards=t.rewards * np.float32(scale)) for t in imagined]
+        self._sink.add_bundle(Bundle(pending.trajectory.episode.id, scaled, self.verdict.passed))
+        self._trainer.learn([pending.episode])
+
+    def _judge(self, pending: _Pending, imagined: Sequence[Trajectory]) -> None:
+        """Audit the real chunks against the imagined ones."""
+        episode, chunks = pending.episode, pending.trajectory.num_chunks
+        rated = self._trainer.rate(episode.features, episode.proprio[:chunks], episode.elapsed, episode.actions)
+        others = np.array([t.total_reward for t in imagined]).reshape(chunks, self._config.branches)
+        k = pending.trajectory.rewards.shape[1]
+        earned = np.where(episode.event < k, 1.0, self._discount * episode.returns)
+        self.audit.add(rated.mean, others, earned)
+        self.verdict = self.audit.verdict()
+
+    def start(self, number: int) -> Start:
+        """See ``ChunkRater``."""
+        pending, chunk = self._pending[number >> _GROUP_BITS], number & ((1 << _GROUP_BITS) - 1)
+        trajectory = pending.trajectory
+        return Start(
+            images=trajectory.images[chunk],
+            proprio=trajectory.proprio[chunk],
+            task=trajectory.episode.task,
+            elapsed=float(trajectory.elapsed[chunk]),
+            features=pending.episode.features[chunk],
+        )
+
+    def rate(self, starts: Sequence[Start], actions: Array) -> ChunkRating:
+        """See ``ChunkRater``."""
+        return self._trainer.rate_from(starts, actions)
+
+    def stop(self) -> None:
+        """Release every waiting caller."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def metrics(self) -> dict[str, float]:
+        """For the run's log."""
+        losses = {f"loss_{name}": value for name, value in self._trainer.losses.items()}
+        sizes = {"archive_episodes": float(len(self._trainer.archive)), "version": float(self._trainer.version)}
+        return self.verdict.metrics() | losses | sizes
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able, for a checkpoint. Episodes whose bundle is not complete are not in it: they are not learned from."""
+        return {"audit": self.audit.state(), "next_id": self._next_id, "saved": time.time()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from ``state()``."""
+        self.audit.restore(state["audit"])
+        self.verdict = self.audit.verdict()
+        self._next_id = state["next_id"]

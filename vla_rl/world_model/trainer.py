@@ -1,0 +1,131 @@
+"""Trains the world model on the archive, and rates chunks with it meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from vla_rl.config.world_model import WorldModelConfig
+from vla_rl.core.records import Array
+from vla_rl.observability.meter import Meter
+from vla_rl.world_model.archive import Archive, Episode
+from vla_rl.world_model.imagined_env import ChunkRating, Start
+from vla_rl.world_model.model import WorldModel
+
+
+class ModelTrainer:
+    """Model, optimizer and archive. Thread-safe: one thread may train while another rates."""
+
+    def __init__(self, config: WorldModelConfig, seed: int, discount: float) -> None:
+        self.meter = Meter()
+        self.archive = Archive(config.archive_episodes)
+        self.version = 0  # calls of ``learn`` that have trained the model
+        self.losses: dict[str, float] = {}  # of the last call of ``learn``, mean over its steps and the members
+        self._config, self._seed, self._discount = config, seed, discount
+        self._generator = torch.Generator().manual_seed(seed)
+        self._model: WorldModel | None = None
+        self._optimizer: torch.optim.AdamW
+        self._lock = threading.Lock()  # of weights and archive
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a trained model."""
+        return self.version > 0
+
+    def learn(self, episodes: Sequence[Episode]) -> None:
+        """Add real episodes to the archive, and train as much as they are due once there are enough.
+
+        The first training makes up for the episodes that came before.
+        """
+        with self._lock:
+            self.archive.add(episodes)
+        if self.archive.num_added < self._config.warmup_episodes:
+            return
+        due = self.archive.num_chunks if self._model is None else sum(len(e.event) for e in episodes)
+        if self._model is None:
+            with self._lock:
+                self._make(self.archive)
+        steps = max(1, round(due * self._config.samples_per_chunk / self._config.batch))
+        sums: dict[str, float] = {}
+        with self.meter.time("model_train", steps):
+            for _ in range(steps):
+                for name, value in self._step().items():
+                    sums[name] = sums.get(name, 0.0) + value / steps / self._config.members
+        self.losses = sums
+        self.version += 1
+
+    def _make(self, archive: Archive) -> None:
+        scales = archive.scales or archive.freeze_scales()
+        c = self._config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            self._model = WorldModel(
+                len(scales.features.mean),
+                len(scales.proprio.mean),
+                archive.chunk_size,
+                len(scales.actions.mean),
+                c.members,
+                c.width,
+            )
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=c.lr, weight_decay=c.weight_decay)
+
+    def _step(self) -> dict[str, float]:
+        assert self._model is not None
+        with self._lock:
+            inputs, outcomes = self.archive.sample((self._config.members, self._config.batch), self._generator)
+            losses = self._model.loss(inputs, outcomes, self._config.hindsight)
+            self._optimizer.zero_grad()
+            torch.stack(list(losses.values())).sum().backward()
+            self._optimizer.step()
+        return {name: loss.item() for name, loss in losses.items()}
+
+    def rate(self, features: Array, proprio: Array, elapsed: Array, actions: Array) -> ChunkRating:
+        """Rate n chunks: [n, F], [n, P], [n] and, in physical units, [n, K, A]. Raises RuntimeError before ``ready``."""
+        if self._model is None or self.archive.scales is None:
+            raise RuntimeError("the world model has not been trained yet")
+        inputs = self.archive.scales.inputs(features, proprio, elapsed, actions)
+        with self._lock, self.meter.time("imagine", len(actions)):
+            rating = self._model.rate(inputs, self._discount)
+        return ChunkRating(*(x.numpy() for x in (rating.mean, rating.deviation, rating.success_at)))
+
+    def rate_from(self, starts: Sequence[Start], actions: Array) -> ChunkRating:
+        """Likewise, of chunks in these states."""
+        features, proprio = (np.stack([getattr(s, name) for s in starts]) for name in ("features", "proprio"))
+        return self.rate(features, proprio, np.array([s.elapsed for s in starts], np.float32), actions)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write archive, weights and optimizer; returns JSON-able counters for ``load``."""
+        with self._lock:
+            self.archive.save(folder / "archive.npz")
+            if self._model is not None:
+                save_file(self._model.state_dict(), folder / "model.safetensors")
+                moments = self._optimizer.state_dict()["state"]
+                save_file(
+                    {f"{i}.{k}": v for i, s in moments.items() for k, v in s.items()}, folder / "adam.safetensors"
+                )
+            np.save(folder / "generator.npy", self._generator.get_state().numpy())
+            return {"version": self.version}
+
+    def load(self, folder: Path, counters: dict[str, Any]) -> None:
+        """Continue from ``save``."""
+        with self._lock:
+            self.archive.load(folder / "archive.npz")
+            self._generator.set_state(torch.from_numpy(np.load(folder / "generator.npy")))
+            self.version = counters["version"]
+            if not (folder / "model.safetensors").is_file():
+                return
+            self._make(self.archive)
+            assert self._model is not None
+            self._model.load_state_dict(load_file(folder / "model.safetensors"))
+            state: dict[int, dict[str, torch.Tensor]] = {}
+            for name, value in load_file(folder / "adam.safetensors").items():
+                number, _, key = name.partition(".")
+                state.setdefault(int(number), {})[key] = value
+            groups = self._optimizer.state_dict()["param_groups"]
+            self._optimizer.load_state_dict({"state": state, "param_groups": groups})

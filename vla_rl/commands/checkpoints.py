@@ -1,10 +1,12 @@
 """Checkpoints of a run: folders that are complete or absent.
 
-checkpoints/000040/
-    policy/            the policy alone, for `vla-rl eval` and for another run's policy.checkpoint
-    learner/           DeepSpeed's state: trained weights, optimizer, shards of every rank
-    trajectories.npz   finished episodes that are still to be trained
-    state.json         counters, versions, time spent
+checkpoints/
+    000040/
+        policy/            the policy alone, for `vla-rl eval` and for another run's policy.checkpoint
+        learner/           DeepSpeed's state: trained weights, optimizer, shards of every rank
+        trajectories.npz   finished episodes that are still to be trained
+        state.json         counters, versions, time spent
+    after-000020/          later ones, which were set aside when the run was resumed at that iteration
 """
 
 import json
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.files import replacing
+from vla_rl.core.files import new_folder, replacing
 
 
 class Checkpoints:
@@ -39,6 +41,13 @@ class Checkpoints:
         for old in self.complete()[: -self._keep]:
             if int(old.name) != best:
                 shutil.rmtree(old)
+
+    def set_aside_after(self, iteration: int) -> None:
+        """Move later checkpoints to ``after-ITERATION/``: the run continues from an earlier one."""
+        if later := [path for path in self.complete() if int(path.name) > iteration]:
+            aside = new_folder(self.folder, f"after-{iteration:06d}")
+            for path in later:
+                path.rename(aside / path.name)
 
     def complete(self) -> list[Path]:
         """All complete checkpoints, oldest first."""

@@ -3,17 +3,19 @@
 runs/NAME/
     config.yaml      the resolved configuration
     metadata.json    versions, git commit, machine, assets
-    metrics.jsonl    one line per iteration
+    metrics.jsonl    one line per iteration; null where a number is not finite
     tensorboard/     the same for TensorBoard (and Weights & Biases, with log.wandb)
     checkpoints/     see ``checkpoints``
     profile.yaml     the costs that the run has measured; written with every checkpoint
     migrations.jsonl one line per migration to a better plan (placement.replan_every)
+    not_finite/      see ``divergence``
     evaluations/     a JSON file per evaluation, and a video
     curves.png       drawn at the end
 """
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -29,8 +31,9 @@ from vla_rl.commands.checkpoints import Checkpoints
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
-from vla_rl.core.files import replacing, write_json
+from vla_rl.core.files import new_folder, replacing, write_json
 from vla_rl.core.records import EnvSpec
+from vla_rl.observability.metrics_file import read_records
 from vla_rl.placement.profile import Profile, save_profile
 
 _PACKAGES = (
@@ -38,18 +41,6 @@ _PACKAGES = (
     *("mujoco", "robosuite", "hf-libero", "mani_skill", "sapien"),
 )
 _VIDEO_FPS = 20  # LIBERO's control rate: videos play in real time
-
-
-def new_folder(parent: Path, name: str) -> Path:
-    """Create a folder of that name, or a numbered one if another command took the name in the same second."""
-    folder, number = parent / name, 1
-    while True:
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            number += 1
-            folder = parent / f"{name}-{number}"
 
 
 class RunFolder:
@@ -85,11 +76,12 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path, config: RunConfig, iteration: int) -> Self:
-        """Continue at ``iteration``; metrics that were logged after the checkpoint are removed."""
+        """Continue at ``iteration``: later metrics are removed, later checkpoints set aside."""
         run = cls(path, config)
         kept = [json.dumps(record) + "\n" for record in run.metrics() if record["iteration"] <= iteration]
         with replacing(run._metrics_file) as partial:
             partial.write_text("".join(kept))
+        run.checkpoints.set_aside_after(iteration)
         run._evaluations = [found for found in run._evaluations if found[0] <= iteration]
         (path / "config.yaml").write_text(dump_config(config))
         run._open_loggers(iteration)
@@ -103,7 +95,7 @@ class RunFolder:
         """All records, without a last line that a crash has cut off."""
         if not self._metrics_file.exists():
             return []
-        return [json.loads(line) for line in self._metrics_file.read_text().split("\n")[:-1] if line]
+        return read_records(self._metrics_file)
 
     def best_iteration(self) -> int | None:
         """The iteration with the highest greedy success, the last of them; None before the first evaluation."""
@@ -246,8 +238,9 @@ def _evaluation(record: Mapping[str, float]) -> tuple[int, float] | None:
     return None if success is None else (int(record["iteration"]), success)
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.6g}")
+def _rounded(value: float) -> float | None:
+    """None, which JSON has, in place of NaN and infinity, which it lacks."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _tensorboard_event(iteration: int, metrics: Mapping[str, float]) -> Any:

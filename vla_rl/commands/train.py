@@ -27,18 +27,20 @@ from vla_rl.placement.planner import plan_of_record, plan_run
 from vla_rl.replay.store import StoreRules
 
 
-def train(config: RunConfig, resume: Path | None = None, json_file: Path | None = None) -> int:
+def train(
+    config: RunConfig, resume: Path | None = None, json_file: Path | None = None, iteration: int | None = None
+) -> int:
     """Run a training, or continue the run in the folder ``resume``; returns the exit status.
 
-    ``json_file``: also write the metrics of the last iteration there. Raises UserError before any process is started,
-    where the mistake can be found that early.
+    ``iteration``: of the checkpoint to continue from; None: the newest. ``json_file``: also write the metrics of the
+    last iteration there. Raises UserError before any process is started, where the mistake can be found that early.
     """
     from envs import env_spec
     from vla_rl.policies.build import check_policy
 
     spec = env_spec(config.env)
     check_policy(config.policy, spec)
-    checkpoint = RunFolder(resume, config).checkpoints.newest() if resume else None
+    checkpoint = _checkpoint(RunFolder(resume, config), iteration) if resume else None
     state: dict[str, Any] = read_state(checkpoint) if checkpoint else {"policy_version": 0, "seconds": 0.0}
     done = state["policy_version"]
     folder = RunFolder.reopen(resume, config, done) if resume else RunFolder.create(config, spec, sys.argv)
@@ -57,6 +59,10 @@ def train(config: RunConfig, resume: Path | None = None, json_file: Path | None 
     if json_file is not None:
         write_json(json_file, {"run": str(folder.path), "metrics": folder.metrics()[-1]})
     return 0
+
+
+def _checkpoint(run: RunFolder, iteration: int | None) -> Path:
+    return run.checkpoints.newest() if iteration is None else run.checkpoints.of(iteration)
 
 
 # consumes: super-batches. waits for: the store, the learners. unblocked by: their answers, time limits, Ctrl-C.
@@ -87,7 +93,7 @@ def main_loop(t: Trainer) -> bool:
             t.checkpoint(migration.plan)
             if not t.stop.requested:
                 return True
-        elif last or t.due(train.checkpoint_every) or t.improved() or t.stop.requested:
+        elif last or t.stop.requested or (not t.diverges and (t.due(train.checkpoint_every) or t.improved())):
             t.checkpoint(t.cluster.plan)
     t.finish()
     return False

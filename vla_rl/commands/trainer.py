@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 
 from vla_rl.cluster.cluster import Cluster
+from vla_rl.commands.divergence import DivergenceGuard
 from vla_rl.commands.evaluate import STALL_S, run_evaluation
 from vla_rl.commands.run_folder import RunFolder, metadata
 from vla_rl.commands.signals import StopRequest
@@ -45,6 +46,7 @@ class Trainer:
         self.cluster, self.view, self.stop = cluster, view, stop
         self.policy_version = 0  # updates done: the version of the learner's weights
         self.published_version = 0  # the version that inference acts with
+        self._guard = DivergenceGuard(folder.path, config.learner.max_skipped_updates)
         self._started = time.monotonic()
         self._earlier_s = 0.0  # training time of earlier sessions of this run
         self._throughput = Throughput()
@@ -103,12 +105,22 @@ class Trainer:
         return None
 
     def update(self, batch_ref: Any) -> dict[str, float]:
-        """Train on a super-batch; afterwards the policy version is one higher. Returns metrics."""
+        """Train on a super-batch; afterwards the policy version is one higher. Returns metrics.
+
+        Raises RunError if several updates in a row were not finite.
+        """
         self.view.status("training")
         updates = [learner.update.remote(batch_ref) for learner in self.cluster.learners]
         metrics = self.cluster.get(updates, "the learner's update", _UPDATE_TIMEOUT_S)[0]
         self.policy_version += 1
-        return metrics | describe(self.cluster.get(batch_ref, "the super-batch", _UPDATE_TIMEOUT_S))
+        batch = self.cluster.get(batch_ref, "the super-batch", _UPDATE_TIMEOUT_S)
+        self._guard.observe(metrics, batch)
+        return metrics | describe(batch)
+
+    @property
+    def diverges(self) -> bool:
+        """Whether the last update was not finite: the weights are those of before, and they may be about to diverge."""
+        return self._guard.in_a_row > 0
 
     def publish(self) -> None:
         """Weight sync: inference acts with the newest version from now on."""

@@ -131,6 +131,11 @@ class LearnerConfig(ConfigGroup):
         "constant", description="How learning rates change after the warm-up; linear and cosine fall to 0 at the end."
     )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this norm.")
+    max_skipped_updates: Positive = Field(
+        3,
+        description="Updates in a row with gradients that are not finite that end the run. Their optimizer steps are "
+        "skipped, and their data is kept for inspection.",
+    )
     threads: Positive | None = Field(
         None, description="CPU threads of one rank; null: one per core it has, 1 on a GPU."
     )

@@ -39,3 +39,15 @@ def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, in one step."""
     with replacing(path) as partial:
         partial.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """Create a folder of that name, or a numbered one if another command took the name in the same second."""
+    folder, number = parent / name, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = parent / f"{name}-{number}"

@@ -76,11 +76,13 @@ class CriticTrainer:
                 target_q = self._target.rate(state[rows], chunk[rows])
             q, values = critic.rate(state[rows], chunk[rows]), critic.value(state[rows])
             loss = self._algorithm.critic_loss(q, target_q, values, next_values, rewards[rows])
+            losses.append(loss.item())
+            if not np.isfinite(losses[-1]):  # a step would spoil the weights
+                continue
             self._optimizer.zero_grad()
             loss.backward()
             self._optimizer.step()
             self._move_target()
-            losses.append(loss.item())
         return {"critic_loss": float(np.mean(losses))}
 
     @torch.no_grad()

@@ -16,8 +16,9 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from vla_rl.cluster.node import lock_server_path, sweep_leftovers
-from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
+from vla_rl.cluster.held_folder import sweep_leftovers
+from vla_rl.cluster.node import lock_server_path
+from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, working_in
 from vla_rl.cluster.processes.env_worker import EnvWorkerProcess
 from vla_rl.cluster.processes.inference import InferenceProcess
 from vla_rl.cluster.processes.learner import LearnerProcess
@@ -133,7 +134,8 @@ class Cluster:
         node = process.node if process else node
         environment = variables(self.plan, process, self._session.gpus(node))
         placed = self._session.placed(node)
-        return ray.remote(cls).options(max_concurrency=concurrency, runtime_env={"env_vars": environment}, **placed)
+        here = ray.remote(working_in(Path.cwd(), cls))
+        return here.options(max_concurrency=concurrency, runtime_env={"env_vars": environment}, **placed)
 
     def _new_server(self, process: Process) -> ActorHandle:
         return self._actor(self._roles[0], process).remote(self.config, self.spec, process, self._lock_server(process))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -9,7 +10,8 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from tests.learner.learner_tools import random_batch
+from tests.learner.learner_tools import SPEC, random_batch
+from vla_rl.commands.checkpoints import read_state
 from vla_rl.commands.divergence import DivergenceGuard
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.train import main_loop
@@ -78,16 +80,48 @@ def test_resuming_an_earlier_iteration_sets_later_ones_aside(tmp_path: Path) -> 
     folder = run_folder(tmp_path, {0: 0.1, 2: 0.9, 8: 0.95}, keep_checkpoints=4)
     for iteration in (2, 4, 6, 8):
         with folder.checkpoints.write(iteration) as partial:
-            (partial / "state.json").write_text(str(iteration))
-    resumed = RunFolder.reopen(tmp_path, folder.config, 4)
+            (partial / "state.json").write_text(json.dumps({"policy_version": iteration, "seconds": 0, "store": {}}))
+    resumed, checkpoint = RunFolder.reopen(tmp_path, folder.config, 4)
+    assert checkpoint.name == "000004"
     assert resumed.checkpoints.newest().name == "000004"
     assert [record["iteration"] for record in resumed.metrics()] == [0, 1, 2, 3, 4]
     assert resumed.best_iteration() == 2
     aside = tmp_path / "checkpoints/after-000004"
-    assert [(path.name, (path / "state.json").read_text()) for path in sorted(aside.iterdir())] == [
-        ("000006", "6"),
-        ("000008", "8"),
+    assert [(path.name, read_state(path)["policy_version"]) for path in sorted(aside.iterdir())] == [
+        ("000006", 6),
+        ("000008", 8),
     ]
+
+
+def test_two_processes_do_not_continue_one_run(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, {0: 0.1})
+    with folder.checkpoints.write(4) as partial:
+        (partial / "state.json").write_text(json.dumps({"policy_version": 4, "seconds": 0, "store": {}}))
+    (tmp_path / "checkpoints/.000008.1.partial").mkdir()
+    (tmp_path / "evaluations").mkdir()
+    (tmp_path / "evaluations/.x.json.2.partial").write_text("")
+    first, _ = RunFolder.reopen(tmp_path, folder.config)
+    assert not list(tmp_path.rglob(".*")), "what killed processes have left"
+    metrics = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "checkpoints/.000008.3.partial").mkdir()  # the first is writing it
+    with pytest.raises(UserError, match=rf"is in use by process {os.getpid()} on .*; wait for its end, or stop it"):
+        RunFolder.reopen(tmp_path, folder.config)
+    assert (tmp_path / "metrics.jsonl").read_text() == metrics
+    assert (tmp_path / "checkpoints/.000008.3.partial").exists()
+    first.close()
+    with pytest.raises(UserError, match="no complete checkpoint of iteration 7; there are: 4"):
+        RunFolder.reopen(tmp_path, folder.config, 7)
+    RunFolder.reopen(tmp_path, folder.config)[0].close()
+
+
+def test_a_run_that_has_logged_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"log": {"dir": str(tmp_path), "name": "run", "tensorboard": False}})
+    RunFolder.create(config, SPEC, ["vla-rl"]).close()
+    assert not (tmp_path / "run").exists()
+    run = RunFolder.create(config, SPEC, ["vla-rl"])
+    run.log(0, {})
+    run.close()
+    assert (tmp_path / "run/metrics.jsonl").exists()
 
 
 # --- numbers that are not finite ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ knows nothing of Ray; ``vla_rl.cluster.processes`` builds them inside their proc
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -52,6 +53,7 @@ class Cluster:
         self._loops: dict[ray.ObjectRef, tuple[str, int]] = {}
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
+        self._incarnations = Counter[int]()  # how often each env worker was replaced
         self.restarts = 0  # of dead env workers and inference servers
         self.store: ActorHandle
         self._workers: list[ActorHandle] = []
@@ -141,7 +143,8 @@ class Cluster:
         return self._actor(self._roles[0], process).remote(self.config, self.spec, process, self._lock_server(process))
 
     def _new_worker(self, process: Process) -> ActorHandle:
-        worker = self._actor(EnvWorkerProcess, process).remote(self.config, process, self._lock_server(process))
+        number = process.index + self._incarnations[process.index] * len(self.plan.workers)
+        worker = self._actor(EnvWorkerProcess, process).remote(self.config, process, number, self._lock_server(process))
         server = self.plan.server_of(process.index)
         position = self.plan.workers_of(server).index(process.index)
         loop = worker.run.remote(self._address(server), position, self.plan, self.store)
@@ -234,7 +237,8 @@ class Cluster:
         if self.restarts > 10 * (len(self._workers) + len(self._servers)):
             raise ProcessDied(f"{role} {index} died ({reason}), and {self.restarts - 1} others before it: giving up")
         if role == "env worker":
-            self.store.worker_lost.remote(index)
+            self.store.worker_lost.remote(index + self._incarnations[index] * len(self._workers))
+            self._incarnations[index] += 1
             self._workers[index] = self._new_worker(self.plan.workers[index])
         else:
             self._servers[index] = self._new_server(self.plan.servers[index])

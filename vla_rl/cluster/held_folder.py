@@ -1,13 +1,13 @@
 """Temporary folders that last as long as the process that made them, and what dead processes have left of theirs."""
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.file_lock import FileLock
 from vla_rl.core.ipc.shared_memory import shared_root
 
 _PREFIX = "vla_rl-"
@@ -21,16 +21,14 @@ class HeldFolder:
 
     def __init__(self, root: Path) -> None:
         hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=root))
-        self._lock = os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = FileLock.acquire(hidden / _LOCK)
         self.path = hidden.with_name(hidden.name[1:])
         hidden.rename(self.path)  # nobody sees it without its lock
 
     def release(self) -> None:
         """Give the folder up; safe to call twice. Removing it is left to others."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._lock is not None:
+            self._lock.release()
 
 
 def session_root() -> Path:
@@ -58,11 +56,9 @@ def sweep_leftovers() -> None:
 
 
 def _is_dead(folder: Path) -> bool:
-    lock = os.open(folder / _LOCK, os.O_RDWR)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)
-    return True
+    if not (folder / _LOCK).is_file():
+        return False  # not one of ours
+    lock = FileLock.acquire(folder / _LOCK)
+    if lock is not None:
+        lock.release()
+    return lock is not None

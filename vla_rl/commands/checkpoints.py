@@ -19,6 +19,8 @@ from typing import Any
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import new_folder, replacing
 
+_STATE = frozenset({"policy_version", "seconds", "store"})
+
 
 class Checkpoints:
     """The checkpoints of one run folder."""
@@ -33,8 +35,6 @@ class Checkpoints:
 
         Older checkpoints are then deleted, except that of the iteration ``best``.
         """
-        for leftover in self.folder.glob(".*.partial"):  # of a write that was killed
-            shutil.rmtree(leftover)
         with replacing(self.folder / f"{iteration:06d}") as partial:
             partial.mkdir()
             yield partial
@@ -70,9 +70,16 @@ class Checkpoints:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """state.json of a checkpoint. Raises UserError if it is missing or not JSON."""
+    """state.json of a checkpoint. Raises UserError if it is missing or damaged."""
     path = checkpoint / "state.json"
     try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); choose an earlier checkpoint of the run") from error
+        state = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); resume an earlier checkpoint: RUN@ITERATION") from error
+    missing = _STATE - state.keys() if isinstance(state, dict) else _STATE
+    if missing:
+        raise UserError(
+            f"{path}: {', '.join(sorted(missing))} is missing, the file is damaged; resume an earlier checkpoint: "
+            "RUN@ITERATION"
+        )
+    return state

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -27,11 +28,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from vla_rl.commands.checkpoints import Checkpoints
+from vla_rl.commands.checkpoints import Checkpoints, read_state
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
-from vla_rl.core.files import new_folder, replacing, write_json
+from vla_rl.core.file_lock import FileLock
+from vla_rl.core.files import new_folder, remove_partial, replacing, write_json
 from vla_rl.core.records import EnvSpec
 from vla_rl.observability.metrics_file import read_records
 from vla_rl.placement.profile import Profile, save_profile
@@ -51,6 +53,8 @@ class RunFolder:
         self.config = config
         self.checkpoints = Checkpoints(path / "checkpoints", config.train.keep_checkpoints)
         self._evaluations = [found for record in self.metrics() if (found := _evaluation(record))]
+        self._lock: FileLock | None = None
+        self._is_new = False
         self._tensorboard: Any = None
         self._wandb: Any = None
 
@@ -68,24 +72,51 @@ class RunFolder:
                 raise UserError(
                     f"log.name={name!r}: {path} exists; continue that run with --resume {path}, or choose another name"
                 ) from None
-        (path / "config.yaml").write_text(dump_config(config))
-        write_json(path / "metadata.json", metadata(spec, argv))
         run = cls(path, config)
-        run._open_loggers(0)
+        run._is_new = True
+        try:
+            run._take_lock()
+            (path / "config.yaml").write_text(dump_config(config))
+            write_json(path / "metadata.json", metadata(spec, argv))
+            run._open_loggers(0)
+        except BaseException:
+            run.close()
+            raise
         return run
 
     @classmethod
-    def reopen(cls, path: Path, config: RunConfig, iteration: int) -> Self:
-        """Continue at ``iteration``: later metrics are removed, later checkpoints set aside."""
+    def reopen(cls, path: Path, config: RunConfig, iteration: int | None = None) -> tuple[Self, Path]:
+        """Continue from the checkpoint of an iteration, or from the newest; returns it, too.
+
+        Later metrics are removed, later checkpoints set aside. Raises UserError if there is no such checkpoint, or
+        another process continues the run.
+        """
         run = cls(path, config)
-        kept = [json.dumps(record) + "\n" for record in run.metrics() if record["iteration"] <= iteration]
-        with replacing(run._metrics_file) as partial:
+        run._take_lock()
+        try:
+            checkpoint = run.checkpoints.newest() if iteration is None else run.checkpoints.of(iteration)
+            read_state(checkpoint)
+            run._rewind(int(checkpoint.name))
+        except BaseException:
+            run.close()
+            raise
+        return run, checkpoint
+
+    def _take_lock(self) -> None:
+        path = self.path / "lock"
+        self._lock = FileLock.acquire(path)
+        if self._lock is None:
+            raise UserError(f"{self.path} is in use by {path.read_text()}; wait for its end, or stop it")
+
+    def _rewind(self, iteration: int) -> None:
+        remove_partial(self.path)
+        kept = [json.dumps(record) + "\n" for record in self.metrics() if record["iteration"] <= iteration]
+        with replacing(self._metrics_file) as partial:
             partial.write_text("".join(kept))
-        run.checkpoints.set_aside_after(iteration)
-        run._evaluations = [found for found in run._evaluations if found[0] <= iteration]
-        (path / "config.yaml").write_text(dump_config(config))
-        run._open_loggers(iteration)
-        return run
+        self.checkpoints.set_aside_after(iteration)
+        self._evaluations = [found for found in self._evaluations if found[0] <= iteration]
+        (self.path / "config.yaml").write_text(dump_config(self.config))
+        self._open_loggers(iteration)
 
     @property
     def _metrics_file(self) -> Path:
@@ -163,10 +194,15 @@ class RunFolder:
             write_video(folder / f"{name}.mp4", shown)
 
     def close(self) -> None:
+        """A new run that has logged nothing leaves no folder."""
         if self._tensorboard:
             self._tensorboard.close()
         if self._wandb:
             self._wandb.finish()
+        if self._is_new and not self._metrics_file.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.release()
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:

@@ -40,10 +40,14 @@ def train(
 
     spec = env_spec(config.env)
     check_policy(config.policy, spec)
-    checkpoint = _checkpoint(RunFolder(resume, config), iteration) if resume else None
-    state: dict[str, Any] = read_state(checkpoint) if checkpoint else {"policy_version": 0, "seconds": 0.0}
+    checkpoint: Path | None = None
+    state: dict[str, Any] = {"policy_version": 0, "seconds": 0.0}
+    if resume is None:
+        folder = RunFolder.create(config, spec, sys.argv)
+    else:
+        folder, checkpoint = RunFolder.reopen(resume, config, iteration)
+        state = read_state(checkpoint)
     done = state["policy_version"]
-    folder = RunFolder.reopen(resume, config, done) if resume else RunFolder.create(config, spec, sys.argv)
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {folder.path}"
     with closing(folder), StopRequest() as stop, TrainingView(title, spec, config.train.iterations, done) as view:
         migrates = True
@@ -59,10 +63,6 @@ def train(
     if json_file is not None:
         write_json(json_file, {"run": str(folder.path), "metrics": folder.metrics()[-1]})
     return 0
-
-
-def _checkpoint(run: RunFolder, iteration: int | None) -> Path:
-    return run.checkpoints.newest() if iteration is None else run.checkpoints.of(iteration)
 
 
 # consumes: super-batches. waits for: the store, the learners. unblocked by: their answers, time limits, Ctrl-C.

@@ -94,6 +94,7 @@ class ReplayStore:
         self._is_open = is_open
         self._next_id = 0
         self._running: dict[int, tuple[int, EpisodeSpec]] = {}  # id -> (worker, episode)
+        self._dead = set[int]()  # workers
         self._next_group = 0
         self._played = self._succeeded = self._steps = 0  # of finished training episodes, including filtered ones
         self._tasks = TaskSchedule(rules.num_tasks, rules.seed, rules.task_rule)
@@ -111,10 +112,13 @@ class ReplayStore:
         self._collator.start()
 
     def take(self, worker: int, count: int, timeout: float) -> list[EpisodeSpec]:
-        """Assign up to ``count`` episodes to a worker: evaluations first, then what the gate admits."""
+        """Assign up to ``count`` episodes to a worker: evaluations first, then what the gate admits.
+
+        ``worker``: a number that no successor of a dead worker has. A call of a dead one may be waiting still.
+        """
         deadline = time.monotonic() + timeout
         with self._changed:
-            while not self._stopped:
+            while not self._stopped and worker not in self._dead:
                 episodes = [self._next_episode() for _ in range(min(count, self._available()))]
                 if episodes:
                     self._running.update({e.id: (worker, e) for e in episodes})
@@ -145,6 +149,7 @@ class ReplayStore:
     def worker_lost(self, worker: int) -> int:
         """A worker died: count its episodes as lost and schedule them again. Returns how many."""
         with self._changed:
+            self._dead.add(worker)
             lost = [e for owner, e in self._running.values() if owner == worker]
             self._lose(lost)
             self._changed.notify_all()

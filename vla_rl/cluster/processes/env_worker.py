@@ -27,8 +27,9 @@ class StoreClient:
 
 
 class EnvWorkerProcess:
-    def __init__(self, config: RunConfig, process: Process, lock_server: Path) -> None:
-        self._config, self._process, self._lock_server = config, process, lock_server
+    def __init__(self, config: RunConfig, process: Process, number: int, lock_server: Path) -> None:
+        """``number``: by which the store knows this worker, and none of those that it replaces."""
+        self._config, self._process, self._number, self._lock_server = config, process, number, lock_server
         self._worker: Any = None
 
     def run(self, address: PoolAddress, position: int, plan: Plan, store: ActorHandle) -> None:
@@ -44,7 +45,7 @@ class EnvWorkerProcess:
         config = self._config
         env = shaped(make_env(config.env, plan.envs_per_worker), config.env.shaping)
         self._worker = EnvWorker(
-            worker=self._process.index,
+            worker=self._number,
             env=env,
             mailbox=WorkerMailbox(address, position),
             assignments=StoreClient(store),

@@ -44,6 +44,13 @@ def test_a_scheduler_that_tells_all_processes_to_stop_reaches_the_driver_alone(s
     assert seen["again"] == seen["pid"]
 
 
+def test_the_first_cause_of_a_failed_collective_is_reported_while_others_hang(seen: dict) -> None:
+    first = seen["failure"].splitlines()[0]
+    assert first == "the learner's update failed: MemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
+    assert "take_part" in seen["failure"], "and where"
+    assert seen["failure_s"] < 60
+
+
 def test_nothing_is_left_of_a_session(seen: dict) -> None:
     assert not seen["left"]
 

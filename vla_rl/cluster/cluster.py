@@ -6,7 +6,6 @@ knows nothing of Ray; ``vla_rl.cluster.processes`` builds them inside their proc
 """
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from vla_rl.cluster.calls import ProcessDied, describe, failure_of, gather
 from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.node import lock_server_path
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, working_in
@@ -37,10 +37,6 @@ from vla_rl.replay.store import StoreRules
 
 _SETUP_TIMEOUT_S = 600.0  # building simulators and models
 _PUBLISH_TIMEOUT_S = 3600.0
-
-
-class ProcessDied(RuntimeError):
-    """A process that the run needs has died."""
 
 
 class Cluster:
@@ -196,43 +192,21 @@ class Cluster:
     def get(self, refs: Any, what: str, timeout: float) -> Any:
         """The results of remote calls; all processes are watched while waiting.
 
-        A dead env worker or inference server is replaced; a dead learner or store ends the run. Raises UserError if a
-        process finds a mistake in the user's input, ProcessDied, or TimeoutError naming ``what``.
+        A dead env worker or inference server is replaced; a dead learner or store ends the run. Raises as ``gather``.
         """
         wanted = refs if isinstance(refs, list) else [refs]
-        deadline = time.monotonic() + timeout
-        while True:
-            missing = ray.wait(wanted, num_returns=len(wanted), timeout=0)[1]
-            if not missing:
-                break
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"waited {timeout:.0f} s for {what}")
-            ready, _ = ray.wait([*missing, *self._loops], num_returns=1, timeout=min(left, 5.0))
-            for ref in ready:
-                if ref in self._loops:
-                    self._loop_ended(ref)
-        try:
-            return ray.get(refs)
-        except RayTaskError as error:
-            if isinstance(error.cause, UserError):
-                raise error.cause from None
-            raise
-        except RayActorError as error:
-            raise ProcessDied(f"a process died while the run waited for {what}: {error}") from error
+        results = gather(wanted, what, timeout, self._loops, self._loop_ended)
+        return results if isinstance(refs, list) else results[0]
 
     def _loop_ended(self, ref: ray.ObjectRef) -> None:
         """Replace a worker or server whose loop ended. Raises UserError or ProcessDied if it ended with an error."""
         role, index = self._loops.pop(ref)
-        try:
-            ray.get(ref)
-            reason = "it returned"
-        except RayTaskError as error:
-            if isinstance(error.cause, UserError):
-                raise error.cause from None
-            raise ProcessDied(f"{role} {index} failed:\n{error}") from error
-        except RayActorError as error:
-            reason = str(error).splitlines()[0]
+        failure = failure_of(ref)
+        if isinstance(failure, RayTaskError):
+            if isinstance(failure.cause, UserError):
+                raise failure.cause from None
+            raise ProcessDied(f"{role} {index} failed: {describe(failure)}") from None
+        reason = "it returned" if failure is None else describe(failure)
         self.restarts += 1
         if self.restarts > 10 * (len(self._workers) + len(self._servers)):
             raise ProcessDied(f"{role} {index} died ({reason}), and {self.restarts - 1} others before it: giving up")

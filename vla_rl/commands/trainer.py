@@ -54,18 +54,23 @@ class Trainer:
         self._replanner: Replanner
 
     def start(self, checkpoint: Path | None, state: dict[str, Any]) -> None:
-        """Start all processes, continue from a checkpoint if there is one, and let episodes begin."""
+        """Start all processes, continue from a checkpoint if there is one, and let episodes begin.
+
+        Meanwhile, a signal interrupts at once.
+        """
         self.view.status("starting processes")
+        self.stop.graceful = False
+        self.stop.listen()  # again, since Ray has been started
         self.policy_version = self.published_version = state["policy_version"]
         self._earlier_s = state["seconds"]
         self.cluster.start(checkpoint / "learner" if checkpoint else None, self.policy_version)
-        self.stop.listen()
         memory = expected_memory(self.config, self.spec, Machine.detect())
         name = self.folder.path.name
         self._replanner = Replanner(self.config, self.spec, name, memory, state.get("replanner"))
         if checkpoint:
             self.cluster.call_store("restore", state["store"], load_trajectories(checkpoint / "trajectories.npz"))
         self.cluster.call_store("open")
+        self.stop.graceful = True
 
     def due(self, every: int) -> bool:
         """Whether something that happens every so many updates happens now; never with 0."""
@@ -128,7 +133,10 @@ class Trainer:
         self.published_version = self.policy_version
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the newest version. No update happens meanwhile, so that one version plays all episodes."""
+        """Evaluate the newest version. No update happens meanwhile, so that one version plays all episodes.
+
+        An evaluation that is asked to stop yields no metrics.
+        """
         metrics: dict[str, float] = {}
         for greedy in (True, False) if self.config.train.eval_sampled else (True,):
             kind = "greedy" if greedy else "sampled"
@@ -140,7 +148,10 @@ class Trainer:
                 greedy=greedy,
                 record=3 if greedy and self.config.log.video else 0,
                 status=self.view.status,
+                stopped=lambda: self.stop.requested,
             )
+            if evaluation is None:
+                break
             self.view.say(f"iteration {self.policy_version}: {evaluation.text()}")
             self.folder.save_evaluation(f"{self.policy_version:06d}-{kind}", evaluation.record(), evaluation.frames)
             names = (f"eval/{kind}_success", f"eval/{kind}_low95", f"eval/{kind}_high95")

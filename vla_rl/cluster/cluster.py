@@ -119,7 +119,8 @@ class Cluster:
         server, folder = self._servers[index], self._session.folder(self.plan.servers[index].node)
         weights = _weights_path(folder) if self.learners else None
         sharing = sharing_learner(self.config, self.plan, self.plan.servers[index])
-        frozen = None if sharing is None else self.learners[sharing].share_frozen_weights.remote()
+        path = folder / f"frozen{sharing}"
+        frozen = None if sharing is None else self.learners[sharing].share_frozen_weights.remote(path)
         connection: ray.ObjectRef = server.connect.remote(self._address(index), weights, self.plan.max_batch, frozen)
         self.get(connection, "an inference server to be connected", _SETUP_TIMEOUT_S)
         self._loops[server.run.remote()] = ("inference server", index)

@@ -134,12 +134,13 @@ class VirtualLearnerProcess(LearnerProcess):
         if self._process.index == 0:
             self._published[0] = policy_version
 
-    def share_frozen_weights(self) -> None:
+    def share_frozen_weights(self, path: Path) -> None:
         """There are no weights."""
 
-    def save(self, folder: Path, metadata: dict[str, Any]) -> None:
+    def save(self, folder: Path, metadata: dict[str, Any]) -> list[str]:
         """There is nothing to save."""
         (folder / "learner").mkdir(parents=True, exist_ok=True)
+        return []
 
 
 class Rendezvous:

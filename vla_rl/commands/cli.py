@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from vla_rl.commands.output import lasting_output
 from vla_rl.core.errors import RunError, UserError
 
 EXIT_RUN_ERROR = 1
@@ -25,6 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _RAY_NEED_NOT_SAY)  # read by the first import of Ray
+    with lasting_output() as output:
+        status = _run(args)
+    if output.error is not None:
+        print(f"vla-rl {args.command}: error: standard output cannot be written: {output.error}", file=sys.stderr)
+        return status if args.command == "train" else status or EXIT_USER_ERROR  # a run's results are in its folder
+    return status
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         handler = args.handler
         if isinstance(handler, str):  # "module:function", imported only now

@@ -54,7 +54,7 @@ class DivergenceGuard:
         write_json(self._folder / f"{name}.json", {"metrics": shown, "not_finite": wrong})
         if len(list(self._folder.glob("*.npz"))) < _KEPT:
             with replacing(self._folder / f"{name}.npz") as partial, partial.open("wb") as file:
-                np.savez(file, **_arrays(batch))
+                np.savez(file, **_arrays(batch))  # type: ignore[arg-type]
 
 
 def _arrays(batch: SuperBatch) -> dict[str, np.ndarray]:

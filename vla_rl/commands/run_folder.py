@@ -60,29 +60,33 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: RunConfig, spec: EnvSpec, argv: Sequence[str]) -> Self:
-        """Create the folder, and write what is known at the start. Raises UserError if log.name is taken."""
+        """Create the folder, and write what is known at the start. Raises UserError if that is not possible."""
         parent, name = Path(config.log.dir), config.log.name
-        if name is None:
-            path = new_folder(parent, f"{config.algo.name}-{config.env.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        else:
-            path = parent / name
-            try:
-                path.mkdir(parents=True)
-            except FileExistsError:
-                raise UserError(
-                    f"log.name={name!r}: {path} exists; continue that run with --resume {path}, or choose another name"
-                ) from None
-        run = cls(path, config)
-        run._is_new = True
+        run: Self | None = None
         try:
+            if name is None:
+                started = time.strftime("%Y%m%d-%H%M%S")
+                path = new_folder(parent, f"{config.algo.name}-{config.env.name}-{started}")
+            else:
+                path = parent / name
+                path.mkdir(parents=True)
+            run = cls(path, config)
+            run._is_new = True
             run._take_lock()
             (path / "config.yaml").write_text(dump_config(config))
             write_json(path / "metadata.json", metadata(spec, argv))
             run._open_loggers(0)
-        except BaseException:
-            run.close()
+            return run
+        except BaseException as error:
+            if run is not None:
+                run.close()
+            elif isinstance(error, FileExistsError) and path.is_dir():
+                raise UserError(
+                    f"log.name={name!r}: {path} exists; continue that run with --resume {path}, or choose another name"
+                ) from None
+            if isinstance(error, (OSError, ValueError)) and not isinstance(error, UserError):
+                raise UserError(f"log.dir={parent}: no run folder can be written there ({error})") from None
             raise
-        return run
 
     @classmethod
     def reopen(cls, path: Path, config: RunConfig, iteration: int | None = None) -> tuple[Self, Path]:

@@ -2,12 +2,15 @@
 
 import sys
 import time
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from vla_rl.cluster.cluster import Cluster
+from vla_rl.commands.checkpoints import require_parts
 from vla_rl.commands.divergence import DivergenceGuard
 from vla_rl.commands.evaluate import STALL_S, run_evaluation
 from vla_rl.commands.run_folder import RunFolder, metadata
@@ -15,7 +18,7 @@ from vla_rl.commands.signals import StopRequest
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.files import write_json
 from vla_rl.core.machine import Machine
-from vla_rl.core.records import EnvSpec
+from vla_rl.core.records import EnvSpec, Trajectory
 from vla_rl.observability.console import TrainingView
 from vla_rl.observability.usage import Throughput, resident_gib
 from vla_rl.placement.memory import expected_memory
@@ -23,7 +26,6 @@ from vla_rl.placement.plan import Plan, PlanError
 from vla_rl.placement.planner import layout_record
 from vla_rl.placement.replan import Migration, Replanner
 from vla_rl.replay.super_batch import describe
-from vla_rl.replay.trajectory_file import load_trajectories
 
 _UPDATE_TIMEOUT_S = 3600.0
 _CHECKPOINT_TIMEOUT_S = 600.0
@@ -53,10 +55,10 @@ class Trainer:
         self._outcomes = (0, 0)  # training episodes played and succeeded, at the previous iteration
         self._replanner: Replanner
 
-    def start(self, checkpoint: Path | None, state: dict[str, Any]) -> None:
+    def start(self, checkpoint: Path | None, state: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
         """Start all processes, continue from a checkpoint if there is one, and let episodes begin.
 
-        Meanwhile, a signal interrupts at once.
+        ``trajectories``: of the checkpoint. Meanwhile, a signal interrupts at once.
         """
         self.view.status("starting processes")
         self.stop.graceful = False
@@ -68,7 +70,7 @@ class Trainer:
         name = self.folder.path.name
         self._replanner = Replanner(self.config, self.spec, name, memory, state.get("replanner"))
         if checkpoint:
-            self.cluster.call_store("restore", state["store"], load_trajectories(checkpoint / "trajectories.npz"))
+            self.cluster.call_store("restore", state["store"], trajectories)
         self.cluster.call_store("open")
         self.stop.graceful = True
 
@@ -225,7 +227,8 @@ class Trainer:
                 saves = [learner.save.remote(folder, about) for learner in self.cluster.learners]
                 stored: Any = self.cluster.store.save.remote(folder)
                 record = self.cluster.get(stored, "the store's state", _CHECKPOINT_TIMEOUT_S)
-                self.cluster.get(saves, "the learner's checkpoint", _CHECKPOINT_TIMEOUT_S)
+                seen = self.cluster.get(saves, "the learner's checkpoint", _CHECKPOINT_TIMEOUT_S)
+            require_parts(folder, chain.from_iterable(seen))
             state = {
                 "policy_version": self.policy_version,
                 "seconds": self._elapsed(),

@@ -17,6 +17,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from vla_rl.cluster.calls import ProcessDied, describe, failure_of, gather
+from vla_rl.cluster.deadlines import Deadlines
 from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.node import lock_server_path
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, working_in
@@ -35,15 +36,13 @@ from vla_rl.placement.plan import Plan, Process, sharing_learner
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.store import StoreRules
 
-_SETUP_TIMEOUT_S = 600.0  # building simulators and models
-_PUBLISH_TIMEOUT_S = 3600.0
-
 
 class Cluster:
     """All processes of one run; a context manager that leaves none behind."""
 
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec, rules: StoreRules) -> None:
         self.config, self.plan, self.spec = config, plan, spec
+        self.deadlines = Deadlines.of(config, spec)
         self._rules = rules
         self._roles = _roles(config)
         self._loops: dict[ray.ObjectRef, tuple[str, int]] = {}
@@ -96,19 +95,19 @@ class Cluster:
         builds = [s.build.remote(self._attaches(i)) for i, s in enumerate(self._servers)]
         if self.learners:
             self._set_up_learners(state, policy_version)
-        self.get(builds, "the policy of the inference servers", _SETUP_TIMEOUT_S)
+        self.get(builds, "the policy of the inference servers", self.deadlines.setup)
         for i in range(len(self._servers)):
             self._connect(i)
 
     def _set_up_learners(self, state: Path | None, policy_version: int) -> None:
-        address = self.get(self.learners[0].address.remote(), "the learner's address", _SETUP_TIMEOUT_S)
+        address = self.get(self.learners[0].address.remote(), "the learner's address", self.deadlines.setup)
         source = self.plan.learners[0].node
         weights = _weights_path(self._session.folder(source))
         setups = [learner.setup.remote(address, weights, state, policy_version) for learner in self.learners]
-        self.get(setups, "the learner to be built", _SETUP_TIMEOUT_S)
+        self.get(setups, "the learner to be built", self.deadlines.setup)
         for node in sorted({p.node for p in self.plan.servers} - {source}):
             relay = self._actor(WeightRelayProcess, node=node).remote(_weights_path(self._session.folder(node)))
-            self.get(relay.connect.remote(self.learners[0]), "a relay of weights", _SETUP_TIMEOUT_S)
+            self.get(relay.connect.remote(self.learners[0]), "a relay of weights", self.deadlines.setup)
             self._relays.append(relay)
         self._relay(policy_version)
         if self.plan.offload:
@@ -122,7 +121,7 @@ class Cluster:
         path = folder / f"frozen{sharing}"
         frozen = None if sharing is None else self.learners[sharing].share_frozen_weights.remote(path)
         connection: ray.ObjectRef = server.connect.remote(self._address(index), weights, self.plan.max_batch, frozen)
-        self.get(connection, "an inference server to be connected", _SETUP_TIMEOUT_S)
+        self.get(connection, "an inference server to be connected", self.deadlines.setup)
         self._loops[server.run.remote()] = ("inference server", index)
 
     def _attaches(self, server: int) -> bool:
@@ -162,7 +161,7 @@ class Cluster:
 
     def _relay(self, policy_version: int) -> None:
         pulls = [relay.pull.remote(policy_version) for relay in self._relays]
-        self.get(pulls, "the relay of weights to other nodes", _PUBLISH_TIMEOUT_S)
+        self.get(pulls, "the relay of weights to other nodes", self.deadlines.publish)
 
     @contextlib.contextmanager
     def learner_on_device(self) -> Iterator[None]:
@@ -182,13 +181,13 @@ class Cluster:
 
     def _call_learners(self, method: str, *args: Any) -> None:
         calls = [getattr(learner, method).remote(*args) for learner in self.learners]
-        self.get(calls, f"the learner ({method})", _PUBLISH_TIMEOUT_S)
+        self.get(calls, f"the learner ({method})", self.deadlines.publish)
 
     def _call_servers(self, method: str) -> None:
         calls = [getattr(s, method).remote() for i, s in enumerate(self._servers) if i not in self._unconnected]
         for call in calls:
             with contextlib.suppress(RayActorError):  # a dead server holds no device, and is replaced
-                ray.get(call, timeout=_SETUP_TIMEOUT_S)
+                ray.get(call, timeout=self.deadlines.setup)
 
     def get(self, refs: Any, what: str, timeout: float) -> Any:
         """The results of remote calls; all processes are watched while waiting.
@@ -218,7 +217,7 @@ class Cluster:
         else:
             self._servers[index] = self._new_server(self.plan.servers[index])
             self.get(
-                self._servers[index].build.remote(self._attaches(index)), "a new inference server", _SETUP_TIMEOUT_S
+                self._servers[index].build.remote(self._attaches(index)), "a new inference server", self.deadlines.setup
             )
             if self._inference_offloaded:
                 self._unconnected.append(index)

@@ -27,8 +27,6 @@ from vla_rl.placement.planner import layout_record
 from vla_rl.placement.replan import Migration, Replanner
 from vla_rl.replay.super_batch import describe
 
-_UPDATE_TIMEOUT_S = 3600.0
-_CHECKPOINT_TIMEOUT_S = 600.0
 _DRAIN_POLL_S = 0.2
 
 
@@ -49,6 +47,7 @@ class Trainer:
         self.policy_version = 0  # updates done: the version of the learner's weights
         self.published_version = 0  # the version that inference acts with
         self._guard = DivergenceGuard(folder.path, config.learner.max_skipped_updates)
+        self._longest_update = 0.0  # seconds
         self._started = time.monotonic()
         self._earlier_s = 0.0  # training time of earlier sessions of this run
         self._throughput = Throughput()
@@ -118,9 +117,11 @@ class Trainer:
         """
         self.view.status("training")
         updates = [learner.update.remote(batch_ref) for learner in self.cluster.learners]
-        metrics = self.cluster.get(updates, "the learner's update", _UPDATE_TIMEOUT_S)[0]
+        start, limit = time.monotonic(), self.cluster.deadlines.update_after(self._longest_update)
+        metrics = self.cluster.get(updates, "the learner's update", limit)[0]
+        self._longest_update = max(self._longest_update, time.monotonic() - start)
         self.policy_version += 1
-        batch = self.cluster.get(batch_ref, "the super-batch", _UPDATE_TIMEOUT_S)
+        batch = self.cluster.get(batch_ref, "the super-batch", limit)
         self._guard.observe(metrics, batch)
         return metrics | describe(batch)
 
@@ -226,8 +227,8 @@ class Trainer:
             with self.cluster.learner_on_device():
                 saves = [learner.save.remote(folder, about) for learner in self.cluster.learners]
                 stored: Any = self.cluster.store.save.remote(folder)
-                record = self.cluster.get(stored, "the store's state", _CHECKPOINT_TIMEOUT_S)
-                seen = self.cluster.get(saves, "the learner's checkpoint", _CHECKPOINT_TIMEOUT_S)
+                record = self.cluster.get(stored, "the store's state", self.cluster.deadlines.checkpoint)
+                seen = self.cluster.get(saves, "the learner's checkpoint", self.cluster.deadlines.checkpoint)
             require_parts(folder, chain.from_iterable(seen))
             state = {
                 "policy_version": self.policy_version,

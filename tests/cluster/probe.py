@@ -33,12 +33,12 @@ class Probe:
 
 def failed_update(actor: Any) -> dict:
     """What is reported of it, and after how long."""
-    from vla_rl.cluster.calls import ProcessDied, gather
+    from vla_rl.cluster.calls import ProcessFailed, gather
 
     start = time.monotonic()
     try:
         gather([actor.take_part.remote(rank) for rank in (2, 0, 1)], "the learner's update", 600.0)
-    except ProcessDied as error:
+    except ProcessFailed as error:
         return {"failure": str(error), "failure_s": time.monotonic() - start}
     raise AssertionError("nothing was reported")
 

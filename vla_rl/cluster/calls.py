@@ -1,8 +1,8 @@
 """Waiting for remote calls: each answer is looked at as it comes, so that one failure does not wait for the others."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -10,26 +10,38 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from vla_rl.core.errors import RunError, UserError
 
 _GRACE_S = 5.0  # in which the first cause may come after its consequences
-_LOOK_S = 5.0  # longest uninterrupted wait
+_LOOK_S = 2.0  # longest uninterrupted wait
 # what the other ranks of a collective say when one has failed
 _CONSEQUENCES = ("connection closed by peer", "connection reset", "gloo", "nccl", "distbackenderror", "socket timeout")
 
 
 class ProcessDied(RunError):
-    """A process that the run needs has died, or failed."""
+    """A process that the run needs has died."""
 
 
-def gather(
-    wanted: Sequence[ray.ObjectRef],
-    what: str,
-    timeout: float,
-    loops: Collection[ray.ObjectRef] = (),
-    loop_ended: Callable[[ray.ObjectRef], None] = lambda ref: None,
-) -> list[Any]:
-    """The results of remote calls. ``loop_ended`` is called with each of ``loops`` that ends meanwhile.
+class ProcessFailed(RunError):
+    """A process that the run needs has raised an error."""
 
-    Raises UserError if a process finds a mistake in the user's input, ProcessDied with the first cause as soon as one
-    call fails, whatever the others do, and TimeoutError naming ``what``.
+
+class Watch(Protocol):
+    """What goes on while somebody waits."""
+
+    @property
+    def loops(self) -> Collection[ray.ObjectRef]:
+        """Calls that do not end while all is well."""
+
+    def loop_ended(self, ref: ray.ObjectRef) -> None:
+        """One of ``loops`` has ended."""
+
+    def look(self) -> None:
+        """Called every few seconds at least."""
+
+
+def gather(wanted: Sequence[ray.ObjectRef], what: str, timeout: float, watch: Watch | None = None) -> list[Any]:
+    """The results of remote calls.
+
+    Raises UserError if a process finds a mistake in the user's input, ProcessFailed or ProcessDied with the first cause
+    as soon as one call fails, whatever the others do, and TimeoutError naming ``what``.
     """
     deadline = time.monotonic() + timeout
     missing = list(wanted)
@@ -37,10 +49,14 @@ def gather(
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"waited {timeout:.0f} s for {what}: {len(missing)} of {len(wanted)} calls are open")
+        loops = watch.loops if watch is not None else ()
         ready, _ = ray.wait([*missing, *loops], num_returns=1, timeout=min(left, _LOOK_S))
+        if watch is not None:
+            watch.look()
         for ref in ready:
             if ref not in missing:
-                loop_ended(ref)
+                assert watch is not None
+                watch.loop_ended(ref)
                 continue
             missing.remove(ref)
             if (failure := failure_of(ref)) is not None:
@@ -74,7 +90,7 @@ def _raise_cause(failure: RayError, missing: Sequence[ray.ObjectRef], what: str)
     if isinstance(first, RayTaskError) and isinstance(first.cause, UserError):
         raise first.cause from None
     if isinstance(first, RayTaskError):
-        raise ProcessDied(f"{what} failed: {describe(first)}") from None
+        raise ProcessFailed(f"{what} failed: {describe(first)}") from None
     raise ProcessDied(f"a process died while the run waited for {what}: {describe(first)}") from None
 
 

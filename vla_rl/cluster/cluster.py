@@ -7,14 +7,14 @@ knows nothing of Ray; ``vla_rl.cluster.processes`` builds them inside their proc
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from vla_rl.cluster.calls import ProcessDied, describe, failure_of, gather
 from vla_rl.cluster.deadlines import Deadlines
@@ -27,6 +27,7 @@ from vla_rl.cluster.processes.learner import LearnerProcess
 from vla_rl.cluster.processes.store import StoreProcess
 from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
 from vla_rl.cluster.ray_session import RaySession
+from vla_rl.cluster.supervision import Supervision
 from vla_rl.cluster.variables import variables
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -35,6 +36,8 @@ from vla_rl.core.records import EnvSpec
 from vla_rl.placement.plan import Plan, Process, sharing_learner
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.store import StoreRules
+
+_STATS_TIMEOUT_S = 5.0
 
 
 class Cluster:
@@ -45,7 +48,9 @@ class Cluster:
         self.deadlines = Deadlines.of(config, spec)
         self._rules = rules
         self._roles = _roles(config)
-        self._loops: dict[ray.ObjectRef, tuple[str, int]] = {}
+        self.loops: dict[ray.ObjectRef, tuple[str, int]] = {}
+        self.notify: Callable[[str], None] = lambda text: None  # called with what happens to processes
+        self._totals: dict[tuple[str, int], dict[str, float]] = {}  # of the meters of each process
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
         self._incarnations = Counter[int]()  # how often each env worker was replaced
@@ -72,7 +77,7 @@ class Cluster:
             stops = [a.stop.remote() for a in (*self._workers, *self._servers)]
             if hasattr(self, "store"):
                 stops.append(self.store.stop.remote())
-            ray.wait([*stops, *self._loops], num_returns=len(stops) + len(self._loops), timeout=5.0)
+            ray.wait([*stops, *self.loops], num_returns=len(stops) + len(self.loops), timeout=5.0)
         self._session.close()
 
     def start(self, state: Path | None, policy_version: int) -> None:
@@ -85,6 +90,8 @@ class Cluster:
         for node in {p.node for p in plan.servers}:
             addresses = [self._address(p.index) for p in plan.servers if p.node == node]
             self._session.call(node, "create_pools", addresses, spec, self.config.policy.spec(spec))
+        stall_s = self.config.placement.stall_timeout_s
+        self._supervision = Supervision(self._session, plan, stall_s, self.deadlines.setup)
         self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
         self.learners = [
             self._actor(self._roles[1], p).remote(self.config, spec, p, len(plan.learners), self._lock_server(p))
@@ -122,7 +129,7 @@ class Cluster:
         frozen = None if sharing is None else self.learners[sharing].share_frozen_weights.remote(path)
         connection: ray.ObjectRef = server.connect.remote(self._address(index), weights, self.plan.max_batch, frozen)
         self.get(connection, "an inference server to be connected", self.deadlines.setup)
-        self._loops[server.run.remote()] = ("inference server", index)
+        self.loops[server.run.remote(self._supervision.address(self.plan.servers[index]))] = ("inference server", index)
 
     def _attaches(self, server: int) -> bool:
         return bool(self.learners) and sharing_learner(self.config, self.plan, self.plan.servers[server]) is not None
@@ -132,7 +139,7 @@ class Cluster:
         node = process.node if process else node
         environment = variables(self.plan, process, self._session.gpus(node))
         placed = self._session.placed(node)
-        here = ray.remote(working_in(Path.cwd(), cls))
+        here: Any = ray.remote(working_in(Path.cwd(), cls))
         return here.options(max_concurrency=concurrency, runtime_env={"env_vars": environment}, **placed)
 
     def _new_server(self, process: Process) -> ActorHandle:
@@ -143,13 +150,19 @@ class Cluster:
         worker = self._actor(EnvWorkerProcess, process).remote(self.config, process, number, self._lock_server(process))
         server = self.plan.server_of(process.index)
         position = self.plan.workers_of(server).index(process.index)
-        loop = worker.run.remote(self._address(server), position, self.plan, self.store)
-        self._loops[loop] = ("env worker", process.index)
+        loop = worker.run.remote(
+            self._address(server), position, self.plan, self.store, self._supervision.address(process)
+        )
+        self.loops[loop] = ("env worker", process.index)
         return worker
 
     def _address(self, server: int) -> PoolAddress:
         folder = self._session.folder(self.plan.servers[server].node)
         return PoolAddress(str(folder), f"server{server}", len(self.plan.workers_of(server)), self.plan.envs_per_worker)
+
+    def look(self) -> None:
+        """Kill processes that make no progress; their loops end by that."""
+        self._supervision.look()
 
     def _lock_server(self, process: Process) -> Path:
         return lock_server_path(self._session.folder(process.node))
@@ -186,8 +199,8 @@ class Cluster:
     def _call_servers(self, method: str) -> None:
         calls = [getattr(s, method).remote() for i, s in enumerate(self._servers) if i not in self._unconnected]
         for call in calls:
-            with contextlib.suppress(RayActorError):  # a dead server holds no device, and is replaced
-                ray.get(call, timeout=self.deadlines.setup)
+            with contextlib.suppress(ProcessDied):  # a dead server holds no device, and is replaced
+                self.get(call, f"an inference server ({method})", self.deadlines.setup)
 
     def get(self, refs: Any, what: str, timeout: float) -> Any:
         """The results of remote calls; all processes are watched while waiting.
@@ -195,18 +208,20 @@ class Cluster:
         A dead env worker or inference server is replaced; a dead learner or store ends the run. Raises as ``gather``.
         """
         wanted = refs if isinstance(refs, list) else [refs]
-        results = gather(wanted, what, timeout, self._loops, self._loop_ended)
+        results = gather(wanted, what, timeout, self)
         return results if isinstance(refs, list) else results[0]
 
-    def _loop_ended(self, ref: ray.ObjectRef) -> None:
+    def loop_ended(self, ref: ray.ObjectRef) -> None:
         """Replace a worker or server whose loop ended. Raises UserError or ProcessDied if it ended with an error."""
-        role, index = self._loops.pop(ref)
+        role, index = self.loops.pop(ref)
         failure = failure_of(ref)
         if isinstance(failure, RayTaskError):
             if isinstance(failure.cause, UserError):
                 raise failure.cause from None
             raise ProcessDied(f"{role} {index} failed: {describe(failure)}") from None
         reason = "it returned" if failure is None else describe(failure)
+        reason = self._supervision.reason(role, index) or reason
+        self.notify(f"{role} {index} is replaced: {reason}")
         self.restarts += 1
         if self.restarts > 10 * (len(self._workers) + len(self._servers)):
             raise ProcessDied(f"{role} {index} died ({reason}), and {self.restarts - 1} others before it: giving up")
@@ -229,9 +244,18 @@ class Cluster:
         return self.get(getattr(self.store, method).remote(*args), f"the replay store ({method})", CALL_TIMEOUT_S)
 
     def stats(self) -> dict[str, list[dict[str, float]]]:
-        """Meter totals of every process; a process that does not answer in time is left out."""
-        groups = {"worker": self._workers, "server": self._servers, "learner": self.learners, "store": []}
-        totals = {name: _answers([a.stats.remote() for a in actors]) for name, actors in groups.items()}
+        """Meter totals of every process; of one that does not answer in time, those of its last answer."""
+        groups = {"worker": self._workers, "server": self._servers, "learner": self.learners}
+        calls: dict[Any, tuple[str, int]] = {
+            a.stats.remote(): (name, i) for name, actors in groups.items() for i, a in enumerate(actors)
+        }
+        answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_STATS_TIMEOUT_S)
+        for ref in answered:
+            if failure_of(ref) is None:
+                self._totals[calls[ref]] = ray.get(ref)
+        totals = {
+            name: [self._totals.get((name, i), {}) for i in range(len(actors))] for name, actors in groups.items()
+        }
         use = self._session.lock_use()
         shared = [use[name] for name in self.plan.locks if name in use]
         return totals | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
@@ -247,11 +271,3 @@ def _roles(config: RunConfig) -> tuple[type[InferenceProcess], type[LearnerProce
     from vla_rl.cluster.processes.virtual import VirtualInferenceProcess, VirtualLearnerProcess
 
     return VirtualInferenceProcess, VirtualLearnerProcess
-
-
-def _answers(refs: Sequence[ray.ObjectRef]) -> list[dict[str, float]]:
-    answers = []
-    for ref in refs:
-        with contextlib.suppress(GetTimeoutError, RayActorError):
-            answers.append(ray.get(ref, timeout=CALL_TIMEOUT_S))
-    return answers

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vla_rl.cluster.held_folder import HeldFolder, sweep_leftovers
+from vla_rl.cluster.pulse import Pulses
 from vla_rl.cluster.reaper import start_reaper
 from vla_rl.core.devices.lock import DeviceLockServer
 from vla_rl.core.gpus import Gpu
@@ -26,6 +27,7 @@ class Node:
         sweep_leftovers()
         shared = HeldFolder(shared_root())
         self.folder = shared.path
+        self._pulses: Pulses
         self._held = [shared, *more]
         self._reaper = start_reaper([held.path for held in self._held])
         try:
@@ -50,6 +52,16 @@ class Node:
         """Allocate the rows of this node's inference servers."""
         for address in addresses:
             create_pool(address, spec, policy)
+
+    def create_pulses(self, count: int) -> Path:
+        """Let so many processes of this node show their progress; returns where."""
+        path = self.folder / "pulses"
+        self._pulses = Pulses.create(path, count)
+        return path
+
+    def kill_overdue(self) -> dict[int, float]:
+        """See ``Pulses``."""
+        return self._pulses.kill_overdue()
 
     def lock_use(self) -> dict[str, dict[str, float]]:
         """Totals of every device that was leased (``DeviceUse``)."""

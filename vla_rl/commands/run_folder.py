@@ -174,7 +174,7 @@ class RunFolder:
         record = {"iteration": iteration, "time": time.time()} | {k: _rounded(v) for k, v in metrics.items()}
         with self._metrics_file.open("a") as file:
             file.write(json.dumps(record) + "\n")
-        if found := _evaluation(record):
+        if found := _evaluation({"iteration": iteration} | dict(metrics)):
             self._evaluations.append(found)
         if self._tensorboard:
             self._tensorboard.add_event(_tensorboard_event(iteration, metrics))

@@ -60,6 +60,7 @@ class Trainer:
         ``trajectories``: of the checkpoint. Meanwhile, a signal interrupts at once.
         """
         self.view.status("starting processes")
+        self.cluster.notify = self.view.say
         self.stop.graceful = False
         self.stop.listen()  # again, since Ray has been started
         self.policy_version = self.published_version = state["policy_version"]

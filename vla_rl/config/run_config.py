@@ -208,6 +208,11 @@ class PlacementConfig(ConfigGroup):
         2, le=10_000, description="Simulator processes over all nodes, if simulators run on cores."
     )
     envs_per_worker: Positive = Field(4, le=65_536, description="Environments of one simulator process.")
+    stall_timeout_s: PositiveFloat = Field(
+        60.0,
+        description="A simulator or inference process that makes no progress for so many seconds is killed and "
+        "replaced; after 20 times its longest call, if that is later.",
+    )
     max_batch: Positive = Field(16, le=65_536, description="Maximum rows of one inference batch.")
     max_wait_ms: float = Field(5.0, ge=0.0, description="Maximum time that a request waits for its batch to fill.")
     inference_threads: Threads | None = Field(

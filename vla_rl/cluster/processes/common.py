@@ -3,10 +3,12 @@
 import contextlib
 import os
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vla_rl.cluster.pulse import Limits, Pulse
 from vla_rl.core.devices.lock import DeviceLease, DeviceLock
 from vla_rl.placement.plan import Process
 
@@ -28,6 +30,20 @@ def working_in(folder: Path, cls: type) -> type:
 
     Working.__name__ = Working.__qualname__ = cls.__name__  # what Ray calls the process
     return Working
+
+
+@dataclass(frozen=True, slots=True)
+class PulseAddress:
+    """Where a process shows its progress."""
+
+    path: Path
+    row: int
+    stall_s: float  # placement.stall_timeout_s
+    setup_s: float
+
+    def open(self, process: Process) -> Pulse:
+        lease = 0.0 if process.lock is None else LEASE_TIMEOUT_S
+        return Pulse(self.path, self.row, Limits(self.stall_s, max(self.stall_s, self.setup_s), lease))
 
 
 def device_lease(process: Process, lock_server: Path) -> DeviceLease:

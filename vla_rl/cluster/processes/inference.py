@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cluster.processes.common import LEASE_TIMEOUT_S, device_lease
+from vla_rl.cluster.processes.common import LEASE_TIMEOUT_S, PulseAddress, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
@@ -67,8 +67,13 @@ class InferenceProcess:
             lease=device_lease(self._process, self._lock_server),
         )
 
-    def run(self) -> None:
-        self._server.run()
+    def run(self, pulse: PulseAddress) -> None:
+        progress = pulse.open(self._process)
+        self._server.meter.observer = self._server.policy.meter.observer = progress
+        try:
+            self._server.run()
+        finally:
+            progress.rest()
 
     def offload(self) -> None:
         """Free the device; requests wait until ``onload``."""

@@ -169,7 +169,7 @@ def _send_to_one(driver: subprocess.Popen, role: str, number: int) -> None:
 
 @pytest.mark.parametrize(("offload", "update_ms"), [("auto", 0.0), ("always", 300.0)], ids=["", "during an update"])
 def test_dead_workers_and_servers_are_replaced(tmp_path, offload, update_ms):
-    placement = {"offload": offload, "stall_timeout_s": 3.0}
+    placement = {"offload": offload, "stall_timeout_s": 8.0}
     costs = {"env": {"step_ms": 10.0}, "learner": {"latency_ms": update_ms}, "placement": placement}
     process = _start(tmp_path, train=LONG | {"iterations": 24}, **costs)
     run = tmp_path / "run"
@@ -180,10 +180,11 @@ def test_dead_workers_and_servers_are_replaced(tmp_path, offload, update_ms):
         _wait_for_iteration(run, _metrics(run)[-1]["iteration"] + 4, process)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
-    assert ("env worker 0 is replaced: killed after" in output) == (offload == "auto")
+    assert ("made no progress for" in output) == (offload == "auto")
+    assert "env worker 0 is replaced: " in output
     assert "inference server 0 is replaced: " in output
     last = _metrics(run)[-1]
-    assert last["restarts"] == 2
+    assert last["restarts"] >= 2
     assert last["episodes/lost"] > 0
     assert last["episodes/trained"] == 144
     assert _balanced(last)

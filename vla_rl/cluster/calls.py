@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from vla_rl.core.errors import RunError, UserError
+from vla_rl.core.errors import RunError, StallError, UserError
 
 _GRACE_S = 5.0  # in which the first cause may come after its consequences
 _LOOK_S = 2.0  # longest uninterrupted wait
@@ -41,14 +41,14 @@ def gather(wanted: Sequence[ray.ObjectRef], what: str, timeout: float, watch: Wa
     """The results of remote calls.
 
     Raises UserError if a process finds a mistake in the user's input, ProcessFailed or ProcessDied with the first cause
-    as soon as one call fails, whatever the others do, and TimeoutError naming ``what``.
+    as soon as one call fails, whatever the others do, and StallError naming ``what``.
     """
     deadline = time.monotonic() + timeout
     missing = list(wanted)
     while missing:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"waited {timeout:.0f} s for {what}: {len(missing)} of {len(wanted)} calls are open")
+            raise StallError(f"waited {timeout:.0f} s for {what}: {len(missing)} of {len(wanted)} calls are open")
         loops = watch.loops if watch is not None else ()
         ready, _ = ray.wait([*missing, *loops], num_returns=1, timeout=min(left, _LOOK_S))
         if watch is not None:

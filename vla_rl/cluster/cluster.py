@@ -6,6 +6,7 @@ knows nothing of Ray; ``vla_rl.cluster.processes`` builds them inside their proc
 """
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from vla_rl.cluster.processes.learner import LearnerProcess
 from vla_rl.cluster.processes.store import StoreProcess
 from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
 from vla_rl.cluster.ray_session import RaySession
-from vla_rl.cluster.supervision import Supervision
+from vla_rl.cluster.supervision import RestartRate, Supervision
 from vla_rl.cluster.variables import variables
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -38,6 +39,7 @@ from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.store import StoreRules
 
 _STATS_TIMEOUT_S = 5.0
+_RESTARTS_EACH = 5  # within ten minutes
 
 
 class Cluster:
@@ -54,6 +56,7 @@ class Cluster:
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
         self._incarnations = Counter[int]()  # how often each env worker was replaced
+        self._rate = RestartRate(_RESTARTS_EACH * (len(plan.workers) + len(plan.servers)))
         self.restarts = 0  # of dead env workers and inference servers
         self.store: ActorHandle
         self._workers: list[ActorHandle] = []
@@ -110,7 +113,10 @@ class Cluster:
         address = self.get(self.learners[0].address.remote(), "the learner's address", self.deadlines.setup)
         source = self.plan.learners[0].node
         weights = _weights_path(self._session.folder(source))
-        setups = [learner.setup.remote(address, weights, state, policy_version) for learner in self.learners]
+        setups = [
+            learner.setup.remote(address, weights, state, policy_version, self._supervision.address(p))
+            for learner, p in zip(self.learners, self.plan.learners, strict=True)
+        ]
         self.get(setups, "the learner to be built", self.deadlines.setup)
         for node in sorted({p.node for p in self.plan.servers} - {source}):
             relay = self._actor(WeightRelayProcess, node=node).remote(_weights_path(self._session.folder(node)))
@@ -161,8 +167,9 @@ class Cluster:
         return PoolAddress(str(folder), f"server{server}", len(self.plan.workers_of(server)), self.plan.envs_per_worker)
 
     def look(self) -> None:
-        """Kill processes that make no progress; their loops end by that."""
-        self._supervision.look()
+        """Kill processes that make no progress; whoever waits for them sees them die."""
+        for killed in self._supervision.look():
+            self.notify(killed)
 
     def _lock_server(self, process: Process) -> Path:
         return lock_server_path(self._session.folder(process.node))
@@ -220,11 +227,11 @@ class Cluster:
                 raise failure.cause from None
             raise ProcessDied(f"{role} {index} failed: {describe(failure)}") from None
         reason = "it returned" if failure is None else describe(failure)
-        reason = self._supervision.reason(role, index) or reason
         self.notify(f"{role} {index} is replaced: {reason}")
         self.restarts += 1
-        if self.restarts > 10 * (len(self._workers) + len(self._servers)):
-            raise ProcessDied(f"{role} {index} died ({reason}), and {self.restarts - 1} others before it: giving up")
+        if self._rate.count(time.monotonic()):
+            others = f"{self._rate.most} others within {self._rate.window_s:.0f} s before"
+            raise ProcessDied(f"{role} {index} died ({reason}), and {others}")
         if role == "env worker":
             self.store.worker_lost.remote(index + self._incarnations[index] * len(self._workers))
             self._incarnations[index] += 1

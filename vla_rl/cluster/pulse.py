@@ -19,7 +19,7 @@ _TIMES_LONGEST = 20  # an activity may take so many times its longest call so fa
 _UNWATCHED = 0  # in place of a limit
 _PATIENT_S = 30.0  # whoever looks less often than that was frozen itself, or busy
 _MAY_WAIT_FOREVER = frozenset({"offloaded"})
-_LEASES_INSIDE = frozenset({"infer"})  # activities that wait for a device that others may hold
+_LEASES_INSIDE = frozenset({"infer", "train"})  # activities that wait for a device that others may hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Limits:
     least: float  # of any activity
     first: float  # of an activity's first call: loading, compiling
     lease: float  # added to activities that wait for a shared device; 0 on a device of its own
+    between: float  # two activities; infinity: if the process waits to be called
 
 
 class Pulse:
@@ -65,7 +66,7 @@ class Pulse:
     def _allowed(self) -> float:
         limits = self._limits
         if not self._inside:
-            return limits.least + limits.lease
+            return limits.between
         activity = self._inside[-1]
         if activity in _MAY_WAIT_FOREVER:
             return float("inf")

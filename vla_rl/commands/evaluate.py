@@ -11,7 +11,7 @@ from vla_rl.cluster.cluster import Cluster
 from vla_rl.commands.run_folder import RunFolder, git_commit, write_video
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import StallError, UserError
 from vla_rl.core.files import write_json
 from vla_rl.core.records import EnvSpec
 from vla_rl.observability.console import make_console
@@ -100,7 +100,7 @@ def run_evaluation(
 ) -> Evaluation | None:
     """Play evaluation episodes on a started cluster. ``status`` is called with a line of progress.
 
-    None if it is ``stopped`` meanwhile. Raises TimeoutError if no episode finishes for ``STALL_S`` seconds.
+    None if it is ``stopped`` meanwhile. Raises StallError if no episode finishes for ``STALL_S`` seconds.
     """
     to_play = evaluation_episodes(
         0, episodes, len(spec.instructions), spec.init_states, seed, greedy=greedy, record=record
@@ -118,5 +118,5 @@ def run_evaluation(
         if now_done != done:
             done, deadline = now_done, time.monotonic() + STALL_S
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no evaluation episode finished for {STALL_S:.0f} s ({done} of {episodes} done)")
+            raise StallError(f"no evaluation episode finished for {STALL_S:.0f} s ({done} of {episodes} done)")
     return None

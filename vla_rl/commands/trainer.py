@@ -16,6 +16,7 @@ from vla_rl.commands.evaluate import STALL_S, run_evaluation
 from vla_rl.commands.run_folder import RunFolder, metadata
 from vla_rl.commands.signals import StopRequest
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import StallError
 from vla_rl.core.files import write_json
 from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec, Trajectory
@@ -108,7 +109,7 @@ class Trainer:
             if counters["started"] + counters["buffered"] != progress:
                 progress, deadline = counters["started"] + counters["buffered"], time.monotonic() + STALL_S
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no episode finished for {STALL_S:.0f} s; the store's counters: {counters}")
+                raise StallError(f"no episode finished for {STALL_S:.0f} s; the store's counters: {counters}")
         return None
 
     def update(self, batch_ref: Any) -> dict[str, float]:

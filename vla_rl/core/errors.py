@@ -10,5 +10,9 @@ class RunError(RuntimeError):
     """A run cannot go on: exit status 1. The text names the first cause, where its evidence is, and what to do."""
 
 
+class StallError(RunError, TimeoutError):
+    """Nothing has happened for longer than it may take."""
+
+
 class NotFiniteError(ValueError):
     """Data for training holds a NaN or an infinity."""

@@ -48,16 +48,26 @@ class Meter:
     def time(self, activity: str, size: float | None = None) -> Iterator[Call]:
         """Time the block. ``size``: how much it does; if only the result tells, set ``size`` of the yielded call."""
         call = Call(size)
-        if self.observer is not None:
-            self.observer(activity, None)
         start = time.perf_counter()
         try:
-            yield call
+            with self.shown(activity):
+                yield call
         finally:
-            seconds = time.perf_counter() - start
-            self.add(activity, seconds, call.size)
-            if self.observer is not None:
-                self.observer(activity, seconds)
+            self.add(activity, time.perf_counter() - start, call.size)
+
+    @contextmanager
+    def shown(self, activity: str) -> Iterator[None]:
+        """Show the block to the observer."""
+        observer = self.observer
+        if observer is None:
+            yield
+            return
+        observer(activity, None)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            observer(activity, time.perf_counter() - start)
 
     def add(self, activity: str, seconds: float, size: float | None = None) -> None:
         """Add a call that was timed by other means."""

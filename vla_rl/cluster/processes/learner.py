@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from vla_rl.cluster.processes.common import device_lease
+from vla_rl.cluster.processes.common import PulseAddress, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import free_port
 from vla_rl.core.records import EnvSpec, SuperBatch
@@ -25,7 +25,9 @@ class LearnerProcess:
         """A free port on this process's node, for the process group."""
         return ray.util.get_node_ip_address(), free_port()
 
-    def setup(self, address: tuple[str, int], weights: Path, state: Path | None, policy_version: int) -> None:
+    def setup(
+        self, address: tuple[str, int], weights: Path, state: Path | None, policy_version: int, pulse: PulseAddress
+    ) -> None:
         """Build the model, join the other ranks, continue from ``state`` if given, and publish ``policy_version``."""
         from algos import make_algorithm
         from vla_rl.core.devices.settings import set_up_torch
@@ -55,6 +57,7 @@ class LearnerProcess:
             create_weight_buffers(weights, self._learner.published_nbytes())
             self._publisher, self._reader = WeightPublisher(weights), WeightReader(weights)
         self.publish(policy_version)
+        self._learner.meter.observer = pulse.open(self._process)
 
     def _anchors(self, policy: Any) -> Any:
         from vla_rl.learner.anchors import Anchors

@@ -40,8 +40,14 @@ def test_a_folder_reaches_the_disk_before_it_gets_its_name(tmp_path: Path, synce
 def test_an_error_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.write_text("old")
-    with pytest.raises(AttributeError), replacing(path) as partial:
-        partial.write_text("half").no_such_thing
+
+    def write_half() -> None:
+        with replacing(path) as partial:
+            partial.write_text("half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        write_half()
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
 

@@ -10,6 +10,8 @@ from typing import Literal
 
 import numpy as np
 
+from vla_rl.core.errors import NotFiniteError
+
 Array = np.ndarray
 Baseline = Literal["mean", "leave_one_out"]  # what an episode's return is compared with
 Scale = Literal["group", "batch", "none"]  # what the difference is divided by
@@ -251,5 +253,5 @@ def _finite(name: str, array: Array) -> Array:
     array = np.asarray(array, np.float64)
     if not np.all(np.isfinite(array)):
         row = int(np.flatnonzero(~np.isfinite(array))[0])
-        raise ValueError(f"{name}[{row}] is {array.flat[row]}: find what produced it, no advantage can be formed")
+        raise NotFiniteError(f"{name}[{row}] is {array.flat[row]}: find what produced it, no advantage can be formed")
     return array

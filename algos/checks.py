@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from algos.targets import RowTargets
+from vla_rl.core.errors import NotFiniteError
 from vla_rl.core.records import Array, SuperBatch
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def check_batch(batch: SuperBatch, **logprobs: Array | None) -> None:
             raise ValueError(f"{name} log-probabilities have shape {array.shape}, {shapes}")
         bad = np.flatnonzero((~np.isfinite(array) & batch.step_mask[:, :, None]).any(axis=(1, 2)))
         if len(bad):
-            raise ValueError(
+            raise NotFiniteError(
                 f"{name} log-probabilities of {len(bad)} of {chunks} chunks are not finite, first in row {bad[0]}: "
                 "the policy that computed them has diverged, or gave an executed token no probability"
             )

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from envs.base.config import SimulatorConfig
-from vla_rl.core.schema import NonNegative, Positive, PositiveFloat
+from vla_rl.core.schema import NonNegative, Pixels, Positive, PositiveFloat
 
 LIBERO_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
 
@@ -19,7 +19,7 @@ class LiberoConfig(SimulatorConfig):
     implementation: Literal["fast", "reference"] = Field(
         "fast", description="reference: hf-libero's own environment, whose states and pixels the fast one equals."
     )
-    image_size: Positive = Field(256, description="Rendered height and width, in pixels.")
+    image_size: Pixels = Field(256, description="Rendered height and width, in pixels.")
     wrist_camera: bool = Field(False, description="Add the eye-in-hand view.")
     proprio: bool = Field(True, description="Add end-effector position, axis-angle and gripper joints (8 numbers).")
     max_episode_steps: Positive | None = Field(None, description="Time limit; null takes the suite's protocol.")

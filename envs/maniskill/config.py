@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from envs.base.config import SimulatorConfig
-from vla_rl.core.schema import Positive
+from vla_rl.core.schema import Pixels, Positive
 
 
 class ManiSkillConfig(SimulatorConfig):
@@ -28,7 +28,7 @@ class ManiSkillConfig(SimulatorConfig):
         "physx_cpu",
         description="physx_cuda simulates on a CUDA GPU, one cube task for all environments. It has not run yet.",
     )
-    image_size: Positive = Field(128, description="Height and width of the third-person view, in pixels.")
+    image_size: Pixels = Field(128, description="Height and width of the third-person view, in pixels.")
     shader: Literal["minimal", "default"] = Field(
         "minimal", description="SAPIEN's shader pack: minimal is what ManiSkill observes with, default is finer."
     )

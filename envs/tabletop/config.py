@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from envs.base.config import SimulatorConfig
-from vla_rl.core.schema import NonNegative, Positive
+from vla_rl.core.schema import NonNegative, Pixels, Positive
 
 
 class TabletopConfig(SimulatorConfig):
@@ -14,7 +14,7 @@ class TabletopConfig(SimulatorConfig):
     name: Literal["tabletop"] = "tabletop"
     tasks: tuple[Literal["reach", "push", "pick_place"], ...] = Field(("reach",), min_length=1)
     distractors: NonNegative = Field(1, le=4, description="Objects in addition to the target.")
-    image_size: Positive = 64
+    image_size: Pixels = 64
     proprio: bool = True
     max_episode_steps: Positive = 64
     latency_ms: float = Field(0.0, ge=0.0, description="Simulated cost of one control step, slept.")

@@ -5,14 +5,14 @@ from typing import Literal
 from pydantic import Field
 
 from envs.base.config import SimulatorConfig
-from vla_rl.core.schema import Fraction, Positive
+from vla_rl.core.schema import Fraction, Pixels, Positive
 
 
 class WorkloadConfig(SimulatorConfig):
     """Timed no-op episodes: known costs, for tests and benchmarks of the runtime itself."""
 
     name: Literal["workload"] = "workload"
-    image_size: Positive = 16
+    image_size: Pixels = 16
     max_episode_steps: Positive = 32
     step_ms: float = Field(0.0, ge=0.0, description="Time of one control step, slept.")
     render_ms: float = Field(0.0, ge=0.0, description="Time of one observation, slept.")

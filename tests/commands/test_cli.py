@@ -65,7 +65,7 @@ def timed_help() -> float:
 
 def test_train_passes_config_and_overrides(calls: list, capsys: pytest.CaptureFixture[str]):
     assert main(["train", str(ROOT / "configs/tabletop.yaml"), "train.iterations=2", "seed=7"]) == 0
-    ((config, resume, _),) = calls
+    ((config, resume, *_),) = calls
     assert (config.train.iterations, config.seed, config.env.name, resume) == (2, 7, "tabletop", None)
     assert "tabletop.yaml: ppo on tabletop, 2 iterations" in capsys.readouterr().out
 
@@ -76,10 +76,11 @@ def test_train_resumes_with_the_config_of_the_run(calls: list, tmp_path: Path):
     assert main(["train", "--resume", str(tmp_path)]) == 0
     assert main(["train", "--resume", str(tmp_path), "train.iterations=9"]) == 0
     assert main(["train", "train.iterations=9", "--resume", str(tmp_path), "seed=1"]) == 0
-    assert [resume for _, resume, _ in calls] == [tmp_path] * 3
+    assert main(["train", "--resume", f"{tmp_path}@20"]) == 0
+    assert [(resume, iteration) for _, resume, _, iteration in calls] == [(tmp_path, None)] * 3 + [(tmp_path, 20)]
     assert calls[0][0] == original
-    assert [config.train.iterations for config, *_ in calls] == [5, 9, 9]
-    assert [config.seed for config, *_ in calls] == [0, 0, 1]
+    assert [config.train.iterations for config, *_ in calls] == [5, 9, 9, 5]
+    assert [config.seed for config, *_ in calls] == [0, 0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,7 @@ def test_mistakes_of_the_user_end_with_status_2_and_one_message(
         [],
         ["trian"],
         ["train", "configs/tabletop.yaml", "--iterations", "2"],
+        ["train", "--resume", "runs/x@newest"],
         ["eval"],
         ["eval", "runs/x", "--episodes", "0"],
         ["eval", "runs/x", "--json", "no/such/folder/result.json"],

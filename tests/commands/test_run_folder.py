@@ -1,15 +1,23 @@
 """The best iteration of a run: how it is found, kept, and what ends a run that no longer improves."""
 
+import json
+import math
+import os
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 
+from tests.learner.learner_tools import SPEC, random_batch
+from vla_rl.commands.checkpoints import read_state
+from vla_rl.commands.divergence import DivergenceGuard
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.train import main_loop
 from vla_rl.commands.trainer import Trainer
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import RunError, UserError
 
 
 def run_folder(path: Path, evaluations: dict[int, float], **train: int) -> RunFolder:
@@ -55,7 +63,7 @@ def test_a_run_without_evaluations_has_no_best_checkpoint(tmp_path: Path) -> Non
 
 
 def test_a_run_that_no_longer_improves_ends_with_a_checkpoint(tmp_path: Path) -> None:
-    trainer = MagicMock(config=RunConfig(), policy_version=1)
+    trainer = MagicMock(config=RunConfig(), policy_version=1, diverges=False)
     trainer.stop.requested = trainer.is_last.return_value = trainer.due.return_value = False
     trainer.improved.return_value = trainer.propose_migration.return_value = False
     trainer.has_converged.side_effect = [False, False, True]
@@ -66,3 +74,102 @@ def test_a_run_that_no_longer_improves_ends_with_a_checkpoint(tmp_path: Path) ->
     for patience, converged in ((0, False), (1, True), (2, True), (3, False)):
         folder = run_folder(tmp_path / str(patience), {0: 0.5, 2: 0.4, 4: 0.3}, patience=patience)
         assert Trainer.has_converged(MagicMock(config=folder.config, folder=folder)) == converged
+
+
+def test_resuming_an_earlier_iteration_sets_later_ones_aside(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, {0: 0.1, 2: 0.9, 8: 0.95}, keep_checkpoints=4)
+    for iteration in (2, 4, 6, 8):
+        with folder.checkpoints.write(iteration) as partial:
+            (partial / "state.json").write_text(json.dumps({"policy_version": iteration, "seconds": 0, "store": {}}))
+    resumed, checkpoint = RunFolder.reopen(tmp_path, folder.config, 4)
+    assert checkpoint.name == "000004"
+    assert resumed.checkpoints.newest().name == "000004"
+    assert [record["iteration"] for record in resumed.metrics()] == [0, 1, 2, 3, 4]
+    assert resumed.best_iteration() == 2
+    aside = tmp_path / "checkpoints/after-000004"
+    assert [(path.name, read_state(path)["policy_version"]) for path in sorted(aside.iterdir())] == [
+        ("000006", 6),
+        ("000008", 8),
+    ]
+
+
+def test_two_processes_do_not_continue_one_run(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, {0: 0.1})
+    with folder.checkpoints.write(4) as partial:
+        (partial / "state.json").write_text(json.dumps({"policy_version": 4, "seconds": 0, "store": {}}))
+    (tmp_path / "checkpoints/.000008.1.partial").mkdir()
+    (tmp_path / "evaluations").mkdir()
+    (tmp_path / "evaluations/.x.json.2.partial").write_text("")
+    first, _ = RunFolder.reopen(tmp_path, folder.config)
+    assert not list(tmp_path.rglob(".*")), "what killed processes have left"
+    metrics = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "checkpoints/.000008.3.partial").mkdir()  # the first is writing it
+    with pytest.raises(UserError, match=rf"is in use by process {os.getpid()} on .*; wait for its end, or stop it"):
+        RunFolder.reopen(tmp_path, folder.config)
+    assert (tmp_path / "metrics.jsonl").read_text() == metrics
+    assert (tmp_path / "checkpoints/.000008.3.partial").exists()
+    first.close()
+    with pytest.raises(UserError, match="no complete checkpoint of iteration 7; there are: 4"):
+        RunFolder.reopen(tmp_path, folder.config, 7)
+    RunFolder.reopen(tmp_path, folder.config)[0].close()
+
+
+def test_a_run_that_has_logged_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"log": {"dir": str(tmp_path), "name": "run", "tensorboard": False}})
+    RunFolder.create(config, SPEC, ["vla-rl"]).close()
+    assert not (tmp_path / "run").exists()
+    run = RunFolder.create(config, SPEC, ["vla-rl"])
+    run.log(0, {})
+    run.close()
+    assert (tmp_path / "run/metrics.jsonl").exists()
+
+
+# --- numbers that are not finite ------------------------------------------------------------------------------------
+
+
+def test_metrics_are_json_whatever_their_values(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, {})
+    folder.log(1, {"learner/policy_loss": float("nan"), "learner/grad_norm": float("inf"), "restarts": 2.0})
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    line = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(line, parse_constant=refuse)["learner/policy_loss"] is None
+    last = folder.metrics()[-1]
+    assert last["restarts"] == 2.0
+    assert not last.keys() & {"learner/policy_loss", "learner/grad_norm"}, "readers find no number where there is none"
+
+
+def test_several_updates_in_a_row_that_are_not_finite_end_the_run_with_evidence(tmp_path: Path) -> None:
+    guard = DivergenceGuard(tmp_path / "run", limit=3)
+    bad, good = {"learner/skipped_steps": 2, "learner/policy_loss": math.nan}, {"learner/skipped_steps": 0}
+    for version, metrics in enumerate((good, bad, bad, good, bad, bad)):
+        guard.observe(metrics, random_batch(policy_version=version))
+    assert guard.in_a_row == 2
+    batch = random_batch(policy_version=6)
+    rewards = batch.rewards.copy()
+    rewards[3, 1] = math.inf
+    with pytest.raises(RunError) as caught:
+        guard.observe(bad, replace(batch, rewards=rewards))
+    for part in ("3 updates in a row", "iteration 7", "rewards in row 3", f"--resume {tmp_path}/run@ITERATION"):
+        assert part in str(caught.value)
+    evidence = tmp_path / "run/not_finite"
+    assert sorted(path.name for path in evidence.glob("*.json")) == [f"{n:06d}.json" for n in (2, 3, 5, 6, 7)]
+    about = json.loads((evidence / "000007.json").read_text())
+    assert about == {"metrics": {"learner/skipped_steps": 2, "learner/policy_loss": None}, "not_finite": {"rewards": 3}}
+    dumps = sorted(evidence.glob("*.npz"))
+    assert len(dumps) == 3, "they are large"
+    with np.load(dumps[0]) as data:
+        assert np.array_equal(data["record.tokens"], random_batch(policy_version=1).record["tokens"])
+
+
+@pytest.mark.parametrize("diverges", [True, False])
+def test_while_a_run_diverges_no_checkpoint_is_written(diverges: bool) -> None:
+    trainer = MagicMock(config=RunConfig(), policy_version=1, diverges=diverges)
+    trainer.stop.requested = False
+    trainer.is_last.side_effect = [False, False, True]
+    trainer.due.return_value = trainer.improved.return_value = True
+    trainer.has_converged.return_value = trainer.propose_migration.return_value = False
+    main_loop(trainer)
+    assert trainer.checkpoint.call_count == (1 if diverges else 2), "the last one is the exception"

@@ -10,10 +10,10 @@ from envs import make_env
 from envs.base.demonstrations import collect, read_demonstrations
 from envs.tabletop.config import TabletopConfig
 from vla_rl.commands.demonstrations import demonstration_episode
-from vla_rl.commands.run_folder import new_folder
 from vla_rl.commands.sft import clone, sft_command, shift_images
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
+from vla_rl.core.files import new_folder
 from vla_rl.policies.openvla_oft.checkpoint import load_policy
 from vla_rl.policies.openvla_oft.initialize import make_policy
 from vla_rl.policies.openvla_oft.model import smoothed_cross_entropy

@@ -6,7 +6,7 @@ import pytest
 
 from tests.runtime_fakes import POLICY, SPEC, A, EchoPolicy, K
 from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
-from vla_rl.core.records import take_rows
+from vla_rl.core.records import Observation, take_rows
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
 
 WORKERS, SLOTS = 3, 4
@@ -150,6 +150,55 @@ def test_answers_to_a_dead_worker_are_not_taken_for_its_successors(address):
     server.answer(rows, tickets, one)
     assert successor.wait(0.2) == [], "that was the answer to the dead worker's request"
     assert server.pending_rows() == [0]
+
+
+def _echo(count: int):
+    """Answers to that many rows."""
+    draws = {"uniforms": np.zeros((count, K, A), np.float32)}
+    seen = Observation(
+        *(
+            np.zeros((count, *shape), kind)
+            for shape, kind in (((1, 2, 2, 3), "u1"), ((3,), "f4"), ((), "i4"), ((), "f4"))
+        )
+    )
+    return EchoPolicy().act(seen, draws, np.zeros(count, bool))
+
+
+def test_an_answer_that_nobody_rang_for_is_found(address):
+    """A server was killed after writing it."""
+    server, mailbox = ServerMailbox(address), WorkerMailbox(address, 0)
+    _ask(mailbox, [1, 2], [5, 6])
+    rows = server.wait(1.0)
+    server._workers.clear()
+    with pytest.raises(IndexError):
+        server.answer(rows, server.arrays["ticket"][rows], _echo(2))
+    assert mailbox.wait(0.01) == [1, 2]
+    assert mailbox.wait(0.01) == [], "once"
+
+
+def test_a_request_that_nobody_rang_for_is_found(address):
+    server, mailbox = ServerMailbox(address), WorkerMailbox(address, 0)
+    assert server.wait(0.01) == []
+    _ask(mailbox, [3], [5])
+    assert server._bell.wait(1.0) == [3]  # and then it is lost
+    assert server.wait(0.01) == [3]
+
+
+def test_a_successor_gets_no_answer_that_it_has_not_asked_for(address):
+    """The dead worker's request is answered late, which makes its row look open once more."""
+    server, dead = ServerMailbox(address), WorkerMailbox(address, 0)
+    _ask(dead, [0], [1])
+    rows = server.wait(1.0)
+    tickets = server.arrays["ticket"][rows]
+    successor = WorkerMailbox(address, 0)
+    server.answer(rows, tickets, _echo(1))
+    for row in server.pending_rows():
+        server.answer([row], server.arrays["ticket"][[row]], _echo(1))
+    assert successor.wait(0.05) == []
+    _ask(successor, [0, 1], [2, 3])
+    rows = server.wait(1.0)
+    server.answer(rows, server.arrays["ticket"][rows], _echo(2))
+    assert successor.wait(1.0) == [0, 1]
 
 
 def test_version_of_each_answer(address, start):

@@ -85,3 +85,12 @@ def test_a_learner_with_a_critic_resumes_bit_exactly(tmp_path: Path) -> None:
     ours, theirs = parameters(straight), parameters(resumed)
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert any(not np.array_equal(ours[name], before[name]) for name in ours)
+
+
+def test_a_loss_that_is_not_finite_trains_nothing() -> None:
+    batch, features, actions = two_step_task()
+    critic = trainer()
+    critic.train(batch, features, actions)
+    before = critic.rate(batch, features, actions)
+    critic.train(replace(batch, rewards=np.full_like(batch.rewards, np.nan)), features, actions)
+    assert all(np.array_equal(a, b) for a, b in zip(before, critic.rate(batch, features, actions), strict=True))

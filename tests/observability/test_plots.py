@@ -33,7 +33,17 @@ def test_one_run_and_several(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"), [(None, "does not exist"), ("{", "cannot be read"), ("", "nothing to draw")]
+    ("content", "expected"),
+    [
+        (None, "does not exist"),
+        ("", "nothing to draw"),
+        ('{"iteration": 1', "nothing to draw"),  # cut off by a crash
+        ('{"iteration": 1}\n{\n', "metrics.jsonl:2 is not JSON"),
+        ('{"iteration": 1}\n[2]\n', "metrics.jsonl:2 is not a record of metrics"),
+        ('{"seed": 1}\n', "metrics.jsonl:1 is not a record of metrics"),
+        ("[" * 5000 + "\n", "metrics.jsonl:1 is not JSON"),
+        ("1" * 5000 + "\n", "metrics.jsonl:1 is not JSON"),
+    ],
 )
 def test_a_bad_file_is_one_clear_error(tmp_path, capsys, content, expected):
     path = tmp_path / "metrics.jsonl"

@@ -130,7 +130,7 @@ def test_a_server_that_attaches_frozen_weights_has_none_before(tmp_path: Path) -
     learner = build_policy(config, SPEC, 0, dtype=torch.bfloat16)
     server = build_policy(config, SPEC, 0, device="meta", dtype=torch.bfloat16)
     assert all(weight.is_meta for weight in server.parameters())
-    attach_frozen_weights(server, share_frozen_weights(learner))
+    attach_frozen_weights(server, share_frozen_weights(learner, tmp_path / "frozen"))
     trained = server.trained_parameters()
     assert trained.keys() == learner.trained_parameters().keys()
     with torch.no_grad():

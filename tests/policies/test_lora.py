@@ -16,7 +16,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.frozen_weights import attach_frozen_weights, share_frozen_weights
 from vla_rl.core.ipc.mailbox import PoolAddress, create_pool
-from vla_rl.core.ipc.shared_memory import SharedArrays
+from vla_rl.core.ipc.shared_memory import SharedArrays, shared_root
 from vla_rl.core.ipc.weights import WeightPublisher, create_weight_buffers
 from vla_rl.placement.plan import Process, Resources, make_plan, sharing_learner
 from vla_rl.policies.base.policy import PolicyInput, PolicyOutput
@@ -162,12 +162,13 @@ def test_a_weight_sync_transfers_what_trains_and_nothing_else(base, tmp_path):
     assert torch.equal(_outputs(actor.policy).values, _outputs(learner.policy).values)
 
 
-def test_frozen_weights_are_shared_and_not_copied(base):
+def test_frozen_weights_are_shared_and_not_copied(base, tmp_path):
+    before = set(shared_root().glob("torch_*"))
     cfg = _config(base)
     learner = make_learner(cfg)
     server = build_policy(cfg.policy, SPEC, 0)
     own = {name: p.data_ptr() for name, p in server.named_parameters()}
-    attach_frozen_weights(server, share_frozen_weights(learner.policy))
+    attach_frozen_weights(server, share_frozen_weights(learner.policy, tmp_path / "frozen"))
     assert torch.equal(_outputs(server).logprobs, _outputs(learner.policy).logprobs)
     frozen = {name for name, p in server.named_parameters() if not p.requires_grad}
     assert {name for name, p in server.named_parameters() if p.data_ptr() != own[name]} == frozen
@@ -182,7 +183,9 @@ def test_frozen_weights_are_shared_and_not_copied(base):
     other = build_policy(cfg.policy, SPEC, 0)
     other.language_model.double()
     with pytest.raises(ValueError, match="differ from the shared ones, such as language_model"):
-        attach_frozen_weights(other, share_frozen_weights(learner.policy))
+        attach_frozen_weights(other, share_frozen_weights(learner.policy, tmp_path / "frozen"))
+    assert set(shared_root().glob("torch_*")) == before, "all of it goes with the run's folder"
+    assert [path.name for path in tmp_path.iterdir()] == ["frozen"], "once, for all servers"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import random
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,6 +133,32 @@ def test_a_dead_workers_episodes_are_lost_and_played_again(make_store):
     assert _balanced(store)
 
 
+def test_a_dead_workers_waiting_call_takes_nothing(make_store):
+    """Ray does not cancel it, and what it took would never be played."""
+    store, taken = make_store(max_staleness=0), []
+    mine = store.take(0, 4, 0.0)
+    waiting = threading.Thread(target=lambda: taken.append(store.take(1, 4, 60.0)))
+    waiting.start()
+    store.worker_lost(1)
+    waiting.join(10.0)
+    assert taken == [[]], "it ends at once"
+    store.worker_lost(0)
+    assert store.take(1, 4, 0.0) == store.take(0, 4, 0.0) == []
+    assert [e.seed for e in store.take(2, 4, 0.0)] == [e.seed for e in mine], "the successor plays what was lost"
+    assert _balanced(store)
+
+
+def test_a_batch_that_cannot_be_collated_is_an_error_and_not_a_wait(make_store):
+    store = make_store()
+    for episode in store.take(0, 4, 0.0):
+        whole = trajectory(episode)
+        store.add(0, replace(whole, proprio=whole.proprio[:, : 1 + episode.id % 2]))  # of unequal widths
+    with pytest.raises(RuntimeError, match="the next super-batch could not be formed"):
+        store.next_batch(10.0)
+    with pytest.raises(RuntimeError, match="could not be formed"):
+        store.next_batch(0.0)
+
+
 def test_evaluations_go_first_and_never_into_a_batch(make_store):
     store = make_store(max_staleness=0)
     store.assign_evaluation(evaluation_episodes(0, 6, 2, 50, seed=0))
@@ -172,7 +199,7 @@ def test_conservation_through_chaos(make_store, tmp_path, seed, groups):
     running: dict[int, list] = {0: [], 1: [], 2: []}
     trained: set[int] = set()
     for _ in range(1200):
-        worker = rng.randrange(3)
+        worker = rng.choice(list(running))
         match rng.choice(["take", "take", "finish", "finish", "finish", "die", "update", "evaluate", "resume"]):
             case "take":
                 running[worker] += store.take(worker, rng.randint(1, 4), 0.0)
@@ -183,7 +210,8 @@ def test_conservation_through_chaos(make_store, tmp_path, seed, groups):
                 store.add(worker, result(episode) if episode.evaluation else played)
             case "die" if rng.random() < 0.05:
                 store.worker_lost(worker)
-                running[worker] = []
+                del running[worker]
+                running[worker + 3] = []  # its successor
             case "update":
                 batch = store.next_batch(0.005)
                 if batch is not None:

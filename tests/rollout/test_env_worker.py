@@ -176,3 +176,27 @@ def test_idle_workers_use_no_processor_time(tmp_path):
         used = time.process_time()
         time.sleep(1.0)
         assert time.process_time() - used < 0.15
+
+
+class _BrokenSource:
+    """Gives one episode, and then fails as a store that does not answer."""
+
+    def __init__(self) -> None:
+        self.given = False
+
+    def take(self, worker: int, count: int, timeout: float) -> list:
+        if self.given:
+            raise TimeoutError("the store does not answer")
+        self.given = True
+        return evaluation_episodes(0, 1, 2, 50, seed=3)
+
+    def add(self, worker: int, finished: object) -> None:
+        raise AssertionError("no server answers: nothing is finished")
+
+
+def test_a_worker_that_gets_no_more_episodes_fails(tmp_path):
+    """Silence would leave its environments idle for the rest of the run."""
+    address, env = PoolAddress(str(tmp_path), "server0", 1, 2), WorkloadVectorEnv(WorkloadConfig(), 2)
+    create_pool(address, env.spec, POLICY)
+    with pytest.raises(TimeoutError, match="the store does not answer"):
+        EnvWorker(0, env, WorkerMailbox(address, 0), _BrokenSource(), POLICY, 2).run()

@@ -7,23 +7,28 @@ knows nothing of Ray; ``vla_rl.cluster.processes`` builds them inside their proc
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
-from vla_rl.cluster.node import lock_server_path, sweep_leftovers
-from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
+from vla_rl.cluster.calls import ProcessDied, describe, failure_of, gather
+from vla_rl.cluster.deadlines import Deadlines
+from vla_rl.cluster.held_folder import sweep_leftovers
+from vla_rl.cluster.node import lock_server_path
+from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, working_in
 from vla_rl.cluster.processes.env_worker import EnvWorkerProcess
 from vla_rl.cluster.processes.inference import InferenceProcess
 from vla_rl.cluster.processes.learner import LearnerProcess
 from vla_rl.cluster.processes.store import StoreProcess
 from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
 from vla_rl.cluster.ray_session import RaySession
+from vla_rl.cluster.supervision import RestartRate, Supervision
 from vla_rl.cluster.variables import variables
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -33,12 +38,8 @@ from vla_rl.placement.plan import Plan, Process, sharing_learner
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.store import StoreRules
 
-_SETUP_TIMEOUT_S = 600.0  # building simulators and models
-_PUBLISH_TIMEOUT_S = 3600.0
-
-
-class ProcessDied(RuntimeError):
-    """A process that the run needs has died."""
+_STATS_TIMEOUT_S = 5.0
+_RESTARTS_EACH = 5  # within ten minutes
 
 
 class Cluster:
@@ -46,11 +47,16 @@ class Cluster:
 
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec, rules: StoreRules) -> None:
         self.config, self.plan, self.spec = config, plan, spec
+        self.deadlines = Deadlines.of(config, spec)
         self._rules = rules
         self._roles = _roles(config)
-        self._loops: dict[ray.ObjectRef, tuple[str, int]] = {}
+        self.loops: dict[ray.ObjectRef, tuple[str, int]] = {}
+        self.notify: Callable[[str], None] = lambda text: None  # called with what happens to processes
+        self._totals: dict[tuple[str, int], dict[str, float]] = {}  # of the meters of each process
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
+        self._incarnations = Counter[int]()  # how often each env worker was replaced
+        self._rate = RestartRate(_RESTARTS_EACH * (len(plan.workers) + len(plan.servers)))
         self.restarts = 0  # of dead env workers and inference servers
         self.store: ActorHandle
         self._workers: list[ActorHandle] = []
@@ -74,7 +80,7 @@ class Cluster:
             stops = [a.stop.remote() for a in (*self._workers, *self._servers)]
             if hasattr(self, "store"):
                 stops.append(self.store.stop.remote())
-            ray.wait([*stops, *self._loops], num_returns=len(stops) + len(self._loops), timeout=5.0)
+            ray.wait([*stops, *self.loops], num_returns=len(stops) + len(self.loops), timeout=5.0)
         self._session.close()
 
     def start(self, state: Path | None, policy_version: int) -> None:
@@ -87,6 +93,8 @@ class Cluster:
         for node in {p.node for p in plan.servers}:
             addresses = [self._address(p.index) for p in plan.servers if p.node == node]
             self._session.call(node, "create_pools", addresses, spec, self.config.policy.spec(spec))
+        stall_s = self.config.placement.stall_timeout_s
+        self._supervision = Supervision(self._session, plan, stall_s, self.deadlines.setup)
         self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
         self.learners = [
             self._actor(self._roles[1], p).remote(self.config, spec, p, len(plan.learners), self._lock_server(p))
@@ -97,19 +105,22 @@ class Cluster:
         builds = [s.build.remote(self._attaches(i)) for i, s in enumerate(self._servers)]
         if self.learners:
             self._set_up_learners(state, policy_version)
-        self.get(builds, "the policy of the inference servers", _SETUP_TIMEOUT_S)
+        self.get(builds, "the policy of the inference servers", self.deadlines.setup)
         for i in range(len(self._servers)):
             self._connect(i)
 
     def _set_up_learners(self, state: Path | None, policy_version: int) -> None:
-        address = self.get(self.learners[0].address.remote(), "the learner's address", _SETUP_TIMEOUT_S)
+        address = self.get(self.learners[0].address.remote(), "the learner's address", self.deadlines.setup)
         source = self.plan.learners[0].node
         weights = _weights_path(self._session.folder(source))
-        setups = [learner.setup.remote(address, weights, state, policy_version) for learner in self.learners]
-        self.get(setups, "the learner to be built", _SETUP_TIMEOUT_S)
+        setups = [
+            learner.setup.remote(address, weights, state, policy_version, self._supervision.address(p))
+            for learner, p in zip(self.learners, self.plan.learners, strict=True)
+        ]
+        self.get(setups, "the learner to be built", self.deadlines.setup)
         for node in sorted({p.node for p in self.plan.servers} - {source}):
             relay = self._actor(WeightRelayProcess, node=node).remote(_weights_path(self._session.folder(node)))
-            self.get(relay.connect.remote(self.learners[0]), "a relay of weights", _SETUP_TIMEOUT_S)
+            self.get(relay.connect.remote(self.learners[0]), "a relay of weights", self.deadlines.setup)
             self._relays.append(relay)
         self._relay(policy_version)
         if self.plan.offload:
@@ -120,10 +131,11 @@ class Cluster:
         server, folder = self._servers[index], self._session.folder(self.plan.servers[index].node)
         weights = _weights_path(folder) if self.learners else None
         sharing = sharing_learner(self.config, self.plan, self.plan.servers[index])
-        frozen = None if sharing is None else self.learners[sharing].share_frozen_weights.remote()
+        path = folder / f"frozen{sharing}"
+        frozen = None if sharing is None else self.learners[sharing].share_frozen_weights.remote(path)
         connection: ray.ObjectRef = server.connect.remote(self._address(index), weights, self.plan.max_batch, frozen)
-        self.get(connection, "an inference server to be connected", _SETUP_TIMEOUT_S)
-        self._loops[server.run.remote()] = ("inference server", index)
+        self.get(connection, "an inference server to be connected", self.deadlines.setup)
+        self.loops[server.run.remote(self._supervision.address(self.plan.servers[index]))] = ("inference server", index)
 
     def _attaches(self, server: int) -> bool:
         return bool(self.learners) and sharing_learner(self.config, self.plan, self.plan.servers[server]) is not None
@@ -133,22 +145,31 @@ class Cluster:
         node = process.node if process else node
         environment = variables(self.plan, process, self._session.gpus(node))
         placed = self._session.placed(node)
-        return ray.remote(cls).options(max_concurrency=concurrency, runtime_env={"env_vars": environment}, **placed)
+        here: Any = ray.remote(working_in(Path.cwd(), cls))
+        return here.options(max_concurrency=concurrency, runtime_env={"env_vars": environment}, **placed)
 
     def _new_server(self, process: Process) -> ActorHandle:
         return self._actor(self._roles[0], process).remote(self.config, self.spec, process, self._lock_server(process))
 
     def _new_worker(self, process: Process) -> ActorHandle:
-        worker = self._actor(EnvWorkerProcess, process).remote(self.config, process, self._lock_server(process))
+        number = process.index + self._incarnations[process.index] * len(self.plan.workers)
+        worker = self._actor(EnvWorkerProcess, process).remote(self.config, process, number, self._lock_server(process))
         server = self.plan.server_of(process.index)
         position = self.plan.workers_of(server).index(process.index)
-        loop = worker.run.remote(self._address(server), position, self.plan, self.store)
-        self._loops[loop] = ("env worker", process.index)
+        loop = worker.run.remote(
+            self._address(server), position, self.plan, self.store, self._supervision.address(process)
+        )
+        self.loops[loop] = ("env worker", process.index)
         return worker
 
     def _address(self, server: int) -> PoolAddress:
         folder = self._session.folder(self.plan.servers[server].node)
         return PoolAddress(str(folder), f"server{server}", len(self.plan.workers_of(server)), self.plan.envs_per_worker)
+
+    def look(self) -> None:
+        """Kill processes that make no progress; whoever waits for them sees them die."""
+        for killed in self._supervision.look():
+            self.notify(killed)
 
     def _lock_server(self, process: Process) -> Path:
         return lock_server_path(self._session.folder(process.node))
@@ -160,7 +181,7 @@ class Cluster:
 
     def _relay(self, policy_version: int) -> None:
         pulls = [relay.pull.remote(policy_version) for relay in self._relays]
-        self.get(pulls, "the relay of weights to other nodes", _PUBLISH_TIMEOUT_S)
+        self.get(pulls, "the relay of weights to other nodes", self.deadlines.publish)
 
     @contextlib.contextmanager
     def learner_on_device(self) -> Iterator[None]:
@@ -180,64 +201,45 @@ class Cluster:
 
     def _call_learners(self, method: str, *args: Any) -> None:
         calls = [getattr(learner, method).remote(*args) for learner in self.learners]
-        self.get(calls, f"the learner ({method})", _PUBLISH_TIMEOUT_S)
+        self.get(calls, f"the learner ({method})", self.deadlines.publish)
 
     def _call_servers(self, method: str) -> None:
         calls = [getattr(s, method).remote() for i, s in enumerate(self._servers) if i not in self._unconnected]
         for call in calls:
-            with contextlib.suppress(RayActorError):  # a dead server holds no device, and is replaced
-                ray.get(call, timeout=_SETUP_TIMEOUT_S)
+            with contextlib.suppress(ProcessDied):  # a dead server holds no device, and is replaced
+                self.get(call, f"an inference server ({method})", self.deadlines.setup)
 
     def get(self, refs: Any, what: str, timeout: float) -> Any:
         """The results of remote calls; all processes are watched while waiting.
 
-        A dead env worker or inference server is replaced; a dead learner or store ends the run. Raises UserError if a
-        process finds a mistake in the user's input, ProcessDied, or TimeoutError naming ``what``.
+        A dead env worker or inference server is replaced; a dead learner or store ends the run. Raises as ``gather``.
         """
         wanted = refs if isinstance(refs, list) else [refs]
-        deadline = time.monotonic() + timeout
-        while True:
-            missing = ray.wait(wanted, num_returns=len(wanted), timeout=0)[1]
-            if not missing:
-                break
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"waited {timeout:.0f} s for {what}")
-            ready, _ = ray.wait([*missing, *self._loops], num_returns=1, timeout=min(left, 5.0))
-            for ref in ready:
-                if ref in self._loops:
-                    self._loop_ended(ref)
-        try:
-            return ray.get(refs)
-        except RayTaskError as error:
-            if isinstance(error.cause, UserError):
-                raise error.cause from None
-            raise
-        except RayActorError as error:
-            raise ProcessDied(f"a process died while the run waited for {what}: {error}") from error
+        results = gather(wanted, what, timeout, self)
+        return results if isinstance(refs, list) else results[0]
 
-    def _loop_ended(self, ref: ray.ObjectRef) -> None:
+    def loop_ended(self, ref: ray.ObjectRef) -> None:
         """Replace a worker or server whose loop ended. Raises UserError or ProcessDied if it ended with an error."""
-        role, index = self._loops.pop(ref)
-        try:
-            ray.get(ref)
-            reason = "it returned"
-        except RayTaskError as error:
-            if isinstance(error.cause, UserError):
-                raise error.cause from None
-            raise ProcessDied(f"{role} {index} failed:\n{error}") from error
-        except RayActorError as error:
-            reason = str(error).splitlines()[0]
+        role, index = self.loops.pop(ref)
+        failure = failure_of(ref)
+        if isinstance(failure, RayTaskError):
+            if isinstance(failure.cause, UserError):
+                raise failure.cause from None
+            raise ProcessDied(f"{role} {index} failed: {describe(failure)}") from None
+        reason = "it returned" if failure is None else describe(failure)
+        self.notify(f"{role} {index} is replaced: {reason}")
         self.restarts += 1
-        if self.restarts > 10 * (len(self._workers) + len(self._servers)):
-            raise ProcessDied(f"{role} {index} died ({reason}), and {self.restarts - 1} others before it: giving up")
+        if self._rate.count(time.monotonic()):
+            others = f"{self._rate.most} others within {self._rate.window_s:.0f} s before"
+            raise ProcessDied(f"{role} {index} died ({reason}), and {others}")
         if role == "env worker":
-            self.store.worker_lost.remote(index)
+            self.store.worker_lost.remote(index + self._incarnations[index] * len(self._workers))
+            self._incarnations[index] += 1
             self._workers[index] = self._new_worker(self.plan.workers[index])
         else:
             self._servers[index] = self._new_server(self.plan.servers[index])
             self.get(
-                self._servers[index].build.remote(self._attaches(index)), "a new inference server", _SETUP_TIMEOUT_S
+                self._servers[index].build.remote(self._attaches(index)), "a new inference server", self.deadlines.setup
             )
             if self._inference_offloaded:
                 self._unconnected.append(index)
@@ -249,9 +251,18 @@ class Cluster:
         return self.get(getattr(self.store, method).remote(*args), f"the replay store ({method})", CALL_TIMEOUT_S)
 
     def stats(self) -> dict[str, list[dict[str, float]]]:
-        """Meter totals of every process; a process that does not answer in time is left out."""
-        groups = {"worker": self._workers, "server": self._servers, "learner": self.learners, "store": []}
-        totals = {name: _answers([a.stats.remote() for a in actors]) for name, actors in groups.items()}
+        """Meter totals of every process; of one that does not answer in time, those of its last answer."""
+        groups = {"worker": self._workers, "server": self._servers, "learner": self.learners}
+        calls: dict[Any, tuple[str, int]] = {
+            a.stats.remote(): (name, i) for name, actors in groups.items() for i, a in enumerate(actors)
+        }
+        answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_STATS_TIMEOUT_S)
+        for ref in answered:
+            if failure_of(ref) is None:
+                self._totals[calls[ref]] = ray.get(ref)
+        totals = {
+            name: [self._totals.get((name, i), {}) for i in range(len(actors))] for name, actors in groups.items()
+        }
         use = self._session.lock_use()
         shared = [use[name] for name in self.plan.locks if name in use]
         return totals | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
@@ -267,11 +278,3 @@ def _roles(config: RunConfig) -> tuple[type[InferenceProcess], type[LearnerProce
     from vla_rl.cluster.processes.virtual import VirtualInferenceProcess, VirtualLearnerProcess
 
     return VirtualInferenceProcess, VirtualLearnerProcess
-
-
-def _answers(refs: Sequence[ray.ObjectRef]) -> list[dict[str, float]]:
-    answers = []
-    for ref in refs:
-        with contextlib.suppress(GetTimeoutError, RayActorError):
-            answers.append(ray.get(ref, timeout=CALL_TIMEOUT_S))
-    return answers

@@ -3,46 +3,33 @@
 The driver holds the ``Node`` of its own machine; on every other node of a cluster a small process holds one.
 """
 
-import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from vla_rl.cluster.held_folder import HeldFolder, sweep_leftovers
+from vla_rl.cluster.pulse import Pulses
 from vla_rl.cluster.reaper import start_reaper
 from vla_rl.core.devices.lock import DeviceLockServer
 from vla_rl.core.gpus import Gpu
 from vla_rl.core.ipc.mailbox import PoolAddress, create_pool
 from vla_rl.core.ipc.shared_memory import shared_root
-from vla_rl.core.machine import Machine
+from vla_rl.core.machine import CODE, Machine, code_version
 from vla_rl.core.records import EnvSpec, PolicySpec
 
-_PREFIX = "vla_rl-"
 _REAPER_TIMEOUT_S = 60.0
-
-
-def make_folder(root: Path) -> Path:
-    """A new folder of this process. ``sweep_leftovers`` removes it if the process has died."""
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
-
-
-def sweep_leftovers() -> None:
-    """Remove shared memory and session folders of runs whose process has died."""
-    for root in {shared_root(), Path(tempfile.gettempdir())}:
-        for folder in root.glob(f"{_PREFIX}*-*"):
-            pid = folder.name.removeprefix(_PREFIX).split("-")[0]
-            if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 class Node:
     """Lives as long as the run. ``close`` removes its files; a reaper does that if this process is killed."""
 
-    def __init__(self, *more: Path) -> None:
+    def __init__(self, *more: HeldFolder) -> None:
         """``more``: further folders to remove at the end."""
         sweep_leftovers()
-        self.folder = make_folder(shared_root())
-        self._reaper = start_reaper([self.folder, *more])
+        shared = HeldFolder(shared_root())
+        self.folder = shared.path
+        self._pulses: Pulses
+        self._held = [shared, *more]
+        self._reaper = start_reaper([held.path for held in self._held])
         try:
             self._locks = DeviceLockServer(lock_server_path(self.folder))
         except BaseException:
@@ -57,10 +44,24 @@ class Node:
         """The GPUs that this node offers to the run; each node has its own CUDA_VISIBLE_DEVICES."""
         return Machine.detect().gpus
 
+    def get_code(self) -> tuple[str, Path]:
+        """The version of the source files that this process has imported, and where they are."""
+        return code_version(), CODE
+
     def create_pools(self, addresses: Sequence[PoolAddress], spec: EnvSpec, policy: PolicySpec) -> None:
         """Allocate the rows of this node's inference servers."""
         for address in addresses:
             create_pool(address, spec, policy)
+
+    def create_pulses(self, count: int) -> Path:
+        """Let so many processes of this node show their progress; returns where."""
+        path = self.folder / "pulses"
+        self._pulses = Pulses.create(path, count)
+        return path
+
+    def kill_overdue(self) -> dict[int, float]:
+        """See ``Pulses``."""
+        return self._pulses.kill_overdue()
 
     def lock_use(self) -> dict[str, dict[str, float]]:
         """Totals of every device that was leased (``DeviceUse``)."""
@@ -73,6 +74,8 @@ class Node:
 
     def _clean_up(self) -> None:
         self._reaper.communicate(timeout=_REAPER_TIMEOUT_S)
+        for held in self._held:
+            held.release()
 
 
 def lock_server_path(folder: Path) -> Path:

@@ -3,19 +3,21 @@
 import contextlib
 import logging
 import os
-import tempfile
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from vla_rl.cluster.node import Node, make_folder
+from vla_rl.cluster.held_folder import HeldFolder, session_root
+from vla_rl.cluster.node import Node
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.gpus import Gpu
-from vla_rl.core.machine import Machine
+from vla_rl.core.machine import CODE, Machine, code_version
 
 
 class RaySession:
@@ -24,13 +26,12 @@ class RaySession:
     def __init__(self, config: RunConfig, object_store_bytes: int) -> None:
         """Raises UserError if the Ray cluster does not answer, or does not have the configured nodes."""
         address = config.placement.ray_address
-        # holds sockets, for whose paths the kernel allows 107 characters
-        session = [make_folder(Path(tempfile.gettempdir()))] if address is None else []
+        session = [HeldFolder(session_root())] if address is None else []
         self._here = Node(*session)
         self._others: list[Any] = []
         try:
             if address is None:
-                _start_ray(session[0], object_store_bytes)
+                _start_ray(session[0].path, object_store_bytes)
             else:
                 _join_ray(address)
             self._ids = _node_ids(config.placement.nodes)
@@ -40,6 +41,7 @@ class RaySession:
             self._folders = [self._here.folder, *ray.get(folders, timeout=CALL_TIMEOUT_S)]
             gpus = [other.get_gpus.remote() for other in self._others]
             self._gpus = [self._here.get_gpus(), *ray.get(gpus, timeout=CALL_TIMEOUT_S)]
+            _require_same_code([other.get_code.remote() for other in self._others])
         except BaseException:
             self.close()
             raise
@@ -76,6 +78,7 @@ class RaySession:
         if ray.is_initialized():
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.get([other.close.remote() for other in self._others], timeout=CALL_TIMEOUT_S)
+            _end_at_once()
             ray.shutdown()
         self._here.close()
 
@@ -83,25 +86,67 @@ class RaySession:
 def _start_ray(session: Path, object_store_bytes: int) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 gives way to every other program
-    ray.init(
-        num_cpus=0,  # actors reserve none; with more, Ray starts idle processes in advance
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=object_store_bytes,
-        _temp_dir=str(session),
-    )
+    with _own_code_first(), _only_the_driver_is_told_to_stop():
+        ray.init(
+            address="local",  # whatever RAY_ADDRESS names
+            num_cpus=0,  # actors reserve none; with more, Ray starts idle processes in advance
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=object_store_bytes,
+            _temp_dir=str(session),
+        )
 
 
 def _join_ray(address: str) -> None:
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with _own_code_first():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
             f"placement.ray_address={address}: no Ray cluster was joined there ({reason}); start one "
             "with `ray start --head` on this machine and `ray start --address=HOST:PORT` on the others, or use null"
         ) from None
+
+
+@contextlib.contextmanager
+def _own_code_first() -> Iterator[None]:
+    """Ray's processes import what is in the driver's working directory first: within the block, that is this code."""
+    with contextlib.chdir(CODE):
+        yield
+
+
+@contextlib.contextmanager
+def _only_the_driver_is_told_to_stop() -> Iterator[None]:
+    """Processes that are started within the block never see SIGTERM.
+
+    Schedulers send it to all processes of a job. The driver then ends the run with a checkpoint, and needs the others.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_at_once() -> None:
+    """Ray would send SIGTERM to each of its own processes, which does not reach them, and wait a second for each."""
+    node = getattr(ray._private.worker, "_global_node", None)
+    for started in getattr(node, "all_processes", {}).values():
+        for one in started:
+            one.process.terminate = one.process.kill
+
+
+def _require_same_code(others: list[Any]) -> None:
+    """Raise UserError if a node imports other source files than this one."""
+    here = code_version()
+    for there, folder in ray.get(others, timeout=CALL_TIMEOUT_S):
+        if there != here:
+            raise UserError(
+                f"the nodes run different code: {CODE} here is not as {folder} there; install the same version of "
+                "vla_rl on every node"
+            )
 
 
 def _node_ids(wanted: int) -> list[str]:

@@ -25,7 +25,10 @@ def start_reaper(folders: Sequence[Path]) -> subprocess.Popen[bytes]:
 
 
 def users_of(folder: str, spared: int) -> list[int]:
-    """Processes, except ``spared``, that have a file below ``folder`` open, or name it in their command line."""
+    """Processes, except ``spared``, that have a file below ``folder`` open, or name it in their command line.
+
+    Its lock does not count: other runs look at it, too (``HeldFolder``).
+    """
     users = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) in (os.getpid(), spared):
@@ -33,7 +36,7 @@ def users_of(folder: str, spared: int) -> list[int]:
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{entry}/cmdline").read_bytes().decode(errors="replace")
             names = [os.readlink(fd.path) for fd in os.scandir(f"/proc/{entry}/fd")]
-            if folder in command or any(name.startswith(folder) for name in names):
+            if folder in command or any(name.startswith(folder) and not name.endswith("/lock") for name in names):
                 users.append(int(entry))
     return users
 
@@ -41,6 +44,7 @@ def users_of(folder: str, spared: int) -> list[int]:
 def main(watched: int, folders: Sequence[str]) -> None:
     if os.fork():
         return
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which schedulers send to all processes of a job
     sys.stdin.buffer.read()  # returns when the watched process has ended, however it ended
     for folder in folders:
         for pid in users_of(folder, spared=watched):

@@ -1,21 +1,29 @@
 """Checkpoints of a run: folders that are complete or absent.
 
-checkpoints/000040/
-    policy/            the policy alone, for `vla-rl eval` and for another run's policy.checkpoint
-    learner/           DeepSpeed's state: trained weights, optimizer, shards of every rank
-    trajectories.npz   finished episodes that are still to be trained
-    state.json         counters, versions, time spent
+checkpoints/
+    000040/
+        policy/            the policy alone, for `vla-rl eval` and for another run's policy.checkpoint
+        learner/           DeepSpeed's state: trained weights, optimizer, shards of every rank
+        trajectories.npz   finished episodes that are still to be trained
+        state.json         counters, versions, time spent
+        files.json         all of these files, with their sizes, and checksums of the smaller ones
+    after-000020/          later ones, which were set aside when the run was resumed at that iteration
 """
 
 import json
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vla_rl.core.errors import UserError
-from vla_rl.core.files import replacing
+from vla_rl.core.errors import RunError, UserError
+from vla_rl.core.files import new_folder, replacing, write_json
+
+_MANIFEST = "files.json"
+_CHECKED_BYTES = 64 << 20
+_STATE = frozenset({"policy_version", "seconds", "store"})
 
 
 class Checkpoints:
@@ -27,18 +35,24 @@ class Checkpoints:
 
     @contextmanager
     def write(self, iteration: int, best: int | None = None) -> Iterator[Path]:
-        """A folder to fill; it becomes the newest checkpoint when the block ends without an error.
+        """A folder to fill, as an absolute path; it becomes the newest checkpoint when the block ends without an error.
 
         Older checkpoints are then deleted, except that of the iteration ``best``.
         """
-        for leftover in self.folder.glob(".*.partial"):  # of a write that was killed
-            shutil.rmtree(leftover)
         with replacing(self.folder / f"{iteration:06d}") as partial:
             partial.mkdir()
-            yield partial
+            yield partial.absolute()
+            write_json(partial / _MANIFEST, _measure(partial))
         for old in self.complete()[: -self._keep]:
             if int(old.name) != best:
                 shutil.rmtree(old)
+
+    def set_aside_after(self, iteration: int) -> None:
+        """Move later checkpoints to ``after-ITERATION/``: the run continues from an earlier one."""
+        if later := [path for path in self.complete() if int(path.name) > iteration]:
+            aside = new_folder(self.folder, f"after-{iteration:06d}")
+            for path in later:
+                path.rename(aside / path.name)
 
     def complete(self) -> list[Path]:
         """All complete checkpoints, oldest first."""
@@ -61,9 +75,53 @@ class Checkpoints:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """state.json of a checkpoint. Raises UserError if it is missing or not JSON."""
+    """state.json of a checkpoint. Raises UserError if a file of the checkpoint is missing or damaged."""
+    _verify(checkpoint)
     path = checkpoint / "state.json"
     try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); choose an earlier checkpoint of the run") from error
+        state = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); resume an earlier checkpoint: RUN@ITERATION") from error
+    missing = _STATE - state.keys() if isinstance(state, dict) else _STATE
+    if missing:
+        raise UserError(
+            f"{path}: {', '.join(sorted(missing))} is missing, the file is damaged; resume an earlier checkpoint: "
+            "RUN@ITERATION"
+        )
+    return state
+
+
+def require_parts(folder: Path, seen: Iterable[str]) -> None:
+    """Raise RunError if a file that a process has seen in ``folder`` is not there for this one."""
+    missing = sorted(name for name in {*seen, "trajectories.npz"} if not (folder / name).is_file())
+    if missing:
+        raise RunError(
+            f"{folder} lacks parts of the checkpoint that other nodes have written ({', '.join(missing)}): log.dir "
+            "must be a folder of a disk that all nodes share"
+        )
+
+
+def _measure(folder: Path) -> dict[str, dict[str, int]]:
+    """Size of every file, and the checksum of the smaller ones, which cost no time."""
+    found = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        size = path.stat().st_size
+        found[str(path.relative_to(folder))] = {"bytes": size} | (
+            {"crc32": zlib.crc32(path.read_bytes())} if size <= _CHECKED_BYTES else {}
+        )
+    return found
+
+
+def _verify(checkpoint: Path) -> None:
+    path = checkpoint / _MANIFEST
+    if not path.is_file():
+        return  # of an earlier version
+    try:
+        written = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({error}); resume an earlier checkpoint: RUN@ITERATION") from error
+    there = _measure(checkpoint)
+    for name, content in written.items():
+        if there.get(name) != content:
+            what = "is damaged or truncated" if name in there else "is missing"
+            raise UserError(f"{checkpoint / name} {what}; resume an earlier checkpoint: RUN@ITERATION")

@@ -8,8 +8,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vla_rl.core.errors import UserError
+from vla_rl.commands.output import lasting_output
+from vla_rl.core.errors import RunError, UserError
 
+EXIT_RUN_ERROR = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _RAY_NEED_NOT_SAY = "PYTHON worker processes have been started"  # many env workers are intended
@@ -18,20 +20,30 @@ _RAY_NEED_NOT_SAY = "PYTHON worker processes have been started"  # many env work
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status.
 
-    0: done. 1: the command found something missing (``doctor``). 2: a mistake that the user can fix.
+    0: done. 1: a run cannot go on, or the command found something missing (``doctor``). 2: a mistake that the user can
+    fix.
     130: interrupted. Unexpected errors keep their traceback, with which Python exits with status 1.
     """
     args = _parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _RAY_NEED_NOT_SAY)  # read by the first import of Ray
+    with lasting_output() as output:
+        status = _run(args)
+    if output.error is not None:
+        print(f"vla-rl {args.command}: error: standard output cannot be written: {output.error}", file=sys.stderr)
+        return status if args.command == "train" else status or EXIT_USER_ERROR  # a run's results are in its folder
+    return status
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         handler = args.handler
         if isinstance(handler, str):  # "module:function", imported only now
             module, _, function = handler.partition(":")
             handler = getattr(import_module(f"vla_rl.commands.{module}"), function)
         return handler(args)
-    except UserError as error:
+    except (UserError, RunError) as error:
         print(f"vla-rl {args.command}: error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_RUN_ERROR
     except KeyboardInterrupt:
         print(f"vla-rl {args.command}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -42,6 +54,16 @@ def _new_file(text: str) -> Path:
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written: name a file in a folder that exists")
     return path
+
+
+def _resumed(text: str) -> tuple[Path, int | None]:
+    """``RUN`` or ``RUN@ITERATION``."""
+    run, at, iteration = text.rpartition("@")
+    if not at or Path(text).is_dir():
+        return Path(text), None
+    if not iteration.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: {iteration!r} is not an iteration; write RUN@ITERATION")
+    return Path(run), int(iteration)
 
 
 def _positive(text: str) -> int:
@@ -57,15 +79,15 @@ def _numbers(text: str) -> list[int]:
 def _train(args: argparse.Namespace) -> int:
     from vla_rl.placement.checks import load_checked_config
 
-    file, overrides = args.config, args.overrides
+    file, overrides, (resume, iteration) = args.config, args.overrides, args.resume or (None, None)
     if file is not None and "=" in file and not Path(file).exists():
         file, overrides = None, [file, *overrides]
-    if args.resume is not None:
+    if resume is not None:
         if file is not None:
-            raise UserError(f"a resumed run has its own config: leave out {file}, or leave out --resume {args.resume}")
-        file = args.resume / "config.yaml"
+            raise UserError(f"a resumed run has its own config: leave out {file}, or leave out --resume {resume}")
+        file = resume / "config.yaml"
         if not file.is_file():
-            raise UserError(f"--resume {args.resume}: no run folder, {file} does not exist; name a folder below runs/")
+            raise UserError(f"--resume {resume}: no run folder, {file} does not exist; name a folder below runs/")
     elif file is None:
         raise UserError("no config given: name one, such as `vla-rl train configs/libero_ppo.yaml`")
     config = load_checked_config(Path(file), overrides)
@@ -74,7 +96,7 @@ def _train(args: argparse.Namespace) -> int:
 
     from vla_rl.commands.train import train
 
-    return train(config, args.resume, args.json)
+    return train(config, resume, args.json, iteration)
 
 
 def _eval(args: argparse.Namespace) -> int:
@@ -120,7 +142,12 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         (
             _option("config", metavar="CONFIG", nargs="?", help="YAML file, such as configs/libero_ppo.yaml"),
             OVERRIDES,
-            _option("--resume", metavar="RUN", type=Path, help="continue the run in this folder, with its config"),
+            _option(
+                "--resume",
+                metavar="RUN[@ITERATION]",
+                type=_resumed,
+                help="continue the run in this folder, with its config, from its newest checkpoint or from another one",
+            ),
             JSON,
         ),
     ),

@@ -13,8 +13,8 @@ import numpy as np
 from rich.console import Console
 
 from envs import EnvConfig
-from vla_rl.commands.run_folder import new_folder
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.files import new_folder
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 from vla_rl.observability.console import ProgressDisplay
 from vla_rl.replay.schedule import training_episode

@@ -11,7 +11,7 @@ from vla_rl.cluster.cluster import Cluster
 from vla_rl.commands.run_folder import RunFolder, git_commit, write_video
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import StallError, UserError
 from vla_rl.core.files import write_json
 from vla_rl.core.records import EnvSpec
 from vla_rl.observability.console import make_console
@@ -58,9 +58,11 @@ def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: i
     with make_console().status("starting processes") as line, Cluster(config, plan, spec, rules) as cluster:
         cluster.start(None, 0)
         cluster.call_store("open")
-        return run_evaluation(
+        evaluation = run_evaluation(
             cluster, spec, episodes, config.seed, greedy=greedy, record=record, status=lambda text: line.update(text)
         )
+    assert evaluation is not None
+    return evaluation
 
 
 def _config(target: Path, file: Path | None, overrides: list[str], *, best: bool) -> RunConfig:
@@ -94,10 +96,11 @@ def run_evaluation(
     greedy: bool,
     record: int,
     status: Callable[[str], None],
-) -> Evaluation:
+    stopped: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
     """Play evaluation episodes on a started cluster. ``status`` is called with a line of progress.
 
-    Raises TimeoutError if no episode finishes for ``STALL_S`` seconds.
+    None if it is ``stopped`` meanwhile. Raises StallError if no episode finishes for ``STALL_S`` seconds.
     """
     to_play = evaluation_episodes(
         0, episodes, len(spec.instructions), spec.init_states, seed, greedy=greedy, record=record
@@ -105,7 +108,7 @@ def run_evaluation(
     cluster.call_store("assign_evaluation", to_play)
     kind = "greedy" if greedy else "sampled"
     deadline, done = time.monotonic() + STALL_S, 0
-    while True:
+    while not stopped():
         ref: Any = cluster.store.evaluation_results.remote(episodes, 2.0)
         results = cluster.get(ref, "evaluation episodes", 120.0)
         if results is not None:
@@ -115,4 +118,5 @@ def run_evaluation(
         if now_done != done:
             done, deadline = now_done, time.monotonic() + STALL_S
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no evaluation episode finished for {STALL_S:.0f} s ({done} of {episodes} done)")
+            raise StallError(f"no evaluation episode finished for {STALL_S:.0f} s ({done} of {episodes} done)")
+    return None

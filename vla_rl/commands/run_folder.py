@@ -3,19 +3,22 @@
 runs/NAME/
     config.yaml      the resolved configuration
     metadata.json    versions, git commit, machine, assets
-    metrics.jsonl    one line per iteration
+    metrics.jsonl    one line per iteration; null where a number is not finite
     tensorboard/     the same for TensorBoard (and Weights & Biases, with log.wandb)
     checkpoints/     see ``checkpoints``
     profile.yaml     the costs that the run has measured; written with every checkpoint
     migrations.jsonl one line per migration to a better plan (placement.replan_every)
+    not_finite/      see ``divergence``
     evaluations/     a JSON file per evaluation, and a video
     curves.png       drawn at the end
 """
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -25,12 +28,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from vla_rl.commands.checkpoints import Checkpoints
+from vla_rl.commands.checkpoints import Checkpoints, read_state
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
-from vla_rl.core.files import replacing, write_json
+from vla_rl.core.file_lock import FileLock
+from vla_rl.core.files import new_folder, remove_partial, replacing, write_json
 from vla_rl.core.records import EnvSpec
+from vla_rl.observability.metrics_file import read_records
 from vla_rl.placement.profile import Profile, save_profile
 
 _PACKAGES = (
@@ -38,18 +43,6 @@ _PACKAGES = (
     *("mujoco", "robosuite", "hf-libero", "mani_skill", "sapien"),
 )
 _VIDEO_FPS = 20  # LIBERO's control rate: videos play in real time
-
-
-def new_folder(parent: Path, name: str) -> Path:
-    """Create a folder of that name, or a numbered one if another command took the name in the same second."""
-    folder, number = parent / name, 1
-    while True:
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            number += 1
-            folder = parent / f"{name}-{number}"
 
 
 class RunFolder:
@@ -60,40 +53,74 @@ class RunFolder:
         self.config = config
         self.checkpoints = Checkpoints(path / "checkpoints", config.train.keep_checkpoints)
         self._evaluations = [found for record in self.metrics() if (found := _evaluation(record))]
+        self._lock: FileLock | None = None
+        self._is_new = False
         self._tensorboard: Any = None
         self._wandb: Any = None
 
     @classmethod
     def create(cls, config: RunConfig, spec: EnvSpec, argv: Sequence[str]) -> Self:
-        """Create the folder, and write what is known at the start. Raises UserError if log.name is taken."""
+        """Create the folder, and write what is known at the start. Raises UserError if that is not possible."""
         parent, name = Path(config.log.dir), config.log.name
-        if name is None:
-            path = new_folder(parent, f"{config.algo.name}-{config.env.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        else:
-            path = parent / name
-            try:
+        run: Self | None = None
+        try:
+            if name is None:
+                started = time.strftime("%Y%m%d-%H%M%S")
+                path = new_folder(parent, f"{config.algo.name}-{config.env.name}-{started}")
+            else:
+                path = parent / name
                 path.mkdir(parents=True)
-            except FileExistsError:
+            run = cls(path, config)
+            run._is_new = True
+            run._take_lock()
+            (path / "config.yaml").write_text(dump_config(config))
+            write_json(path / "metadata.json", metadata(spec, argv))
+            run._open_loggers(0)
+            return run
+        except BaseException as error:
+            if run is not None:
+                run.close()
+            elif isinstance(error, FileExistsError) and path.is_dir():
                 raise UserError(
                     f"log.name={name!r}: {path} exists; continue that run with --resume {path}, or choose another name"
                 ) from None
-        (path / "config.yaml").write_text(dump_config(config))
-        write_json(path / "metadata.json", metadata(spec, argv))
-        run = cls(path, config)
-        run._open_loggers(0)
-        return run
+            if isinstance(error, (OSError, ValueError)) and not isinstance(error, UserError):
+                raise UserError(f"log.dir={parent}: no run folder can be written there ({error})") from None
+            raise
 
     @classmethod
-    def reopen(cls, path: Path, config: RunConfig, iteration: int) -> Self:
-        """Continue at ``iteration``; metrics that were logged after the checkpoint are removed."""
+    def reopen(cls, path: Path, config: RunConfig, iteration: int | None = None) -> tuple[Self, Path]:
+        """Continue from the checkpoint of an iteration, or from the newest; returns it, too.
+
+        Later metrics are removed, later checkpoints set aside. Raises UserError if there is no such checkpoint, or
+        another process continues the run.
+        """
         run = cls(path, config)
-        kept = [json.dumps(record) + "\n" for record in run.metrics() if record["iteration"] <= iteration]
-        with replacing(run._metrics_file) as partial:
+        run._take_lock()
+        try:
+            checkpoint = run.checkpoints.newest() if iteration is None else run.checkpoints.of(iteration)
+            read_state(checkpoint)
+            run._rewind(int(checkpoint.name))
+        except BaseException:
+            run.close()
+            raise
+        return run, checkpoint
+
+    def _take_lock(self) -> None:
+        path = self.path / "lock"
+        self._lock = FileLock.acquire(path)
+        if self._lock is None:
+            raise UserError(f"{self.path} is in use by {path.read_text()}; wait for its end, or stop it")
+
+    def _rewind(self, iteration: int) -> None:
+        remove_partial(self.path)
+        kept = [json.dumps(record) + "\n" for record in self.metrics() if record["iteration"] <= iteration]
+        with replacing(self._metrics_file) as partial:
             partial.write_text("".join(kept))
-        run._evaluations = [found for found in run._evaluations if found[0] <= iteration]
-        (path / "config.yaml").write_text(dump_config(config))
-        run._open_loggers(iteration)
-        return run
+        self.checkpoints.set_aside_after(iteration)
+        self._evaluations = [found for found in self._evaluations if found[0] <= iteration]
+        (self.path / "config.yaml").write_text(dump_config(self.config))
+        self._open_loggers(iteration)
 
     @property
     def _metrics_file(self) -> Path:
@@ -103,7 +130,7 @@ class RunFolder:
         """All records, without a last line that a crash has cut off."""
         if not self._metrics_file.exists():
             return []
-        return [json.loads(line) for line in self._metrics_file.read_text().split("\n")[:-1] if line]
+        return read_records(self._metrics_file)
 
     def best_iteration(self) -> int | None:
         """The iteration with the highest greedy success, the last of them; None before the first evaluation."""
@@ -147,7 +174,7 @@ class RunFolder:
         record = {"iteration": iteration, "time": time.time()} | {k: _rounded(v) for k, v in metrics.items()}
         with self._metrics_file.open("a") as file:
             file.write(json.dumps(record) + "\n")
-        if found := _evaluation(record):
+        if found := _evaluation({"iteration": iteration} | dict(metrics)):
             self._evaluations.append(found)
         if self._tensorboard:
             self._tensorboard.add_event(_tensorboard_event(iteration, metrics))
@@ -171,10 +198,15 @@ class RunFolder:
             write_video(folder / f"{name}.mp4", shown)
 
     def close(self) -> None:
+        """A new run that has logged nothing leaves no folder."""
         if self._tensorboard:
             self._tensorboard.close()
         if self._wandb:
             self._wandb.finish()
+        if self._is_new and not self._metrics_file.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.release()
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
@@ -246,8 +278,9 @@ def _evaluation(record: Mapping[str, float]) -> tuple[int, float] | None:
     return None if success is None else (int(record["iteration"]), success)
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.6g}")
+def _rounded(value: float) -> float | None:
+    """None, which JSON has, in place of NaN and infinity, which it lacks."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _tensorboard_event(iteration: int, metrics: Mapping[str, float]) -> Any:

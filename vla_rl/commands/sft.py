@@ -18,6 +18,7 @@ from rich.console import Console
 from vla_rl.commands.demonstrations import collect_demonstrations
 from vla_rl.commands.run_folder import metadata
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
 from vla_rl.core.machine import Machine
 from vla_rl.observability.console import ProgressDisplay, make_console
@@ -84,6 +85,11 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
         checkpoint_activations(policy)
     start = time.monotonic()
     losses = _train(config, policy, demos, console)
+    if not np.isfinite(losses).all():
+        first = int(np.flatnonzero(~np.isfinite(losses))[0]) + 1
+        raise UserError(
+            f"cloning has diverged: the loss is not finite from update {first} on; lower sft.lr={config.sft.lr}"
+        )
     figures = {
         "demonstrations": demos.num_demonstrations,
         "steps": len(demos.actions),

@@ -1,15 +1,22 @@
 """Ctrl-C as a request: the first asks for a clean end, the second interrupts."""
 
+import os
 import signal
 from types import FrameType, TracebackType
 from typing import Self
 
+_ACKNOWLEDGED = b"\nstopping with a checkpoint after the running update; press Ctrl-C again to stop without\n"
+
 
 class StopRequest:
-    """Within the block, SIGINT and SIGTERM set ``requested``; a second signal raises KeyboardInterrupt."""
+    """Within the block, SIGINT and SIGTERM set ``requested``; a second signal raises KeyboardInterrupt.
+
+    While ``graceful`` is false, so does the first one: nothing has been done that a checkpoint would save.
+    """
 
     def __init__(self) -> None:
         self.requested = False
+        self.graceful = False
         self._previous: dict[int, signal.Handlers | int | None] = {}
 
     def __enter__(self) -> Self:
@@ -27,6 +34,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self.requested or not self.graceful:
             raise KeyboardInterrupt
         self.requested = True
+        os.write(2, _ACKNOWLEDGED)  # at once, whatever the main thread is doing

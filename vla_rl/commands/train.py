@@ -12,51 +12,85 @@ A migration is a resume in the same process: the checkpoint names the next plan,
 
 import sys
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from vla_rl.cluster.cluster import Cluster
+from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.commands.checkpoints import read_state
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.signals import StopRequest
 from vla_rl.commands.trainer import Trainer
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.files import write_json
+from vla_rl.core.records import EnvSpec, Trajectory
 from vla_rl.observability.console import TrainingView
+from vla_rl.placement.plan import Plan
 from vla_rl.placement.planner import plan_of_record, plan_run
+from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.store import StoreRules
+from vla_rl.replay.trajectory_file import load_trajectories
 
 
-def train(config: RunConfig, resume: Path | None = None, json_file: Path | None = None) -> int:
+def train(
+    config: RunConfig, resume: Path | None = None, json_file: Path | None = None, iteration: int | None = None
+) -> int:
     """Run a training, or continue the run in the folder ``resume``; returns the exit status.
 
-    ``json_file``: also write the metrics of the last iteration there. Raises UserError before any process is started,
-    where the mistake can be found that early.
+    ``iteration``: of the checkpoint to continue from; None: the newest. ``json_file``: also write the metrics of the
+    last iteration there. Raises UserError before any process is started, where the mistake can be found that early.
     """
     from envs import env_spec
     from vla_rl.policies.build import check_policy
 
     spec = env_spec(config.env)
     check_policy(config.policy, spec)
-    checkpoint = RunFolder(resume, config).checkpoints.newest() if resume else None
-    state: dict[str, Any] = read_state(checkpoint) if checkpoint else {"policy_version": 0, "seconds": 0.0}
-    done = state["policy_version"]
-    folder = RunFolder.reopen(resume, config, done) if resume else RunFolder.create(config, spec, sys.argv)
-    title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {folder.path}"
-    with closing(folder), StopRequest() as stop, TrainingView(title, spec, config.train.iterations, done) as view:
-        migrates = True
-        while migrates:
-            replans = config.placement.replan_every and "layout" in state
-            plan = (plan_of_record(config, state["layout"]) if replans else None) or plan_run(config, spec)
-            with Cluster(config, plan, spec, StoreRules.of(config, spec)) as cluster:
-                trainer = Trainer(config, spec, folder, cluster, view, stop)
-                trainer.start(checkpoint, state)
-                migrates = main_loop(trainer)
-            checkpoint = folder.checkpoints.newest()
-            state = read_state(checkpoint)
+    sweep_leftovers()  # of dead runs, before free memory is asked for
+    plan = plan_run(config, spec)
+    SharedMemoryNeeds.of(config, spec, plan).check()
+    folder, checkpoint = (
+        RunFolder.reopen(resume, config, iteration) if resume else (RunFolder.create(config, spec, sys.argv), None)
+    )
+    with closing(folder):
+        start = _Start.of(checkpoint, config) if checkpoint else _Start()
+        _run(config, spec, folder, plan, start)
     if json_file is not None:
         write_json(json_file, {"run": str(folder.path), "metrics": folder.metrics()[-1]})
     return 0
+
+
+def _run(config: RunConfig, spec: EnvSpec, folder: RunFolder, plan: Plan, start: "_Start") -> None:
+    """Train on one cluster after the other, as often as the run migrates."""
+    done = start.state["policy_version"]
+    title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {folder.path}"
+    with StopRequest() as stop, TrainingView(title, spec, config.train.iterations, done) as view:
+        migrates = True
+        while migrates:
+            with Cluster(config, start.plan or plan, spec, StoreRules.of(config, spec)) as cluster:
+                trainer = Trainer(config, spec, folder, cluster, view, stop)
+                trainer.start(start.checkpoint, start.state, start.trajectories)
+                start = _Start()  # frees what it holds
+                migrates = main_loop(trainer)
+            if migrates:
+                start = _Start.of(folder.checkpoints.newest(), config)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where a run, or its part up to a migration, starts from."""
+
+    checkpoint: Path | None = None
+    state: dict[str, Any] = field(default_factory=lambda: {"policy_version": 0, "seconds": 0.0})
+    trajectories: list[Trajectory] = field(default_factory=list)
+    plan: Plan | None = None  # None: the one for a new run
+
+    @classmethod
+    def of(cls, checkpoint: Path, config: RunConfig) -> Self:
+        """Raises UserError if the checkpoint is damaged."""
+        state = read_state(checkpoint)
+        plan = plan_of_record(config, state["layout"]) if config.placement.replan_every and "layout" in state else None
+        return cls(checkpoint, state, load_trajectories(checkpoint / "trajectories.npz"), plan)
 
 
 # consumes: super-batches. waits for: the store, the learners. unblocked by: their answers, time limits, Ctrl-C.
@@ -87,7 +121,7 @@ def main_loop(t: Trainer) -> bool:
             t.checkpoint(migration.plan)
             if not t.stop.requested:
                 return True
-        elif last or t.due(train.checkpoint_every) or t.improved() or t.stop.requested:
+        elif last or t.stop.requested or (not t.diverges and (t.due(train.checkpoint_every) or t.improved())):
             t.checkpoint(t.cluster.plan)
     t.finish()
     return False

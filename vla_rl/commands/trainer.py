@@ -2,19 +2,24 @@
 
 import sys
 import time
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from vla_rl.cluster.cluster import Cluster
+from vla_rl.commands.checkpoints import require_parts
+from vla_rl.commands.divergence import DivergenceGuard
 from vla_rl.commands.evaluate import STALL_S, run_evaluation
 from vla_rl.commands.run_folder import RunFolder, metadata
 from vla_rl.commands.signals import StopRequest
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import StallError
 from vla_rl.core.files import write_json
 from vla_rl.core.machine import Machine
-from vla_rl.core.records import EnvSpec
+from vla_rl.core.records import EnvSpec, Trajectory
 from vla_rl.observability.console import TrainingView
 from vla_rl.observability.usage import Throughput, resident_gib
 from vla_rl.placement.memory import expected_memory
@@ -22,10 +27,7 @@ from vla_rl.placement.plan import Plan, PlanError
 from vla_rl.placement.planner import layout_record
 from vla_rl.placement.replan import Migration, Replanner
 from vla_rl.replay.super_batch import describe
-from vla_rl.replay.trajectory_file import load_trajectories
 
-_UPDATE_TIMEOUT_S = 3600.0
-_CHECKPOINT_TIMEOUT_S = 600.0
 _DRAIN_POLL_S = 0.2
 
 
@@ -45,25 +47,33 @@ class Trainer:
         self.cluster, self.view, self.stop = cluster, view, stop
         self.policy_version = 0  # updates done: the version of the learner's weights
         self.published_version = 0  # the version that inference acts with
+        self._guard = DivergenceGuard(folder.path, config.learner.max_skipped_updates)
+        self._longest_update = 0.0  # seconds
         self._started = time.monotonic()
         self._earlier_s = 0.0  # training time of earlier sessions of this run
         self._throughput = Throughput()
         self._outcomes = (0, 0)  # training episodes played and succeeded, at the previous iteration
         self._replanner: Replanner
 
-    def start(self, checkpoint: Path | None, state: dict[str, Any]) -> None:
-        """Start all processes, continue from a checkpoint if there is one, and let episodes begin."""
+    def start(self, checkpoint: Path | None, state: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
+        """Start all processes, continue from a checkpoint if there is one, and let episodes begin.
+
+        ``trajectories``: of the checkpoint. Meanwhile, a signal interrupts at once.
+        """
         self.view.status("starting processes")
+        self.cluster.notify = self.view.say
+        self.stop.graceful = False
+        self.stop.listen()  # again, since Ray has been started
         self.policy_version = self.published_version = state["policy_version"]
         self._earlier_s = state["seconds"]
         self.cluster.start(checkpoint / "learner" if checkpoint else None, self.policy_version)
-        self.stop.listen()
         memory = expected_memory(self.config, self.spec, Machine.detect())
         name = self.folder.path.name
         self._replanner = Replanner(self.config, self.spec, name, memory, state.get("replanner"))
         if checkpoint:
-            self.cluster.call_store("restore", state["store"], load_trajectories(checkpoint / "trajectories.npz"))
+            self.cluster.call_store("restore", state["store"], trajectories)
         self.cluster.call_store("open")
+        self.stop.graceful = True
 
     def due(self, every: int) -> bool:
         """Whether something that happens every so many updates happens now; never with 0."""
@@ -99,16 +109,28 @@ class Trainer:
             if counters["started"] + counters["buffered"] != progress:
                 progress, deadline = counters["started"] + counters["buffered"], time.monotonic() + STALL_S
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no episode finished for {STALL_S:.0f} s; the store's counters: {counters}")
+                raise StallError(f"no episode finished for {STALL_S:.0f} s; the store's counters: {counters}")
         return None
 
     def update(self, batch_ref: Any) -> dict[str, float]:
-        """Train on a super-batch; afterwards the policy version is one higher. Returns metrics."""
+        """Train on a super-batch; afterwards the policy version is one higher. Returns metrics.
+
+        Raises RunError if several updates in a row were not finite.
+        """
         self.view.status("training")
         updates = [learner.update.remote(batch_ref) for learner in self.cluster.learners]
-        metrics = self.cluster.get(updates, "the learner's update", _UPDATE_TIMEOUT_S)[0]
+        start, limit = time.monotonic(), self.cluster.deadlines.update_after(self._longest_update)
+        metrics = self.cluster.get(updates, "the learner's update", limit)[0]
+        self._longest_update = max(self._longest_update, time.monotonic() - start)
         self.policy_version += 1
-        return metrics | describe(self.cluster.get(batch_ref, "the super-batch", _UPDATE_TIMEOUT_S))
+        batch = self.cluster.get(batch_ref, "the super-batch", limit)
+        self._guard.observe(metrics, batch)
+        return metrics | describe(batch)
+
+    @property
+    def diverges(self) -> bool:
+        """Whether the last update was not finite: the weights are those of before, and they may be about to diverge."""
+        return self._guard.in_a_row > 0
 
     def publish(self) -> None:
         """Weight sync: inference acts with the newest version from now on."""
@@ -116,7 +138,10 @@ class Trainer:
         self.published_version = self.policy_version
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the newest version. No update happens meanwhile, so that one version plays all episodes."""
+        """Evaluate the newest version. No update happens meanwhile, so that one version plays all episodes.
+
+        An evaluation that is asked to stop yields no metrics.
+        """
         metrics: dict[str, float] = {}
         for greedy in (True, False) if self.config.train.eval_sampled else (True,):
             kind = "greedy" if greedy else "sampled"
@@ -128,7 +153,10 @@ class Trainer:
                 greedy=greedy,
                 record=3 if greedy and self.config.log.video else 0,
                 status=self.view.status,
+                stopped=lambda: self.stop.requested,
             )
+            if evaluation is None:
+                break
             self.view.say(f"iteration {self.policy_version}: {evaluation.text()}")
             self.folder.save_evaluation(f"{self.policy_version:06d}-{kind}", evaluation.record(), evaluation.frames)
             names = (f"eval/{kind}_success", f"eval/{kind}_low95", f"eval/{kind}_high95")
@@ -201,8 +229,9 @@ class Trainer:
             with self.cluster.learner_on_device():
                 saves = [learner.save.remote(folder, about) for learner in self.cluster.learners]
                 stored: Any = self.cluster.store.save.remote(folder)
-                record = self.cluster.get(stored, "the store's state", _CHECKPOINT_TIMEOUT_S)
-                self.cluster.get(saves, "the learner's checkpoint", _CHECKPOINT_TIMEOUT_S)
+                record = self.cluster.get(stored, "the store's state", self.cluster.deadlines.checkpoint)
+                seen = self.cluster.get(saves, "the learner's checkpoint", self.cluster.deadlines.checkpoint)
+            require_parts(folder, chain.from_iterable(seen))
             state = {
                 "policy_version": self.policy_version,
                 "seconds": self._elapsed(),

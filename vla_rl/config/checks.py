@@ -8,6 +8,8 @@ from envs.workload.config import WorkloadConfig
 from vla_rl.config.messages import KeyPath, Problem
 from vla_rl.config.run_config import RunConfig
 
+_LONGEST_NAME = 200  # file systems allow 255, of which names of temporary files need some
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -33,6 +35,8 @@ def config_checks() -> tuple[Check, ...]:
         Check((("placement", "virtual"), ("env",)), _only_workload_is_virtual),
         Check((("placement", "replan_every"), ("placement", "mode")), _replanning_needs_auto),
         Check((("placement",),), _nodes_need_a_cluster),
+        Check((("placement", "ray_address"),), _address_has_a_form),
+        Check((("log", "name"),), _name_is_of_a_folder),
     )
 
 
@@ -131,3 +135,22 @@ def _nodes_need_a_cluster(config: RunConfig) -> Iterator[Problem]:
         yield Problem(key, "several machines need a running Ray cluster; set placement.ray_address", p.nodes)
     if p.nodes > 1 and p.virtual is not None:
         yield Problem(key, "virtual devices are all on this machine; use 1", p.nodes)
+
+
+def _address_has_a_form(config: RunConfig) -> Iterator[Problem]:
+    address = config.placement.ray_address
+    if address is None or address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or any(c.isspace() or c == "/" for c in host):
+        yield Problem(("placement", "ray_address"), "write HOST:PORT of a running Ray cluster, auto, or null", address)
+
+
+def _name_is_of_a_folder(config: RunConfig) -> Iterator[Problem]:
+    name = config.log.name
+    if name is None:
+        return
+    if not name or name in (".", "..") or "/" in name or not name.isprintable():
+        yield Problem(("log", "name"), "is the name of one folder within log.dir, without slashes", name)
+    elif len(name.encode()) > _LONGEST_NAME:
+        yield Problem(("log", "name"), f"has {len(name.encode())} bytes; use at most {_LONGEST_NAME}", name)

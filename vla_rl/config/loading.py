@@ -21,11 +21,12 @@ from pydantic import ValidationError
 from vla_rl.config.checks import Check, config_checks
 from vla_rl.config.messages import ConfigError, KeyPath, Problem, default_kind, explain, kinds
 from vla_rl.config.run_config import RunConfig
-from vla_rl.config.yaml_file import parse_value, read_config_files
+from vla_rl.config.yaml_file import UNREADABLE, parse_value, read_config_files
 
 __all__ = ["ConfigError", "dump_config", "load_config"]
 
 COMMAND_LINE = "command line"
+_LARGEST_INT = 2**31 - 1  # what indices of arrays hold
 _OVERRIDE_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -52,6 +53,8 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), checks: Sequen
             draft.refuse(Problem(key, "interpolation is not supported; write the value itself", value))
         elif isinstance(value, float) and not math.isfinite(value):
             draft.refuse(Problem(key, "must be a finite number", value))
+        elif isinstance(value, int) and abs(value) > _LARGEST_INT and key != ("seed",):
+            draft.refuse(Problem(key, f"must be at most {_LARGEST_INT}", value))
     config = _validated(draft)
     if all(file.readable for file in files) and config is not None:
         for check in (*config_checks(), *checks):
@@ -170,5 +173,5 @@ def _apply_override(text: str, draft: _Draft) -> None:
     key = tuple(name.split("."))
     try:
         draft.assign(key, parse_value(value), COMMAND_LINE)
-    except (yaml.YAMLError, OmegaConfBaseException):
+    except (yaml.YAMLError, OmegaConfBaseException, *UNREADABLE):
         draft.refuse(Problem(key, "is not valid YAML; close its brackets and quotes", value, COMMAND_LINE))

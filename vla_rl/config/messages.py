@@ -15,6 +15,7 @@ from vla_rl.core.errors import UserError
 
 KeyPath = tuple[str | int, ...]
 NO_VALUE = object()
+_SHOWN = 40  # problems
 
 _NOT_TEXT = re.compile(r"[-+.\deE_]*\d[-+.\deE_]*|null|true|false|~")
 
@@ -54,7 +55,7 @@ class Problem:
         text = shown(self.value)
         value = "" if self.value is NO_VALUE else f"={text if len(text) <= 60 else text[:57] + '...'}"
         place = f" ({self.place})" if self.place else ""
-        return f"{dotted(self.key)}{value}{place}: {self.text}"
+        return f"{dotted(self.key)[:200]}{value}{place}: {self.text}"
 
 
 class ConfigError(UserError):
@@ -64,7 +65,8 @@ class ConfigError(UserError):
         self.problems = tuple(str(problem) for problem in problems)
         count = len(self.problems)
         head = "the config has a problem:" if count == 1 else f"the config has {count} problems:"
-        super().__init__("\n  ".join((head, *self.problems)))
+        rest = [f"and {count - _SHOWN} more"] if count > _SHOWN else []
+        super().__init__("\n  ".join((head, *self.problems[:_SHOWN], *rest)))
 
 
 def dotted(key: KeyPath) -> str:

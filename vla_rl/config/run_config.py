@@ -15,7 +15,7 @@ from algos import AlgoConfig
 from algos.ppo import PPOConfig
 from envs import EnvConfig
 from envs.libero.config import LiberoConfig
-from vla_rl.core.schema import ConfigGroup, Fraction, NonNegative, Positive, PositiveFloat
+from vla_rl.core.schema import ConfigGroup, Fraction, NonNegative, Positive, PositiveFloat, Threads
 from vla_rl.policies import PolicyConfig
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 
@@ -42,7 +42,7 @@ class SftConfig(ConfigGroup):
     bin_smoothing: float = Field(
         0.0, ge=0.0, description="Label smoothing: standard deviation, in bins, of the target distribution."
     )
-    threads: Positive = Field(2, description="CPU threads.")
+    threads: Threads = Field(2, description="CPU threads.")
     start_from: str | None = Field(
         None,
         description="Policy checkpoint to fine-tune, which keeps its statistics of actions; null: random weights.",
@@ -54,7 +54,9 @@ class TrainConfig(ConfigGroup):
     """The main loop: data, staleness, evaluations and checkpoints."""
 
     iterations: Positive = Field(100, description="Learner updates of the whole run.")
-    batch_episodes: Positive = Field(32, description="New episodes per super-batch, the data of one update.")
+    batch_episodes: Positive = Field(
+        32, le=1_000_000, description="New episodes per super-batch, the data of one update."
+    )
     reuse: Positive = Field(
         1,
         description="Updates that train on each episode, one after the other; super-batches grow as many times. Needs "
@@ -70,6 +72,7 @@ class TrainConfig(ConfigGroup):
     )
     max_staleness: NonNegative = Field(
         2,
+        le=10_000,
         description="Maximum staleness, in policy updates: how many versions the weights that played a chunk may be "
         "older than the weights it trains. mode=sync uses 0.",
     )
@@ -135,9 +138,12 @@ class LearnerConfig(ConfigGroup):
         "constant", description="How learning rates change after the warm-up; linear and cosine fall to 0 at the end."
     )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this norm.")
-    threads: Positive | None = Field(
-        None, description="CPU threads of one rank; null: one per core it has, 1 on a GPU."
+    max_skipped_updates: Positive = Field(
+        3,
+        description="Updates in a row with gradients that are not finite that end the run. Their optimizer steps are "
+        "skipped, and their data is kept for inspection.",
     )
+    threads: Threads | None = Field(None, description="CPU threads of one rank; null: one per core it has, 1 on a GPU.")
     latency_ms: float = Field(0.0, ge=0.0, description="Simulated extra time of one update (a sleep).")
 
     def lr_factor(self, policy_version: int, iterations: int) -> float:
@@ -202,11 +208,18 @@ class PlacementConfig(ConfigGroup):
         description="Whether inference and learner offload to host memory while the other one uses a shared device. "
         "auto: only if they do not fit together.",
     )
-    env_workers: Positive = Field(2, description="Simulator processes over all nodes, if simulators run on cores.")
-    envs_per_worker: Positive = Field(4, description="Environments of one simulator process.")
-    max_batch: Positive = Field(16, description="Maximum rows of one inference batch.")
+    env_workers: Positive = Field(
+        2, le=10_000, description="Simulator processes over all nodes, if simulators run on cores."
+    )
+    envs_per_worker: Positive = Field(4, le=65_536, description="Environments of one simulator process.")
+    stall_timeout_s: PositiveFloat = Field(
+        60.0,
+        description="A simulator or inference process that makes no progress for so many seconds is killed and "
+        "replaced; after 20 times its longest call, if that is later.",
+    )
+    max_batch: Positive = Field(16, le=65_536, description="Maximum rows of one inference batch.")
     max_wait_ms: float = Field(5.0, ge=0.0, description="Maximum time that a request waits for its batch to fill.")
-    inference_threads: Positive | None = Field(
+    inference_threads: Threads | None = Field(
         None, description="CPU threads of one inference server; null: one per core it has, 1 on a GPU."
     )
 

@@ -13,6 +13,8 @@ from vla_rl.config.messages import KeyPath, Problem
 from vla_rl.core.errors import UserError
 
 SHIPPED_CONFIGS = Path(__file__).parents[2] / "configs"
+_LARGEST = 1 << 20  # characters; the largest config that comes with vla_rl has a few thousand
+UNREADABLE = (ValueError, RecursionError)  # numbers of thousands of digits, thousands of nested brackets
 BASE = "base"  # key of a file: the config file that it changes, relative to its own folder
 
 
@@ -27,13 +29,17 @@ class ConfigFile:
 
 
 def parse_value(text: str) -> Any:
-    """Parse YAML as OmegaConf does (``1e-4`` is a number). Raises yaml.YAMLError or OmegaConfBaseException."""
+    """Parse YAML as OmegaConf does (``1e-4`` is a number). Raises yaml.YAMLError, OmegaConfBaseException or one of
+    ``UNREADABLE``."""
     return _plain(OmegaConf.from_dotlist([f"value={text}"]))["value"]
 
 
 def read_config_files(path: Path) -> list[ConfigFile]:
     """Read ``path`` and its chain of bases, the innermost base first. Mistakes in them are in ``problems``."""
-    files, seen = [read_config_file(path)], [path.resolve()]
+    files = [read_config_file(path)]
+    if not files[0].readable:
+        return files
+    seen = [path.resolve()]
     while (base := files[0].values.pop(BASE, None)) is not None:
         place = files[0].places.pop((BASE,), "")
         path = path.parent / str(base)
@@ -57,14 +63,14 @@ def read_config_file(path: Path) -> ConfigFile:
         file.values = _read(path, file)
     except FileNotFoundError:
         wrong = f"does not exist{_shipped()}"
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:  # before UNREADABLE, which holds the second one's base
         wrong = f"cannot be read ({error}); name a YAML text file"
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else place
         wrong = f"not valid YAML: {error.problem or error.context}; correct this line or the one before"
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        wrong = f"not valid YAML: {str(error).splitlines()[0]}"
+    except (yaml.YAMLError, OmegaConfBaseException, *UNREADABLE) as error:
+        wrong = f"not valid YAML: {str(error).splitlines()[0][:200]}"
     if wrong:
         file.readable = False
         file.problems.append(Problem((place,), wrong))
@@ -72,7 +78,7 @@ def read_config_file(path: Path) -> ConfigFile:
 
 
 def _read(path: Path, file: ConfigFile) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             raise yaml.MarkedYAMLError(problem="aliases are not supported", problem_mark=event.start_mark)
@@ -83,6 +89,15 @@ def _read(path: Path, file: ConfigFile) -> dict[str, Any]:
         raise yaml.MarkedYAMLError(problem="expected groups of KEY: VALUE", problem_mark=root.start_mark)
     _note_keys(root, (), path, file)
     return _plain(OmegaConf.create(yaml.serialize(root)))
+
+
+def read_text(path: Path) -> str:
+    """The text of a small file, or of a pipe. Raises OSError, UnicodeDecodeError, or ValueError if it is large."""
+    with path.open(encoding="utf-8") as file:
+        text = file.read(_LARGEST + 1)
+    if len(text) > _LARGEST:
+        raise ValueError(f"it is longer than {_LARGEST} characters")
+    return text
 
 
 def _note_keys(group: yaml.MappingNode, above: KeyPath, path: Path, file: ConfigFile) -> None:
@@ -116,9 +131,9 @@ Model = TypeVar("Model", bound=BaseModel)
 def load_model(path: Path, kind: type[Model], what: str) -> Model:
     """Read a YAML file as a ``kind``. Raises UserError with all mistakes; ``what`` names the kind for the message."""
     try:
-        return kind.model_validate(yaml.safe_load(path.read_text()))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as {what}: {error}") from error
+        return kind.model_validate(yaml.safe_load(read_text(path)))
     except ValidationError as error:
         problems = "".join(f"\n  {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False))
         raise UserError(f"{path} is not {what}:{problems}") from None
+    except (OSError, yaml.YAMLError, *UNREADABLE) as error:
+        raise UserError(f"{path} cannot be read as {what}: {str(error)[:300]}") from None

@@ -1,5 +1,18 @@
-"""The error that a user can fix: commands print its text without a traceback and exit with status 2."""
+"""Errors that commands report as one message, without a traceback, and that callers tell apart."""
 
 
 class UserError(ValueError):
-    """Something outside this program's code is wrong. The text names the value found, the place and the remedy."""
+    """Something outside this program's code is wrong: exit status 2. The text names the value found, the place and the
+    remedy."""
+
+
+class RunError(RuntimeError):
+    """A run cannot go on: exit status 1. The text names the first cause, where its evidence is, and what to do."""
+
+
+class StallError(RunError, TimeoutError):
+    """Nothing has happened for longer than it may take."""
+
+
+class NotFiniteError(ValueError):
+    """Data for training holds a NaN or an infinity."""

@@ -1,6 +1,7 @@
 """Files and folders that are complete or absent, whatever interrupts their writing."""
 
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -8,26 +9,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+_PARTIAL, _RETIRED = ".partial", ".old"
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield another name in the same folder; what the block writes there becomes ``path`` when the block ends.
 
     ``path`` may be a file or a folder. Until then, and if the block raises, an older ``path`` stays as it is. A reader
-    sees the old content or the new, never a part of it.
+    sees the old content or the new, never a part of it, also after a power failure.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unique = uuid.uuid4().hex
-    partial = path.with_name(f".{path.name}.{unique}.partial")
+    partial = path.with_name(f".{path.name}.{unique}{_PARTIAL}")
     try:
         yield partial
+        _write_to_disk(partial)
         if path.is_dir():  # only an empty folder can be replaced in one step
-            retired = path.with_name(f".{path.name}.{unique}.old")
+            retired = path.with_name(f".{path.name}.{unique}{_RETIRED}")
             path.rename(retired)
             partial.rename(path)
             shutil.rmtree(retired)
         else:
             partial.replace(path)
+        _sync(path.parent)
     finally:
         if partial.is_dir():
             shutil.rmtree(partial)
@@ -35,7 +40,45 @@ def replacing(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+def remove_partial(folder: Path) -> None:
+    """Remove what ``replacing`` has left below ``folder`` in processes that were killed. Nobody may be writing."""
+    for suffix in (_PARTIAL, _RETIRED):
+        for left in list(folder.rglob(f".*{suffix}")):
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink(missing_ok=True)
+
+
+def _write_to_disk(path: Path) -> None:
+    """A file, or all files below a folder, and the folders."""
+    if path.is_dir():
+        for inner in path.iterdir():
+            _write_to_disk(inner)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, in one step."""
     with replacing(path) as partial:
         partial.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """Create a folder of that name, or a numbered one if another command took the name in the same second."""
+    folder, number = parent / name, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = parent / f"{name}-{number}"

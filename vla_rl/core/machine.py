@@ -1,6 +1,7 @@
 """What this machine has, read without loading a heavy library."""
 
 import ctypes
+import hashlib
 import os
 import socket
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Self
 from vla_rl.core.gpus import Gpu, GpuReport
 
 GIB = 1024**3
+CODE = Path(__file__).resolve().parents[2]  # the folder of the packages vla_rl, envs and algos
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,15 @@ def _cgroup_words(name: str) -> list[str]:
         return Path("/sys/fs/cgroup", name).read_text().split()
     except OSError:
         return []
+
+
+def code_version() -> str:
+    """A hash of all source files of this project, as they are on the disk."""
+    digest = hashlib.sha256()
+    for package in ("vla_rl", "envs", "algos"):
+        for path in sorted((CODE / package).rglob("*.py")):
+            digest.update(str(path.relative_to(CODE)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 def library_loads(*names: str) -> bool:

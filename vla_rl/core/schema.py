@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
+Pixels = Annotated[int, Field(ge=1, le=4096)]
+Threads = Annotated[int, Field(ge=1, le=4096)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from algos.advantages import chunk_rewards
 from vla_rl.core.records import SuperBatch
+from vla_rl.learner.state_files import load_data
 
 if TYPE_CHECKING:
     from algos.critic import CriticAlgorithm
@@ -76,11 +77,13 @@ class CriticTrainer:
                 target_q = self._target.rate(state[rows], chunk[rows])
             q, values = critic.rate(state[rows], chunk[rows]), critic.value(state[rows])
             loss = self._algorithm.critic_loss(q, target_q, values, next_values, rewards[rows])
+            losses.append(loss.item())
+            if not np.isfinite(losses[-1]):  # a step would spoil the weights
+                continue
             self._optimizer.zero_grad()
             loss.backward()
             self._optimizer.step()
             self._move_target()
-            losses.append(loss.item())
         return {"critic_loss": float(np.mean(losses))}
 
     @torch.no_grad()
@@ -97,8 +100,8 @@ class CriticTrainer:
         torch.save(networks | {"optimizer": self._optimizer.state_dict()}, path)
 
     def load(self, path: Path) -> None:
-        """Continue from ``save``."""
-        state: dict[str, Any] = torch.load(path, map_location=self._device, weights_only=True)
+        """Continue from ``save``. Raises UserError if the file is damaged."""
+        state: dict[str, Any] = load_data(path, self._device)
         first, value = state["online"]["q.0.0.weight"], state["online"]["v.0.weight"]
         critic = self._critic(value.shape[1], first.shape[1] - value.shape[1])
         critic.load_state_dict(state["online"])

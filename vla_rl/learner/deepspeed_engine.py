@@ -18,6 +18,8 @@ def make_engine(policy: Policy, settings: LearnerConfig) -> tuple[Any, Any]:
     """The engine and its optimizer: AdamW, with a separate learning rate for the value head. Collective."""
     import deepspeed
 
+    from vla_rl.learner.state_files import DataOnlyCheckpointEngine
+
     if settings.activation_checkpointing:
         checkpoint_activations(policy)
     policy.train()
@@ -36,6 +38,7 @@ def make_engine(policy: Policy, settings: LearnerConfig) -> tuple[Any, Any]:
     weights = [weight for group in groups for weight in group["params"]]
     ds_config = _engine_config(settings, sum(weight.numel() for weight in weights), weights[0].is_cuda)
     engine, wrapped, _, _ = deepspeed.initialize(model=policy, optimizer=optimizer, config=ds_config)
+    engine.checkpoint_engine = DataOnlyCheckpointEngine()
     if settings.precision == "bf16" and settings.zero_stage == 0:
         for weight in weights:
             weight.grad_dtype = torch.float32  # DeepSpeed accumulates in float32 under ZeRO only

@@ -24,7 +24,8 @@ class DeviceTimer:
             return
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         first.record()
-        yield
+        with self._meter.shown(activity):
+            yield
         last.record()
         self._calls.append((activity, size, first, last))
 

@@ -27,6 +27,8 @@ from algos.denominators import LossDenominators
 from algos.targets import Targets
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
+from vla_rl.core.errors import NotFiniteError
+from vla_rl.core.finite import require_finite
 from vla_rl.core.ipc.weights import WeightPublisher, weights_nbytes
 from vla_rl.core.records import Observation, SuperBatch, take_rows
 from vla_rl.learner.anchors import Anchors
@@ -34,6 +36,7 @@ from vla_rl.learner.critic import CriticTrainer
 from vla_rl.learner.deepspeed_engine import load_trained, make_engine, make_offloader, reset_unused_steps
 from vla_rl.learner.device_timer import DeviceTimer
 from vla_rl.learner.forward_passes import ForwardPasses
+from vla_rl.learner.optimizer_steps import OptimizerSteps
 from vla_rl.observability.meter import Meter
 from vla_rl.policies.base.policy import Policy
 from vla_rl.policies.build import torch_dtype
@@ -80,7 +83,7 @@ class Learner:
         self.config = config
         self.algorithm = algorithm
         self.meter = Meter()
-        self._grad_norm = 0.0
+        self._skipped = 0  # optimizer steps of the update under way
         self._lease = lease
         self._anchors = anchors
         self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
@@ -95,26 +98,33 @@ class Learner:
         self._reference = copy.deepcopy(policy).requires_grad_(False) if needs_copy else None
         self._engine, self._optimizer = make_engine(policy, config.learner)
         self.policy: Policy = self._engine.module
+        self._steps = OptimizerSteps(self._engine, self.policy, world_size, self._device)
         self._memory = make_offloader(self._engine, self._reference, self._device)
 
     def update(self, batch: SuperBatch) -> dict[str, float]:
         """Update policy ``batch.policy_version`` to the next version, by all epochs and minibatches.
 
-        Returns metrics over all ranks, the same on every rank.
+        Optimizer steps whose gradient is not finite are skipped, and counted as ``skipped_steps``: all of them if the
+        batch itself is not finite. Returns metrics over all ranks, the same on every rank.
         """
         with self.meter.time("train"):
             time.sleep(self.config.learner.latency_ms * 1e-3)
             self._set_learning_rates(batch.policy_version)
-            batch, targets, of_critic = self._targets(batch)
+            try:
+                batch, targets, of_critic = self._targets(batch)
+            except NotFiniteError:
+                steps = sum(1 for _ in self._minibatches(batch))
+                return {"learner/optimizer_steps": steps, "learner/skipped_steps": steps}
             sums: dict[str, float] = defaultdict(float)
             grad_norms: list[float] = []
+            self._skipped = 0
             if self._anchors is not None:
                 self._anchors.observe(batch)
             for number, rows in enumerate(self._minibatches(batch)):
                 step = self._optimizer_step(batch, targets, rows, number)
                 for name, value in step.items():
                     sums[name] += value
-                grad_norms.append(self._grad_norm)
+                grad_norms.append(self._steps.grad_norm)
                 if self.algorithm.ends_update(step):
                     break
             if not self.algorithm.trains_policy(batch.policy_version):
@@ -123,7 +133,7 @@ class Learner:
             self.meter.count("updates")
             metrics = self.algorithm.finish_metrics(dict(sums), targets) | of_critic
             metrics |= {"grad_norm": float(np.mean(grad_norms)), "lr": self._optimizer.param_groups[0]["lr"]}
-            metrics["optimizer_steps"] = len(grad_norms)
+            metrics |= {"optimizer_steps": len(grad_norms), "skipped_steps": self._skipped}
             if self._memory.gib:
                 metrics["offloaded_gib"] = self._memory.gib
             return {f"learner/{name}": value for name, value in metrics.items()}
@@ -188,8 +198,7 @@ class Learner:
                     self._engine.step()  # counts the micro-batch; the weights stay as they are
                 else:
                     with self._timer.time("step", 1):
-                        self._grad_norm = self._measure_grad_norm()
-                        self._engine.step()
+                        self._skipped += not self._steps.step()
                 self._passes.finish_on_device()
             for name, value in metrics.items():
                 sums[name] = sums[name] + value.detach() if name in sums else value.detach()
@@ -232,13 +241,6 @@ class Learner:
         return (
             (len(part), partial(share, part, padding)) for part, padding in self._passes.micro_batches(np.arange(count))
         )
-
-    def _measure_grad_norm(self) -> float:
-        """Gradient norm before clipping. ZeRO's optimizers only know the one of the previous step."""
-        if self.config.learner.zero_stage or self.config.learner.precision != "fp32":
-            return float(self._engine.get_global_grad_norm() or 0.0)
-        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(gradients))
 
     def _sum_over_ranks(self, sums: dict[str, torch.Tensor]) -> dict[str, float]:
         stacked = torch.stack([sums[name].double() for name in sorted(sums)])
@@ -295,10 +297,12 @@ class Learner:
             self._critic.save(folder / "critic.pt")
 
     def load(self, folder: Path) -> None:
-        """Raises FileNotFoundError if ``folder`` holds no state, UserError if it is the state of another policy."""
+        """Raises FileNotFoundError if ``folder`` holds no state, and UserError if that is of another policy or not
+        finite."""
         if not (folder / "state").is_dir():
             raise FileNotFoundError(f"no learner state in {folder}")
         self._engine.load_checkpoint(str(folder), tag="state", custom_load_fn=load_trained)
+        require_finite(self.policy.trained_parameters().values(), str(folder))
         if self._anchors is not None and (folder / "anchors.npz").is_file():
             self._anchors.load(folder / "anchors.npz")
         if self._critic is not None and (folder / "critic.pt").is_file():

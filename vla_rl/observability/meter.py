@@ -5,7 +5,7 @@ For activities whose calls have a size, a meter also keeps the sums from which a
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
@@ -42,6 +42,7 @@ class Meter:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     lines: dict[str, LineSums] = field(default_factory=dict)
+    observer: Callable[[str, float | None], None] | None = None  # told of each start (None) and end (seconds)
 
     @contextmanager
     def time(self, activity: str, size: float | None = None) -> Iterator[Call]:
@@ -49,9 +50,24 @@ class Meter:
         call = Call(size)
         start = time.perf_counter()
         try:
-            yield call
+            with self.shown(activity):
+                yield call
         finally:
             self.add(activity, time.perf_counter() - start, call.size)
+
+    @contextmanager
+    def shown(self, activity: str) -> Iterator[None]:
+        """Show the block to the observer."""
+        observer = self.observer
+        if observer is None:
+            yield
+            return
+        observer(activity, None)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            observer(activity, time.perf_counter() - start)
 
     def add(self, activity: str, seconds: float, size: float | None = None) -> None:
         """Add a call that was timed by other means."""

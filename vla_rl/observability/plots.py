@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_rl.core.errors import UserError
+from vla_rl.observability.metrics_file import read_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,11 +163,9 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     """Metrics of a run folder, or of a copy of its ``metrics.jsonl``. Raises UserError."""
     file = path / "metrics.jsonl" if path.is_dir() else path
     try:
-        records = [json.loads(line) for line in file.read_text().splitlines()]
+        records = read_records(file)
     except FileNotFoundError:
         raise UserError(f"{file} does not exist: name a run folder (below runs/) or its metrics.jsonl") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{file} cannot be read as metrics: {error}") from error
     if not records:
         raise UserError(f"{file} holds no iteration yet: nothing to draw")
     return records

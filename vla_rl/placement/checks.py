@@ -8,9 +8,13 @@ from vla_rl.config.checks import Check
 from vla_rl.config.loading import load_config
 from vla_rl.config.messages import Problem
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.machine import Machine
+from vla_rl.core.errors import UserError
+from vla_rl.core.machine import GIB, Machine
 from vla_rl.placement.plan import PlanError, Resources, make_plan
+from vla_rl.placement.profile import load_profile
 from vla_rl.policies.openvla_oft.hf_folder import is_hub_id
+
+_WORKER_BYTES = 100 << 20  # an env worker, before its simulator
 
 
 def load_checked_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -24,6 +28,8 @@ def machine_checks(machine: Machine) -> tuple[Check, ...]:
         Check((("policy", "checkpoint"),), _checkpoint_exists),
         Check((("placement",), ("env",), ("learner",)), lambda config: _plan_exists(config, machine)),
         Check((("env",),), lambda config: _simulator_has_gpu(config, machine)),
+        Check((("placement",),), lambda config: _processes_fit(config, machine)),
+        Check((("placement", "profile"), ("placement", "virtual")), _profiles_can_be_read),
     )
 
 
@@ -31,8 +37,13 @@ def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:
     checkpoint = config.policy.checkpoint
     if checkpoint is None or is_hub_id(checkpoint):
         return
-    folder = Path(checkpoint).expanduser().absolute()
-    if not folder.is_dir():
+    try:
+        folder = Path(checkpoint).expanduser().absolute()
+        found = folder.is_dir()
+    except (RuntimeError, OSError) as error:  # the home of a user who does not exist; a name that is too long
+        yield Problem(("policy", "checkpoint"), f"{str(error)[:100]}; name the folder of a checkpoint", checkpoint)
+        return
+    if not found:
         what = "is not a folder" if folder.exists() else "does not exist"
         text = f"{folder} {what}; name the folder of a checkpoint, or null to start from random weights"
         yield Problem(("policy", "checkpoint"), text, checkpoint)
@@ -50,3 +61,24 @@ def _simulator_has_gpu(config: RunConfig, machine: Machine) -> Iterator[Problem]
     env = config.env
     if isinstance(env, ManiSkillConfig) and env.backend == "physx_cuda" and not machine.gpus:
         yield Problem(("env", "backend"), "torch can use no NVIDIA GPU here; use physx_cpu", env.backend)
+
+
+def _processes_fit(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    placement = config.placement
+    needed = placement.env_workers / placement.nodes * _WORKER_BYTES
+    if needed > machine.memory:
+        text = (
+            f"so many processes take {needed / GIB:.0f} GiB of memory at least, and this machine has "
+            f"{machine.memory / GIB:.0f}; use fewer, with more placement.envs_per_worker"
+        )
+        yield Problem(("placement", "env_workers"), text, placement.env_workers)
+
+
+def _profiles_can_be_read(config: RunConfig) -> Iterator[Problem]:
+    for name in ("profile", "virtual"):
+        path = getattr(config.placement, name)
+        try:
+            if path is not None:
+                load_profile(Path(path))
+        except UserError as error:
+            yield Problem(("placement", name), str(error), path)

@@ -94,6 +94,7 @@ class ReplayStore:
         self._is_open = is_open
         self._next_id = 0
         self._running: dict[int, tuple[int, EpisodeSpec]] = {}  # id -> (worker, episode)
+        self._dead = set[int]()  # workers
         self._next_group = 0
         self._played = self._succeeded = self._steps = 0  # of finished training episodes, including filtered ones
         self._tasks = TaskSchedule(rules.num_tasks, rules.seed, rules.task_rule)
@@ -105,16 +106,20 @@ class ReplayStore:
         self._earlier: deque[list[Trajectory]] = deque(maxlen=rules.reuse - 1)  # new episodes of the last super-batches
         self._in_training = 0
         self._filling = False
+        self._failure: Exception | None = None  # of the thread that fills
         self._stopped = False
         self._changed = threading.Condition()
         self._collator = threading.Thread(target=self._fill, name="collate", daemon=True)
         self._collator.start()
 
     def take(self, worker: int, count: int, timeout: float) -> list[EpisodeSpec]:
-        """Assign up to ``count`` episodes to a worker: evaluations first, then what the gate admits."""
+        """Assign up to ``count`` episodes to a worker: evaluations first, then what the gate admits.
+
+        ``worker``: a number that no successor of a dead worker has. A call of a dead one may be waiting still.
+        """
         deadline = time.monotonic() + timeout
         with self._changed:
-            while not self._stopped:
+            while not self._stopped and worker not in self._dead:
                 episodes = [self._next_episode() for _ in range(min(count, self._available()))]
                 if episodes:
                     self._running.update({e.id: (worker, e) for e in episodes})
@@ -145,6 +150,7 @@ class ReplayStore:
     def worker_lost(self, worker: int) -> int:
         """A worker died: count its episodes as lost and schedule them again. Returns how many."""
         with self._changed:
+            self._dead.add(worker)
             lost = [e for owner, e in self._running.values() if owner == worker]
             self._lose(lost)
             self._changed.notify_all()
@@ -185,9 +191,14 @@ class ReplayStore:
         return training_group(number, rules.groups.size, self._tasks.task(number), rules.seed, start)
 
     def next_batch(self, timeout: float) -> SuperBatch | None:
-        """The next super-batch once it is filled and collated; None after ``timeout`` seconds."""
+        """The next super-batch once it is filled and collated; None after ``timeout`` seconds.
+
+        Raises RuntimeError if the episodes could not be collated.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._filled is not None or self._stopped, timeout)
+            self._changed.wait_for(lambda: self._filled or self._failure or self._stopped, timeout)
+            if self._failure is not None:
+                raise RuntimeError(f"the next super-batch could not be formed: {self._failure}") from self._failure
             if self._filled is None:
                 return None
             batch, new = self._filled
@@ -209,20 +220,30 @@ class ReplayStore:
 
     def _fill(self) -> None:
         """Collate the next super-batch while the learner trains on the one before."""
-        while True:
+        try:
+            while self._fill_one():
+                pass
+        except Exception as error:  # next_batch raises it
             with self._changed:
-                self._changed.wait_for(lambda: self._stopped or (self._filled is None and self._select()))
-                if self._stopped:
-                    return
-                new, version = self._buffer.take(self.rules.batch_episodes), self._next_version
-                again = young_enough(self._earlier, version - self.rules.max_staleness)
-                self._filling = True
-            with self.meter.time("collate"):
-                batch = collate(new, version, self.rules.max_episode_steps, again)
-            with self._changed:
-                self._filled, self._filling = (batch, new), False
+                self._failure = error
                 self._changed.notify_all()
-            del batch, new, again  # they would stay in memory while this thread waits
+
+    # consumes: complete groups. waits for: enough episodes that are not too stale. unblocked by: add(), stop().
+    def _fill_one(self) -> bool:
+        """False if the store has stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or (self._filled is None and self._select()))
+            if self._stopped:
+                return False
+            new, version = self._buffer.take(self.rules.batch_episodes), self._next_version
+            again = young_enough(self._earlier, version - self.rules.max_staleness)
+            self._filling = True
+        with self.meter.time("collate"):
+            batch = collate(new, version, self.rules.max_episode_steps, again)
+        with self._changed:
+            self._filled, self._filling = (batch, new), False
+            self._changed.notify_all()
+        return True
 
     def _select(self) -> bool:
         """Drop what is too stale for the next batch; True if enough is left to fill it."""

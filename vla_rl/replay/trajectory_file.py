@@ -1,12 +1,16 @@
 """Trajectories in one .npz file: the finished but untrained episodes of a checkpoint."""
 
 import json
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.records import Array, EpisodeSpec, Record, Trajectory
 
 _ARRAYS = tuple(f.name for f in fields(Trajectory) if f.type is Array)
@@ -27,15 +31,24 @@ def save_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
 
 
 def load_trajectories(path: Path) -> list[Trajectory]:
-    """Read what ``save_trajectories`` wrote."""
-    with np.load(path, allow_pickle=False) as data:
-        headers = json.loads(data["headers"].tobytes())
-        return [
-            Trajectory(
-                episode=EpisodeSpec(**header.pop("episode")),
-                record={name: data[f"{i}.{_RECORD}{name}"] for name in header.pop("record")},
-                **header,
-                **{name: data[f"{i}.{name}"] for name in _ARRAYS},
-            )
-            for i, header in enumerate(headers)
-        ]
+    """Read what ``save_trajectories`` wrote. Raises UserError if the file is missing or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            return _read(data)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(
+            f"{path} is missing or damaged ({error}); resume an earlier checkpoint: RUN@ITERATION"
+        ) from error
+
+
+def _read(data: Any) -> list[Trajectory]:
+    headers = json.loads(data["headers"].tobytes())
+    return [
+        Trajectory(
+            episode=EpisodeSpec(**header.pop("episode")),
+            record={name: data[f"{i}.{_RECORD}{name}"] for name in header.pop("record")},
+            **header,
+            **{name: data[f"{i}.{name}"] for name in _ARRAYS},
+        )
+        for i, header in enumerate(headers)
+    ]

@@ -68,11 +68,15 @@ class EnvWorker:
         self._answered: set[int] = set()
         self._inbox: deque[EpisodeSpec] = deque()
         self._free = threading.Semaphore(env.num_envs)  # idle environments for which no episode was requested yet
+        self._failure: Exception | None = None  # of the thread that requests episodes
         self._stop = threading.Event()
 
     # consumes: assignments, answers. waits for: its doorbell. unblocked by: answers, new assignments, stop().
     def run(self) -> None:
-        """Play until ``stop()``. Unfinished episodes are abandoned, and the store counts them as lost."""
+        """Play until ``stop()``. Unfinished episodes are abandoned, and the store counts them as lost.
+
+        Raises what the simulator or the source of episodes raises.
+        """
         receiver = threading.Thread(target=self._receive_assignments, name="assignments", daemon=True)
         receiver.start()
         try:
@@ -91,6 +95,8 @@ class EnvWorker:
             self._free.release()
             receiver.join(timeout=5.0)
             self.env.close()
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         self._stop.set()
@@ -99,11 +105,19 @@ class EnvWorker:
 
     def _receive_assignments(self) -> None:
         """Request an episode for each idle environment. A closed admission gate blocks only this thread."""
-        wanted = 0
-        while not self._stop.is_set():
-            if wanted == 0:
+        try:
+            while not self._stop.is_set():
                 self._free.acquire()
-                wanted = 1
+                self._request_episodes()
+        except Exception as error:  # run() raises it
+            self._failure = error
+            self.stop()
+
+    # consumes: assignments. waits for: the source of episodes. unblocked by: an episode, stop().
+    def _request_episodes(self) -> None:
+        """Request episodes until every idle environment has one; the first one is counted already."""
+        wanted = 1
+        while wanted and not self._stop.is_set():
             while self._free.acquire(blocking=False):
                 wanted += 1
             episodes = self.assignments.take(self.worker, wanted, _IDLE_WAIT_S)

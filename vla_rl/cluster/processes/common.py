@@ -1,14 +1,51 @@
-"""What all processes share: time limits, and the lease of the device that a process computes on."""
+"""What all processes share: where they run, time limits, and the lease of the device that a process computes on."""
 
+import contextlib
+import math
+import os
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from vla_rl.cluster.pulse import Limits, Pulse
 from vla_rl.core.devices.lock import DeviceLease, DeviceLock
 from vla_rl.placement.plan import Process
 
 CALL_TIMEOUT_S = 60.0  # a call that only reads or writes state
 LEASE_TIMEOUT_S = 600.0  # longer than any micro-batch
+
+
+def working_in(folder: Path, cls: type) -> type:
+    """``cls``, made in the driver's working directory, so that relative paths of a config mean the same everywhere.
+
+    On a node that has no such folder it stays where Ray has started it.
+    """
+
+    class Working(cls):  # type: ignore[misc]
+        def __init__(self, *args: Any) -> None:
+            with contextlib.suppress(OSError):
+                os.chdir(folder)
+            super().__init__(*args)
+
+    Working.__name__ = Working.__qualname__ = cls.__name__  # what Ray calls the process
+    return Working
+
+
+@dataclass(frozen=True, slots=True)
+class PulseAddress:
+    """Where a process shows its progress."""
+
+    path: Path
+    row: int
+    stall_s: float  # placement.stall_timeout_s
+    setup_s: float
+
+    def open(self, process: Process) -> Pulse:
+        lease = 0.0 if process.lock is None else LEASE_TIMEOUT_S
+        between = math.inf if process.role == "learner" else self.stall_s + lease
+        return Pulse(self.path, self.row, Limits(self.stall_s, max(self.stall_s, self.setup_s), lease, between))
 
 
 def device_lease(process: Process, lock_server: Path) -> DeviceLease:

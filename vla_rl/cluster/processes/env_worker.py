@@ -6,7 +6,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, device_lease
+from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, PulseAddress, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EpisodeResult, EpisodeSpec, Trajectory
@@ -27,15 +27,18 @@ class StoreClient:
 
 
 class EnvWorkerProcess:
-    def __init__(self, config: RunConfig, process: Process, lock_server: Path) -> None:
-        self._config, self._process, self._lock_server = config, process, lock_server
+    def __init__(self, config: RunConfig, process: Process, number: int, lock_server: Path) -> None:
+        """``number``: by which the store knows this worker, and none of those that it replaces."""
+        self._config, self._process, self._number, self._lock_server = config, process, number, lock_server
         self._worker: Any = None
 
-    def run(self, address: PoolAddress, position: int, plan: Plan, store: ActorHandle) -> None:
+    def run(self, address: PoolAddress, position: int, plan: Plan, store: ActorHandle, pulse: PulseAddress) -> None:
         """Build everything in the thread that will use it (an OpenGL context belongs to one thread), then play.
 
         ``position``: of this worker among those of its inference server.
         """
+        progress = pulse.open(self._process)
+        progress.expect(pulse.setup_s)
         from envs import make_env
         from envs.base.shaping import shaped
         from vla_rl.core.ipc.mailbox import WorkerMailbox
@@ -44,7 +47,7 @@ class EnvWorkerProcess:
         config = self._config
         env = shaped(make_env(config.env, plan.envs_per_worker), config.env.shaping)
         self._worker = EnvWorker(
-            worker=self._process.index,
+            worker=self._number,
             env=env,
             mailbox=WorkerMailbox(address, position),
             assignments=StoreClient(store),
@@ -53,7 +56,11 @@ class EnvWorkerProcess:
             bootstrap_rule=config.algo.bootstrap_rule,
             lease=device_lease(self._process, self._lock_server),
         )
-        self._worker.run()
+        self._worker.meter.observer = progress
+        try:
+            self._worker.run()
+        finally:
+            progress.rest()
 
     def stats(self) -> dict[str, float]:
         return self._worker.meter.snapshot() if self._worker else {}

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cluster.processes.common import LEASE_TIMEOUT_S, device_lease
+from vla_rl.cluster.processes.common import LEASE_TIMEOUT_S, PulseAddress, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
@@ -21,8 +21,10 @@ class InferenceProcess:
         """Import libraries and build the policy: what takes long and needs no other process.
 
         ``attaches``: ``connect`` will be given a learner's frozen weights, so that there must be none here before.
+        Raises UserError if the checkpoint's weights are not finite.
         """
         from vla_rl.core.devices.settings import set_up_torch
+        from vla_rl.core.finite import require_finite
         from vla_rl.policies.build import build_policy, torch_dtype
 
         config, device = self._config, self._process.torch_device
@@ -36,6 +38,8 @@ class InferenceProcess:
             device="meta" if attaches else device,
             dtype=torch_dtype(config.learner.precision),
         )
+        if not attaches and config.policy.checkpoint is not None:
+            require_finite(self._policy.parameters(), config.policy.checkpoint)
 
     def connect(self, address: PoolAddress, weights: Path | None, max_batch: int, frozen: bytes | None = None) -> None:
         """Call after ``build``, and after the learner has published its first weights.
@@ -63,8 +67,13 @@ class InferenceProcess:
             lease=device_lease(self._process, self._lock_server),
         )
 
-    def run(self) -> None:
-        self._server.run()
+    def run(self, pulse: PulseAddress) -> None:
+        progress = pulse.open(self._process)
+        self._server.meter.observer = self._server.policy.meter.observer = progress
+        try:
+            self._server.run()
+        finally:
+            progress.rest()
 
     def offload(self) -> None:
         """Free the device; requests wait until ``onload``."""

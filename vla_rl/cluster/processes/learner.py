@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from vla_rl.cluster.processes.common import device_lease
+from vla_rl.cluster.processes.common import PulseAddress, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import free_port
 from vla_rl.core.records import EnvSpec, SuperBatch
@@ -25,7 +25,9 @@ class LearnerProcess:
         """A free port on this process's node, for the process group."""
         return ray.util.get_node_ip_address(), free_port()
 
-    def setup(self, address: tuple[str, int], weights: Path, state: Path | None, policy_version: int) -> None:
+    def setup(
+        self, address: tuple[str, int], weights: Path, state: Path | None, policy_version: int, pulse: PulseAddress
+    ) -> None:
         """Build the model, join the other ranks, continue from ``state`` if given, and publish ``policy_version``."""
         from algos import make_algorithm
         from vla_rl.core.devices.settings import set_up_torch
@@ -55,6 +57,7 @@ class LearnerProcess:
             create_weight_buffers(weights, self._learner.published_nbytes())
             self._publisher, self._reader = WeightPublisher(weights), WeightReader(weights)
         self.publish(policy_version)
+        self._learner.meter.observer = pulse.open(self._process)
 
     def _anchors(self, policy: Any) -> Any:
         from vla_rl.learner.anchors import Anchors
@@ -79,11 +82,14 @@ class LearnerProcess:
     def onload(self) -> None:
         self._learner.onload()
 
-    def share_frozen_weights(self) -> bytes | None:
-        """A message with which an inference server on this device, or on these cores, attaches the frozen weights."""
+    def share_frozen_weights(self, path: Path) -> bytes | None:
+        """A message with which an inference server on this device, or on these cores, attaches the frozen weights.
+
+        ``path``: of a file for those of a learner on cores.
+        """
         from vla_rl.core.ipc.frozen_weights import share_frozen_weights
 
-        return share_frozen_weights(self._learner.policy)
+        return share_frozen_weights(self._learner.policy, path)
 
     def weights_nbytes(self) -> int:
         """Bytes of one published version; rank 0."""
@@ -93,14 +99,19 @@ class LearnerProcess:
         """A part of a published version, for another node; rank 0. See ``WeightReader.bucket``."""
         return self._reader.bucket(policy_version, number)
 
-    def save(self, folder: Path, metadata: dict[str, Any]) -> None:
-        """Save the learner's state on all ranks; rank 0 also saves the policy as a checkpoint of its own."""
+    def save(self, folder: Path, metadata: dict[str, Any]) -> list[str]:
+        """Save the learner's state on all ranks; rank 0 also saves the policy as a checkpoint of its own.
+
+        Returns the files that are in ``folder`` then, on this process's node.
+        """
         from vla_rl.policies.build import save_policy
 
         self._learner.save(folder / "learner")
         with self._learner.whole_policy() as policy:
             if self._process.index == 0:
                 save_policy(self._config.policy, policy, folder / "policy", metadata)
+        parts = (path for part in ("learner", "policy") for path in (folder / part).rglob("*"))
+        return [str(path.relative_to(folder)) for path in parts if path.is_file()]
 
     def stats(self) -> dict[str, float]:
         return self._learner.meter.snapshot()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.cluster.processes.common import device_lease
+from vla_rl.cluster.processes.common import PulseAddress, device_lease
 from vla_rl.cluster.processes.inference import InferenceProcess
 from vla_rl.cluster.processes.learner import LearnerProcess
 from vla_rl.config.run_config import RunConfig
@@ -115,7 +115,9 @@ class VirtualLearner:
 
 
 class VirtualLearnerProcess(LearnerProcess):
-    def setup(self, address: tuple[str, int], weights: Path, state: Path | None, policy_version: int) -> None:
+    def setup(
+        self, address: tuple[str, int], weights: Path, state: Path | None, policy_version: int, pulse: PulseAddress
+    ) -> None:
         """See LearnerProcess. There is no state to continue from."""
         config, env = self._config, self._config.env
         self._learner = VirtualLearner(
@@ -134,12 +136,13 @@ class VirtualLearnerProcess(LearnerProcess):
         if self._process.index == 0:
             self._published[0] = policy_version
 
-    def share_frozen_weights(self) -> None:
+    def share_frozen_weights(self, path: Path) -> None:
         """There are no weights."""
 
-    def save(self, folder: Path, metadata: dict[str, Any]) -> None:
+    def save(self, folder: Path, metadata: dict[str, Any]) -> list[str]:
         """There is nothing to save."""
         (folder / "learner").mkdir(parents=True, exist_ok=True)
+        return []
 
 
 class Rendezvous:

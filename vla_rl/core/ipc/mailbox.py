@@ -3,6 +3,9 @@
 A worker writes an observation directly into its environment's row and rings the server's doorbell. The server answers
 into the same row and rings the worker's doorbell. Every request has a ticket number, so that an answer to a process
 that has died is never taken for an answer to its successor: a row is pending exactly while ``ticket != answered``.
+
+Doorbells only wake. What has arrived is read from the rows, also when nobody has rung for a while: a process may be
+killed between its writing and its ringing.
 """
 
 import time
@@ -82,6 +85,7 @@ class WorkerMailbox:
         self._arrays = {name: array[rows] for name, array in self._pool.arrays.items()}
         self._server = Doorbell(address.bell(None))
         self._bell = Doorbell(address.bell(worker))
+        self._open = set[int]()  # env ids with a request whose answer has not been returned
         self.observation = Observation(**{f.name: self._arrays[f.name] for f in fields(Observation)})
         # Requests of an earlier process in this place are void, and no answer to them may match a ticket of this one.
         self._arrays["ticket"][:] = time.monotonic_ns()
@@ -98,14 +102,20 @@ class WorkerMailbox:
         self._arrays["greedy"][index] = greedy
         self._arrays["requested_ns"][index] = time.monotonic_ns()
         self._arrays["ticket"][index] += 1
+        self._open.update(index.tolist())
         self._server.ring(index + self._first)
 
     def wait(self, timeout: float) -> list[int]:
-        """Env ids whose answer has arrived; [] after ``timeout`` seconds or a ``wake``."""
-        rows = self._bell.wait(timeout)
-        env_ids = {row - self._first for row in rows if row != WAKE}
+        """Env ids whose answer has arrived since their request; [] after ``timeout`` seconds or a ``wake``.
+
+        Answers to others are not returned: a server may still answer what an earlier process in this place has asked.
+        """
+        if not self._bell.wait(timeout) and not self._open:
+            return []
         ticket, answered = self._arrays["ticket"], self._arrays["answered"]
-        return sorted(e for e in env_ids if ticket[e] == answered[e])
+        arrived = sorted(e for e in self._open if ticket[e] == answered[e])
+        self._open.difference_update(arrived)
+        return arrived
 
     def wake(self) -> None:
         """End a ``wait`` early; may be called from any thread."""
@@ -142,15 +152,16 @@ class ServerMailbox:
         return np.flatnonzero(self.arrays["ticket"] != self.arrays["answered"]).tolist()
 
     def wait(self, timeout: float) -> list[int]:
-        """Newly requested rows; blocks up to ``timeout`` seconds. The first call also returns all open requests."""
-        if self._unseen:
-            self._unseen = False
-            rows = self.pending_rows()
-            if rows:
-                return rows
+        """Requested rows, in the order of their ringing; blocks up to ``timeout`` seconds.
+
+        All open requests after a wait in vain, and at the first call. A row is returned again until it is answered.
+        """
+        tokens = [] if self._unseen else self._bell.wait(timeout)
+        self._unseen = False
+        if not tokens:
+            return self.pending_rows()
         ticket, answered = self.arrays["ticket"], self.arrays["answered"]
-        # a row that the first call returned may ring once more
-        return [row for row in self._bell.wait(timeout) if row != WAKE and ticket[row] != answered[row]]
+        return [row for row in dict.fromkeys(tokens) if row != WAKE and ticket[row] != answered[row]]
 
     def wake(self) -> None:
         self._bell.ring([WAKE])

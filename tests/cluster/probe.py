@@ -1,0 +1,76 @@
+"""A session in a hostile environment, for test_session: prints what its processes see, as JSON.
+
+Run as a script in a folder with packages named like ours, with a long TMPDIR, and with RAY_ADDRESS set.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+class Probe:
+    def look(self) -> dict:
+        import algos
+        import envs
+        import vla_rl
+
+        files = [str(Path(str(module.__file__)).parents[1]) for module in (algos, envs, vla_rl)]
+        return {"code": files, "folder": os.getcwd(), "pid": os.getpid()}
+
+    def take_part(self, rank: int) -> None:
+        """In a collective of three ranks: one has too little memory, one notices that, one hangs."""
+        if rank == 0:
+            raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]:4711")
+        time.sleep(0.5 if rank == 1 else 600)
+        raise MemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+def failed_update(actor: Any) -> dict:
+    """What is reported of it, and after how long."""
+    from vla_rl.cluster.calls import ProcessFailed, gather
+
+    start = time.monotonic()
+    try:
+        gather([actor.take_part.remote(rank) for rank in (2, 0, 1)], "the learner's update", 600.0)
+    except ProcessFailed as error:
+        return {"failure": str(error), "failure_s": time.monotonic() - start}
+    raise AssertionError("nothing was reported")
+
+
+def main() -> None:
+    import ray
+
+    from tests.cluster import probe
+    from vla_rl.cluster.processes.common import working_in
+    from vla_rl.cluster.ray_session import RaySession
+    from vla_rl.config.run_config import RunConfig
+
+    session = RaySession(RunConfig(), 80 << 20)
+    try:
+        actor = ray.remote(working_in(Path.cwd(), probe.Probe))
+        actor = actor.options(max_concurrency=4, **session.placed(0)).remote()
+        seen = ray.get(actor.look.remote(), timeout=60)
+        others = psutil.Process().children(recursive=True)
+        for process in others:
+            process.send_signal(signal.SIGTERM)
+        time.sleep(1)
+        again = ray.get(actor.look.remote(), timeout=60)
+        alive = [p.name() for p in others if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        seen |= failed_update(actor)
+        here = str(session.folder(0))
+    finally:
+        start = time.monotonic()
+        session.close()
+    told = {"again": again["pid"], "processes": len(others), "alive": len(alive), "close_s": time.monotonic() - start}
+    print(json.dumps(seen | told | {"left": Path(here).exists()}))
+
+
+if __name__ == "__main__":
+    sys.path[:] = [entry for entry in sys.path if entry]
+    main()

@@ -1,0 +1,35 @@
+"""What runs inside the processes of a cluster, here in the test's own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.learner.learner_tools import SPEC, config
+from vla_rl.cluster.deadlines import Deadlines
+from vla_rl.cluster.processes.inference import InferenceProcess
+from vla_rl.core.errors import UserError
+from vla_rl.placement.plan import Resources, make_plan
+from vla_rl.policies.build import build_policy, save_policy
+
+
+def test_weights_that_are_not_finite_are_not_evaluated(tmp_path: Path) -> None:
+    """Each of their answers would be the same action, and the success rate 0."""
+    policy = {"name": "openvla_oft", "chunk_size": 4, "size": "nano"}
+    settings = config(policy=policy)
+    sick = build_policy(settings.policy, SPEC, 0)
+    with torch.no_grad():
+        next(sick.parameters()).view(-1)[-1] = float("nan")
+    save_policy(settings.policy, sick, tmp_path / "policy", {})
+    settings = config(policy=policy | {"checkpoint": str(tmp_path / "policy")})
+    (server,) = make_plan(settings, Resources(4, 1, "cpu"), training=False).servers
+    with pytest.raises(UserError, match=r"policy holds weights that are not finite"):
+        InferenceProcess(settings, SPEC, server, tmp_path).build()
+
+
+def test_deadlines_fit_what_a_stage_costs() -> None:
+    tiny = Deadlines.of(config(), SPEC)
+    large = Deadlines.of(config(policy={"size": "7b", "chunk_size": 4}, learner={"precision": "bf16"}), SPEC)
+    assert 600 <= tiny.setup < 610
+    assert large.checkpoint > 100e9 / 20e6, "weights, masters and moments of 7 billion, by a slow disk"
+    assert [large.update_after(seconds) for seconds in (0.0, 1.0, 600.0)] == [3600.0, 600.0, 12000.0]

@@ -1,0 +1,113 @@
+"""Processes that make no progress, whether they are frozen or hang, are found and killed."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+from vla_rl.cluster import pulse
+from vla_rl.cluster import supervision as supervision_module
+from vla_rl.cluster.pulse import Limits, Pulse, Pulses
+from vla_rl.cluster.supervision import RestartRate, Supervision
+from vla_rl.config.run_config import RunConfig
+from vla_rl.observability.meter import Meter
+from vla_rl.placement.plan import Resources, make_plan
+
+LIMITS = Limits(least=60.0, first=600.0, lease=0.0, between=60.0)
+
+
+def allowed(pulses: Pulses, row: int = 0) -> float:
+    """Seconds; 0: the row is not watched."""
+    return pulses._rows[row, 2] * 1e-9
+
+
+def test_a_component_shows_its_progress_through_its_meter(tmp_path: Path) -> None:
+    pulses, meter = Pulses.create(tmp_path / "p", 3), Meter()
+    beat = Pulse(tmp_path / "p", 1, LIMITS)
+    assert allowed(pulses, 1) == 0.0, "nothing is expected yet"
+    meter.observer = beat
+    for first_or_later in (600.0, 60.0):
+        with meter.time("simulate"):
+            assert allowed(pulses, 1) == pytest.approx(first_or_later)
+        assert allowed(pulses, 1) == pytest.approx(60.0)
+    beat("simulate", None)
+    beat("simulate", 30.0)
+    with meter.time("simulate"):
+        assert allowed(pulses, 1) == pytest.approx(20 * 30.0), "slow is not frozen"
+    with meter.time("offloaded"):
+        assert allowed(pulses, 1) == 0.0, "that may take any time"
+    beat.rest()
+    assert pulses._rows[:, 2].tolist() == [0, 0, 0]
+    assert pulses._rows[1, 0] == os.getpid()
+
+
+def test_waiting_for_a_shared_device_is_not_a_lack_of_progress(tmp_path: Path) -> None:
+    pulses, meter = Pulses.create(tmp_path / "p", 1), Meter()
+    meter.observer = Pulse(tmp_path / "p", 0, Limits(60.0, 60.0, lease=600.0, between=math.inf))
+    with meter.time("infer"):
+        assert allowed(pulses) == pytest.approx(660.0), "others may hold it"
+        with meter.time("act"):
+            assert allowed(pulses) == pytest.approx(60.0), "now this process does"
+        assert allowed(pulses) == pytest.approx(660.0)
+    assert allowed(pulses) == 0.0, "it waits to be called"
+
+
+@pytest.fixture
+def frozen() -> subprocess.Popen:
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    process.send_signal(signal.SIGSTOP)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_frozen_process_is_killed_and_others_are_not(
+    tmp_path: Path, frozen: subprocess.Popen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RunConfig.model_validate({"placement": {"env_workers": 2}})
+    plan = make_plan(config, Resources(4, 1, "cpu"))
+    session = MagicMock()
+    pulses = Pulses.create(tmp_path / "p", len(plan.processes))
+    session.call.side_effect = lambda node, name, *a: (
+        tmp_path / "p" if name == "create_pulses" else getattr(pulses, name)()
+    )
+    supervision = Supervision(session, plan, 60.0, 600.0)
+    address = supervision.address(plan.workers[1])
+    Pulse(tmp_path / "p", address.row, LIMITS).expect(0.01)
+    Pulse(tmp_path / "p", supervision.address(plan.servers[0]).row, LIMITS).expect(60.0)
+    pulses._rows[address.row, 0] = frozen.pid
+    time.sleep(0.02)
+    assert supervision.look() == ["env worker 1 made no progress for 0 s: killed"]
+    assert frozen.wait(10.0) == -signal.SIGKILL
+    monkeypatch.setattr(supervision_module, "_LOOK_EVERY_S", 0.0)
+    assert supervision.look() == [], "once"
+
+
+def test_when_everything_was_paused_nothing_is_killed(
+    tmp_path: Path, frozen: subprocess.Popen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a container or a laptop goes on: all processes seem late by the same time."""
+    pulses = Pulses.create(tmp_path / "p", 1)
+    Pulse(tmp_path / "p", 0, LIMITS).expect(0.05)
+    pulses._rows[0, 0] = frozen.pid
+    time.sleep(0.1)
+    monkeypatch.setattr(pulse, "_PATIENT_S", 0.01)
+    assert pulses.kill_overdue() == {}
+    assert frozen.poll() is None
+    monkeypatch.setattr(pulse, "_PATIENT_S", 30.0)
+    time.sleep(0.1)
+    assert pulses.kill_overdue().keys() == {0}, "the second time it counts"
+
+
+def test_a_long_run_may_replace_many_processes_and_a_broken_one_ends() -> None:
+    rate = RestartRate(most=3, window_s=600.0)
+    assert not any(rate.count(300.0 * number) for number in range(1000)), "three days"
+    assert [rate.count(1e6 + number) for number in range(4)] == [False, False, False, True]

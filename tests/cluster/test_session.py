@@ -1,0 +1,77 @@
+"""Ray's processes: whose code they run, where they are, and what reaches them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from vla_rl.cluster import held_folder
+from vla_rl.cluster.held_folder import HeldFolder, session_root, sweep_leftovers
+from vla_rl.core.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What the processes of a session see that was started beside packages named like ours."""
+    folder = tmp_path_factory.mktemp("a_working_directory_with_a_name_that_is_long")
+    for package in ("algos", "envs", "vla_rl"):
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").write_text("raise RuntimeError('not this one')")
+    hostile = {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "RAY_ADDRESS": "10.255.255.1:6379"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/cluster/probe.py")],
+        cwd=folder, env=os.environ | hostile, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1]) | {"where": str(folder)}
+
+
+def test_processes_import_the_drivers_code_and_work_in_its_folder(seen: dict) -> None:
+    assert seen["code"] == [str(ROOT)] * 3
+    assert seen["folder"] == seen["where"]
+
+
+def test_a_scheduler_that_tells_all_processes_to_stop_reaches_the_driver_alone(seen: dict) -> None:
+    assert seen["processes"] >= 4
+    assert seen["alive"] == seen["processes"]
+    assert seen["again"] == seen["pid"]
+
+
+def test_the_first_cause_of_a_failed_collective_is_reported_while_others_hang(seen: dict) -> None:
+    first = seen["failure"].splitlines()[0]
+    assert first == "the learner's update failed: MemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
+    assert "take_part" in seen["failure"], "and where"
+    assert seen["failure_s"] < 60
+
+
+def test_nothing_is_left_of_a_session(seen: dict) -> None:
+    assert not seen["left"]
+
+
+def test_a_folder_is_swept_when_its_holder_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a process in another container, whose numbers mean nothing here."""
+    monkeypatch.setattr(held_folder, "_session_roots", lambda: [tmp_path])
+    monkeypatch.setattr(held_folder, "shared_root", lambda: tmp_path)
+    held, dead = HeldFolder(tmp_path), HeldFolder(tmp_path)
+    held.path = held.path.rename(tmp_path / "vla_rl-999999999-elsewhere")
+    dead.release()
+    sweep_leftovers()
+    assert [path.name for path in tmp_path.iterdir()] == ["vla_rl-999999999-elsewhere"]
+    held.release()
+    sweep_leftovers()
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_sockets_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/scratch/jobs/0123456789/tmp")
+    assert len(str(session_root())) <= 20
+    monkeypatch.setattr(held_folder, "_session_roots", lambda: [Path(tempfile.gettempdir())])
+    with pytest.raises(UserError, match=r"TMPDIR=/scratch/jobs/0123456789/tmp: .* at most 20 characters"):
+        session_root()

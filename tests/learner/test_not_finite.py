@@ -1,0 +1,62 @@
+"""Gradients that are not finite: such a step leaves no trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.learner.learner_tools import config, make_learner, parameters, random_batch
+from vla_rl.core.errors import UserError
+from vla_rl.core.finite import all_finite, require_finite
+from vla_rl.core.records import SuperBatch
+
+
+def poisoned(batch: SuperBatch, name: str) -> SuperBatch:
+    """One number of one array is none."""
+    array = getattr(batch, name).copy()
+    array.flat[0] = np.nan
+    return replace(batch, **{name: array})
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "precision"),
+    [
+        ("proprio", 0, "fp32"),
+        ("proprio", 3, "fp32"),
+        ("proprio", 0, "bf16"),
+        ("rewards", 0, "fp32"),
+    ],
+)
+def test_a_step_that_is_not_finite_leaves_no_trace(name: str, stage: int, precision: str) -> None:
+    settings = {"zero_stage": stage, "precision": precision, "lr": 1e-3}
+    cfg = config(
+        learner=settings,
+        algo={"name": "ppo", "minibatches": 1},
+        policy={"name": "openvla_oft", "chunk_size": 4, "size": "nano"},
+    )
+    straight, learner = make_learner(cfg), make_learner(cfg)
+    for each in (straight, learner):
+        assert each.update(random_batch())["learner/skipped_steps"] == 0
+    before = parameters(learner)
+    metrics = learner.update(poisoned(random_batch(1, policy_version=1), name))
+    assert metrics["learner/skipped_steps"] == metrics["learner/optimizer_steps"] == 1
+    assert all(np.array_equal(before[name], value) for name, value in parameters(learner).items())
+    for each in (straight, learner):
+        each.update(random_batch(2, policy_version=2))
+    after = parameters(learner)
+    assert all(np.array_equal(value, after[name]) for name, value in parameters(straight).items()), "moments, too"
+    assert any(not np.array_equal(before[name], after[name]) for name in after)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_one_number_that_is_not_finite_is_found(value: float) -> None:
+    tensors = [torch.zeros(3), torch.arange(4), torch.ones(2, 2, dtype=torch.bfloat16), torch.zeros(0)]
+    assert all_finite(tensors)
+    assert all_finite([])
+    tensors[2][1, 0] = value
+    assert not all_finite(tensors)
+    with pytest.raises(UserError, match=r"runs/x/policy holds weights that are not finite"):
+        require_finite(tensors, "runs/x/policy")

@@ -1,0 +1,43 @@
+"""The memory of a run."""
+
+import mmap
+import subprocess
+import sys
+import tempfile
+
+import psutil
+import pytest
+
+from vla_rl.core.ipc.shared_memory import shared_root
+from vla_rl.observability.usage import resident_gib
+
+_TOUCH = (
+    "import mmap,sys;f=open(sys.argv[1],'r+b');m=mmap.mmap(f.fileno(),0);sum(m[::4096]);print(1,flush=True);input()"
+)
+
+
+def test_shared_memory_counts_once_and_page_tables_are_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(psutil.Process, "memory_full_info")
+    before, size = resident_gib(), 256 << 20
+    with tempfile.NamedTemporaryFile(dir=shared_root()) as file:
+        file.truncate(size)
+        with mmap.mmap(file.fileno(), size) as mapping:
+            for offset in range(0, size, 4096):
+                mapping[offset] = 1
+            once = resident_gib()
+            others = [
+                subprocess.Popen(
+                    [sys.executable, "-S", "-c", _TOUCH, file.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+                for _ in range(2)
+            ]
+            try:
+                for other in others:
+                    assert other.stdout is not None
+                    assert other.stdout.readline()
+                thrice = resident_gib()
+            finally:
+                for other in others:
+                    other.communicate(b"\n")
+    assert once - before == pytest.approx(0.25, abs=0.05)
+    assert thrice - once < 0.1, "two small processes, and no second copy"

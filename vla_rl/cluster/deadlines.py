@@ -1,0 +1,37 @@
+"""How long the parts of a run may take: what they cost on slow hardware, so that only what hangs takes longer."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.records import EnvSpec
+from vla_rl.policies.build import policy_sizes
+
+_LEAST_S = 600.0  # building simulators, starting libraries
+_DISK_BYTES_PER_S = 20e6  # a network disk that others use, too
+_STATE_BYTES = 12  # of a trained weight: its master and both moments
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds."""
+
+    setup: float = _LEAST_S  # reading the weights, and the learner's state
+    checkpoint: float = _LEAST_S  # writing both
+    publish: float = 3600.0
+    update: float = 3600.0  # the first one; later ones are known (``update_after``)
+
+    @classmethod
+    def of(cls, config: RunConfig, spec: EnvSpec) -> Self:
+        """Of a run's policy."""
+        if config.placement.virtual is not None:
+            return cls()
+        itemsize = {"fp32": 4, "bf16": 2}[config.learner.precision]
+        sizes = policy_sizes(config.policy, spec, itemsize)
+        nbytes = sizes.parameters * itemsize + sizes.trained * _STATE_BYTES
+        disk = _LEAST_S + nbytes / _DISK_BYTES_PER_S
+        return cls(setup=disk, checkpoint=disk)
+
+    def update_after(self, longest: float) -> float:
+        """Of an update, after the ``longest`` one so far, in seconds; 0 before the first."""
+        return max(_LEAST_S, 20 * longest) if longest else self.update

@@ -1,0 +1,62 @@
+"""Which of a run's processes make no progress, on all nodes."""
+
+import contextlib
+import time
+from collections import deque
+
+from ray.exceptions import RayError
+
+from vla_rl.cluster.processes.common import PulseAddress
+from vla_rl.cluster.ray_session import RaySession
+from vla_rl.placement.plan import Plan, Process
+
+_LOOK_EVERY_S = 1.0
+_WINDOW_S = 600.0
+
+
+class RestartRate:
+    """How often processes are replaced. A run of weeks may replace many; what fails at each start must end it."""
+
+    def __init__(self, most: int, window_s: float = _WINDOW_S) -> None:
+        """``most``: replacements within ``window_s`` seconds."""
+        self.most, self.window_s = most, window_s
+        self._times: deque[float] = deque()
+
+    def count(self, now: float) -> bool:
+        """Count one at the time ``now``, in seconds; whether they are too many."""
+        self._times.append(now)
+        while self._times[0] < now - self.window_s:
+            self._times.popleft()
+        return len(self._times) > self.most
+
+
+class Supervision:
+    """Kills the processes that are overdue; whoever waits for them then sees them die."""
+
+    def __init__(self, session: RaySession, plan: Plan, stall_s: float, setup_s: float) -> None:
+        """``stall_s``: ``placement.stall_timeout_s``; ``setup_s``: for building a simulator, and for first calls."""
+        self._session, self._plan = session, plan
+        self._stall_s, self._setup_s = stall_s, setup_s
+        self._looked = 0.0
+        self._watched = list(plan.processes)  # the rows of all nodes
+        self._paths = {
+            node: session.call(node, "create_pulses", len(self._watched)) for node in {p.node for p in self._watched}
+        }
+
+    def address(self, process: Process) -> PulseAddress:
+        """Where the process shows its progress."""
+        return PulseAddress(self._paths[process.node], self._watched.index(process), self._stall_s, self._setup_s)
+
+    def look(self) -> list[str]:
+        """What was killed just now. Call often; looks at most once a second."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_EVERY_S:
+            return []
+        self._looked = now
+        killed = []
+        for node in self._paths:
+            with contextlib.suppress(RayError):  # a dead node's processes are found by their death
+                for row, silent in self._session.call(node, "kill_overdue").items():
+                    process = self._watched[row]
+                    killed.append(f"{process.role} {process.index} made no progress for {silent:.0f} s: killed")
+        return killed

@@ -1,0 +1,45 @@
+"""Reading and writing the files of a learner's state: data, and never code.
+
+A pickle file can run any code where it is loaded, and a run folder may come from somebody else. These files are
+therefore read with torch's restricted unpickler: tensors, plain values, and three of DeepSpeed's plain classes.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+
+from vla_rl.core.errors import UserError
+
+
+class DataOnlyCheckpointEngine(TorchCheckpointEngine):
+    """What DeepSpeed reads and writes its checkpoints with, here without code in them."""
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        return load_data(Path(path), map_location)
+
+
+def load_data(path: Path, map_location: Any = None) -> Any:
+    """What ``torch.save`` wrote. Raises UserError if the file is missing, damaged, or holds more than data."""
+    try:
+        with torch.serialization.safe_globals(_plain_classes()):
+            return torch.load(path, map_location=map_location, weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: the checkpoint is incomplete; resume another one: RUN@ITERATION") from None
+    except Exception as error:  # torch raises many kinds for a damaged file
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise UserError(
+            f"{path} is damaged, or holds more than data ({reason}); it was not loaded. Resume another checkpoint: "
+            "RUN@ITERATION"
+        ) from error
+
+
+@cache
+def _plain_classes() -> list[Any]:
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return [LossScaler, ZeroStageEnum, fragment_address]

@@ -36,7 +36,7 @@ def test_a_model_that_only_judges_states_does_not_pass_whatever_its_auroc():
     rng = np.random.default_rng(0)
     passes = 0
     for _ in range(100):
-        q, others, earned = outcomes(rng, 500)
+        _, others, earned = outcomes(rng, 500)
         state = others.mean(axis=1)
         noise = 0.05 * rng.standard_normal((5, 500))
         verdict = audited(state + noise[0], state[:, None] + noise[1:].T, earned).verdict()

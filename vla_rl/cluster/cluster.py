@@ -27,6 +27,7 @@ from vla_rl.cluster.processes.inference import InferenceProcess
 from vla_rl.cluster.processes.learner import LearnerProcess
 from vla_rl.cluster.processes.store import StoreProcess
 from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
+from vla_rl.cluster.processes.world_model import WorldModelProcess
 from vla_rl.cluster.ray_session import RaySession
 from vla_rl.cluster.supervision import RestartRate, Supervision
 from vla_rl.cluster.variables import variables
@@ -63,6 +64,7 @@ class Cluster:
         self._servers: list[ActorHandle] = []
         self.learners: list[ActorHandle] = []
         self._relays: list[ActorHandle] = []
+        self.world_model: ActorHandle | None = None
 
     def __enter__(self) -> Self:
         sweep_leftovers()  # of dead runs, before free memory is asked for
@@ -77,7 +79,8 @@ class Cluster:
     def shutdown(self) -> None:
         """Ask all loops to stop, give them a few seconds, then end everything."""
         if ray.is_initialized():
-            stops = [a.stop.remote() for a in (*self._workers, *self._servers)]
+            models = () if self.world_model is None else (self.world_model,)
+            stops = [a.stop.remote() for a in (*self._workers, *self._servers, *models)]
             if hasattr(self, "store"):
                 stops.append(self.store.stop.remote())
             ray.wait([*stops, *self.loops], num_returns=len(stops) + len(self.loops), timeout=5.0)
@@ -108,6 +111,16 @@ class Cluster:
         self.get(builds, "the policy of the inference servers", self.deadlines.setup)
         for i in range(len(self._servers)):
             self._connect(i)
+        if plan.world_model is not None:
+            self._start_world_model(plan.world_model, state.parent if state else None)
+
+    def _start_world_model(self, process: Process, checkpoint: Path | None) -> None:
+        self.world_model = self._actor(WorldModelProcess, process).remote(self.config, self.spec, process)
+        self.get(self.world_model.setup.remote(self.store, checkpoint), "the world model", self.deadlines.setup)
+        self.call_store("attach_world_model", self.world_model)
+        position = len(self.plan.workers_of(0))
+        loop = self.world_model.run.remote(self._address(0), position, self.plan, self._supervision.address(process))
+        self.loops[loop] = ("world model", 0)
 
     def _set_up_learners(self, state: Path | None, policy_version: int) -> None:
         address = self.get(self.learners[0].address.remote(), "the learner's address", self.deadlines.setup)
@@ -164,7 +177,7 @@ class Cluster:
 
     def _address(self, server: int) -> PoolAddress:
         folder = self._session.folder(self.plan.servers[server].node)
-        return PoolAddress(str(folder), f"server{server}", len(self.plan.workers_of(server)), self.plan.envs_per_worker)
+        return PoolAddress(str(folder), f"server{server}", self.plan.clients_of(server), self.plan.envs_per_worker)
 
     def look(self) -> None:
         """Kill processes that make no progress; whoever waits for them sees them die."""
@@ -227,6 +240,8 @@ class Cluster:
                 raise failure.cause from None
             raise ProcessDied(f"{role} {index} failed: {describe(failure)}") from None
         reason = "it returned" if failure is None else describe(failure)
+        if role == "world model":  # what it has learned is in the last checkpoint
+            raise ProcessDied(f"the world model's process died: {reason}")
         self.notify(f"{role} {index} is replaced: {reason}")
         self.restarts += 1
         if self._rate.count(time.monotonic()):
@@ -253,6 +268,8 @@ class Cluster:
     def stats(self) -> dict[str, list[dict[str, float]]]:
         """Meter totals of every process; of one that does not answer in time, those of its last answer."""
         groups = {"worker": self._workers, "server": self._servers, "learner": self.learners}
+        if self.world_model is not None:
+            groups["world_model"] = [self.world_model]
         calls: dict[Any, tuple[str, int]] = {
             a.stats.remote(): (name, i) for name, actors in groups.items() for i, a in enumerate(actors)
         }

@@ -52,6 +52,7 @@ class Trainer:
         self._started = time.monotonic()
         self._earlier_s = 0.0  # training time of earlier sessions of this run
         self._throughput = Throughput()
+        self._imagines = False  # whether the world model passed its audit when it was asked last
         self._outcomes = (0, 0)  # training episodes played and succeeded, at the previous iteration
         self._replanner: Replanner
 
@@ -168,7 +169,18 @@ class Trainer:
         """Rates and busy shares since the last measurement."""
         rates = self._throughput.measure(self.cluster.stats())
         self._replanner.observe(self._throughput.growth)
-        return rates
+        return rates | self._of_world_model()
+
+    def _of_world_model(self) -> dict[str, float]:
+        if self.cluster.world_model is None:
+            return {}
+        found = self.cluster.get(self.cluster.world_model.metrics.remote(), "the world model's metrics", 60.0)
+        passed = bool(found.get("audit_passed"))
+        if passed != self._imagines:
+            self._imagines = passed
+            what = "passes its audit: imagined chunks are trained on" if passed else "fails its audit: real data only"
+            self.view.say(f"iteration {self.policy_version}: the world model {what}")
+        return {f"world_model/{name}": value for name, value in found.items()}
 
     def log(self, metrics: dict[str, float]) -> None:
         """Write the metrics of an iteration, and show them."""
@@ -228,6 +240,8 @@ class Trainer:
             about = {"run": self.folder.path.name, "iteration": self.policy_version} | metadata(self.spec, sys.argv)
             with self.cluster.learner_on_device():
                 saves = [learner.save.remote(folder, about) for learner in self.cluster.learners]
+                if self.cluster.world_model is not None:
+                    saves.append(self.cluster.world_model.save.remote(folder))
                 stored: Any = self.cluster.store.save.remote(folder)
                 record = self.cluster.get(stored, "the store's state", self.cluster.deadlines.checkpoint)
                 seen = self.cluster.get(saves, "the learner's checkpoint", self.cluster.deadlines.checkpoint)

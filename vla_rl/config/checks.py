@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from algos.config import PolicyGradientConfig
 from envs.libero.config import LIBERO_TASKS, LiberoConfig
 from envs.workload.config import WorkloadConfig
 from vla_rl.config.messages import KeyPath, Problem
@@ -32,6 +33,9 @@ def config_checks() -> tuple[Check, ...]:
         Check((("train",), ("mode",)), _published_often_enough),
         Check((("train",), ("mode",)), _old_enough_to_be_reused),
         Check((("algo",), ("train", "reuse")), _reuse_is_corrected),
+        Check((("world_model",), ("algo",)), _only_policy_gradients_imagine),
+        Check((("world_model",), ("env",)), _only_success_is_imagined),
+        Check((("world_model",), ("algo",), ("train", "batch_episodes")), _batch_holds_imagined_shares),
         Check((("placement", "virtual"), ("env",)), _only_workload_is_virtual),
         Check((("placement", "replan_every"), ("placement", "mode")), _replanning_needs_auto),
         Check((("placement",),), _nodes_need_a_cluster),
@@ -113,6 +117,32 @@ def _reuse_is_corrected(config: RunConfig) -> Iterator[Problem]:
     if config.train.reuse > 1 and not config.algo.takes_stale_data:
         remedy = "an episode's later uses are off-policy, which algo.proximal=behaviour does not correct"
         yield Problem(("train", "reuse"), f"{remedy}; set algo.proximal=recomputed", config.train.reuse)
+
+
+def _only_policy_gradients_imagine(config: RunConfig) -> Iterator[Problem]:
+    if config.world_model is not None and not isinstance(config.algo, PolicyGradientConfig):
+        remedy = f"algo.name={config.algo.name} has no advantages to give to imagined chunks; use ppo, grpo or rloo"
+        yield Problem(("world_model",), f"{remedy}, or world_model=null", "{...}")
+
+
+def _only_success_is_imagined(config: RunConfig) -> Iterator[Problem]:
+    if config.world_model is None:
+        return
+    if isinstance(config.env, WorkloadConfig):
+        yield Problem(("world_model",), "env=workload has no success to predict; set world_model=null", "{...}")
+    if config.env.shaping:
+        remedy = "the world model predicts success, not shaped rewards; set it to 0, or world_model=null"
+        yield Problem(("env", "shaping"), remedy, config.env.shaping)
+
+
+def _batch_holds_imagined_shares(config: RunConfig) -> Iterator[Problem]:
+    if config.world_model is None:
+        return
+    episodes, size = config.train.batch_episodes, config.algo.groups.size * (1 + config.world_model.branches)
+    if episodes % size:
+        groups = f" times algo.group_size={config.algo.groups.size}" if config.algo.groups.size > 1 else ""
+        remedy = f"one in 1 + world_model.branches={1 + config.world_model.branches} episodes{groups} stays real"
+        yield Problem(("train", "batch_episodes"), f"{remedy}; use a multiple of {size}", episodes)
 
 
 def _only_workload_is_virtual(config: RunConfig) -> Iterator[Problem]:

@@ -27,6 +27,7 @@ __all__ = ["ConfigError", "dump_config", "load_config"]
 
 COMMAND_LINE = "command line"
 _LARGEST_INT = 2**31 - 1  # what indices of arrays hold
+_PPO_IN_IMAGINATION = "world_model"  # as the name of an algorithm: PPO with a world model
 _OVERRIDE_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -35,7 +36,8 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), checks: Sequen
 
     An override is ``key.of.group=VALUE`` with VALUE in YAML: ``train.iterations=2``, ``env.tasks=[0,1]``,
     ``log.name=null``. ``env=NAME`` and ``algo=NAME`` select a simulator or an algorithm: another name than the selected
-    one starts from that one's defaults. A file may use the same short form.
+    one starts from that one's defaults. A file may use the same short form. ``algo=world_model`` is ``algo=ppo
+    world_model={}``.
 
     ``checks`` run in addition to ``config_checks``; ``vla_rl.placement.checks.load_checked_config`` passes those of
     this machine. Raises ConfigError with all problems.
@@ -84,6 +86,9 @@ class _Draft:
         """Set ``key``, or merge a mapping into it. A new name in a group of several kinds drops the old kind's keys."""
         if len(key) == 1 and kinds(key[0]) and isinstance(value, str):
             key = (*key, "name")
+        if key == ("algo", "name") and value == _PPO_IN_IMAGINATION:
+            self.assign(("world_model",), self.data.get("world_model") or {}, place)
+            value = "ppo"
         if isinstance(value, Mapping) and (value or not key):
             for name in sorted(value, key=lambda name: name != "name"):  # select a kind before setting its keys
                 self.assign((*key, str(name)), value[name], place)

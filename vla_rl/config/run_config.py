@@ -15,6 +15,7 @@ from algos import AlgoConfig
 from algos.ppo import PPOConfig
 from envs import EnvConfig
 from envs.libero.config import LiberoConfig
+from vla_rl.config.world_model import WorldModelConfig
 from vla_rl.core.schema import ConfigGroup, Fraction, NonNegative, Positive, PositiveFloat, Threads
 from vla_rl.policies import PolicyConfig
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
@@ -250,6 +251,7 @@ class RunConfig(ConfigGroup):
     sft: SftConfig = Field(default_factory=SftConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    world_model: WorldModelConfig | None = Field(None, description="null: no world model.")
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     log: LogConfig = Field(default_factory=LogConfig)
 

@@ -8,14 +8,13 @@ from vla_rl.core.schema import ConfigGroup, Fraction, NonNegative, Positive, Pos
 class WorldModelConfig(ConfigGroup):
     """A model of the simulator, trained beside the policy, in which the policy practises (docs/world_model.md)."""
 
-    real_fraction: float = Field(
-        0.25,
-        gt=0.0,
-        le=1.0,
-        description="Share of a super-batch that comes from the simulator; imagined chunks replace the rest, as long as "
-        "the model passes its audit. 1: nothing is imagined for training.",
+    branches: int = Field(
+        3,
+        ge=2,
+        description="Imagined chunks from the state of each real one, which are compared. As long as the model passes "
+        "its audit, a super-batch has train.batch_episodes / (1 + branches) real episodes, and these in place of the "
+        "others.",
     )
-    branches: int = Field(4, ge=2, description="Imagined episodes from one real state, which are compared.")
     warmup_episodes: NonNegative = Field(64, description="Real episodes of which the model learns before it is used.")
     members: int = Field(4, ge=2, description="Networks of the ensemble.")
     width: Positive = Field(96, description="Width of a network's hidden layers.")
@@ -32,7 +31,7 @@ class WorldModelConfig(ConfigGroup):
     )
     audit_chunks: Positive = Field(512, description="Newest audited chunks by which the model is judged.")
     audit_confidence: Fraction = Field(
-        0.9, description="Imagination is trained on while the audit finds it better than chance with this confidence."
+        0.95, description="Imagination is trained on while the audit finds it better than chance with this confidence."
     )
     max_scale: PositiveFloat = Field(
         2.0,

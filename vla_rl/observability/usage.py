@@ -20,7 +20,10 @@ class Throughput:
     growth: dict[str, list[Totals]] = field(default_factory=dict)  # of each process, in the last measurement
 
     def measure(self, stats: Mapping[str, Sequence[Totals]]) -> dict[str, float]:
-        """Metrics by name. ``stats``: meter totals of each process by group (worker, server, learner, device)."""
+        """Metrics by name.
+
+        ``stats``: meter totals of each process by group (worker, server, learner, world_model, device).
+        """
         now = time.monotonic()
         wall, self._since = now - self._since, now
         growth = self.growth = {group: self._growth(group, list(totals)) for group, totals in stats.items()}
@@ -39,6 +42,7 @@ class Throughput:
             "busy/inference": _share(servers, ("infer_s",), wall),
             "busy/learner": _share(learners, ("train_s", "publish_s"), wall),
             "time/iteration_s": wall,
+            **_of_world_model(growth.get("world_model", []), wall),
             **({"busy/shared_devices": _share(growth["device"], ("held_s",), wall)} if growth.get("device") else {}),
             **({"busy/learner_offload": _share(learners, _OFFLOAD, wall)} if _total(learners, "offload_s") else {}),
         }
@@ -50,6 +54,16 @@ class Throughput:
             return [{} for _ in totals]
         before = before or [{} for _ in totals]
         return [_difference(t, b) for t, b in zip(totals, before, strict=True)]
+
+
+def _of_world_model(models: Sequence[Totals], wall: float) -> dict[str, float]:
+    if not models:
+        return {}
+    return {
+        "throughput/imagined_per_s": _total(models, "imagined") / wall,
+        "busy/imagine": _share(models, ("imagine_s",), wall),
+        "busy/model_train": _share(models, ("model_train_s",), wall),
+    }
 
 
 def _difference(totals: Totals, before: Totals) -> Totals:

@@ -88,7 +88,7 @@ class Layout:
 class Process:
     """One process of the plan."""
 
-    role: str  # "env worker", "inference server" or "learner"
+    role: str  # "env worker", "inference server", "learner" or "world model"
     index: int
     kind: Kind  # where it computes
     devices: tuple[int, ...]  # empty: on cores, without a lease
@@ -114,10 +114,12 @@ class Plan:
     max_batch: int  # rows of one inference batch
     offload: bool = False  # devices hold the learner's state during its updates, and inference's between them
     nodes: int = 1
+    world_model: Process | None = None  # asks the first inference server
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        return (*self.workers, *self.servers, *self.learners)
+        models = () if self.world_model is None else (self.world_model,)
+        return (*self.workers, *self.servers, *self.learners, *models)
 
     @property
     def locks(self) -> list[str]:
@@ -132,6 +134,10 @@ class Plan:
 
     def server_of(self, worker: int) -> int:
         return self.servers_by_worker()[worker]
+
+    def clients_of(self, server: int) -> int:
+        """How many processes ask an inference server: its env workers, then the world model."""
+        return len(self.workers_of(server)) + (server == 0 and self.world_model is not None)
 
     def workers_of(self, server: int) -> list[int]:
         return [worker for worker, its in enumerate(self.servers_by_worker()) if its == server]
@@ -251,17 +257,27 @@ def make_plan(config: RunConfig, resources: Resources, layout: Layout | None = N
     servers = _processes("inference server", layout, layout.inference, resources, None, p.inference_threads)
     learners = _processes("learner", layout, layout.learner, resources, learner.ranks, learner.threads)
     workers = _workers(p.env_workers, layout, resources, servers)
+    servers = _with_workers(servers, workers)
     return Plan(
         layout=layout,
         workers=workers,
-        servers=_with_workers(servers, workers),
+        servers=servers,
         learners=learners if training else (),
         envs_per_worker=p.envs_per_worker,
         splits=_num_splits(config, layout),
         max_batch=p.max_batch,
         offload=training and _always_offloads(config, layout),
         nodes=resources.nodes,
+        world_model=_world_model(config, servers[0]) if training else None,
     )
+
+
+def _world_model(config: RunConfig, server: Process) -> Process | None:
+    """Beside the first inference server, on its device; on cores with threads of its own, and without a lease."""
+    if config.world_model is None:
+        return None
+    place = replace(server, role="world model", index=0, threads=config.world_model.threads)
+    return replace(place, devices=(), lock=None) if server.kind == "cpu" else place
 
 
 def _always_offloads(config: RunConfig, layout: Layout) -> bool:

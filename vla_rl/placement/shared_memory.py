@@ -32,7 +32,8 @@ class SharedMemoryNeeds:
     def of(cls, config: RunConfig, spec: EnvSpec, plan: Plan) -> Self:
         """``plan``: without learners for an evaluation."""
         store = 0 if config.placement.ray_address else object_store_bytes(config, spec, training=bool(plan.learners))
-        rows = sum(worker.node == 0 for worker in plan.workers) * plan.envs_per_worker
+        clients = [*plan.workers, *([plan.world_model] if plan.world_model else [])]
+        rows = sum(client.node == 0 for client in clients) * plan.envs_per_worker
         return cls(store, _weights(config, spec, plan), rows * _row_bytes(config, spec))
 
     @property

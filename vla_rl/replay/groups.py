@@ -48,15 +48,20 @@ class Groups:
         self._whole = [group for group in self._whole if min(t.oldest_policy_version for t in group) >= version]
         return before - len(self)
 
-    def ready(self, episodes: int) -> bool:
-        """Whether complete groups hold this many episodes."""
-        return len(self._whole) * self.rules.size >= episodes
+    @property
+    def ready(self) -> int:
+        """Episodes of complete groups."""
+        return len(self._whole) * self.rules.size
+
+    def first(self, episodes: int) -> list[Trajectory]:
+        """The first complete groups, ``episodes`` in all."""
+        return [trajectory for group in self._whole[: episodes // self.rules.size] for trajectory in group]
 
     def take(self, episodes: int) -> list[Trajectory]:
-        """The first complete groups, ``episodes`` in all."""
-        count = episodes // self.rules.size
-        taken, self._whole = self._whole[:count], self._whole[count:]
-        return [trajectory for group in taken for trajectory in group]
+        """Likewise; they are here no longer."""
+        taken = self.first(episodes)
+        self._whole = self._whole[episodes // self.rules.size :]
+        return taken
 
     def __len__(self) -> int:
         """Number of episodes, including those of incomplete groups."""

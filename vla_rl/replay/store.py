@@ -22,6 +22,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.records import EnvSpec, EpisodeResult, EpisodeSpec, GroupRules, SuperBatch, Trajectory
 from vla_rl.observability.meter import Meter
 from vla_rl.replay.groups import Groups, young_enough
+from vla_rl.replay.imagined import Bundles
 from vla_rl.replay.schedule import TaskRule, TaskSchedule, start_state, training_group
 from vla_rl.replay.super_batch import collate
 
@@ -40,6 +41,7 @@ class StoreRules:
     groups: GroupRules = field(default_factory=GroupRules)
     task_rule: TaskRule = "in_turn"
     init_states: int | None = None  # benchmark initial states to start from; None: the simulator samples starts
+    branches: int = field(default=0, kw_only=True)  # imagined episodes for each real chunk; 0: there is no world model
 
     @property
     def max_first_staleness(self) -> int:
@@ -61,6 +63,7 @@ class StoreRules:
             groups=config.algo.groups,
             task_rule=train.task_sampling,
             init_states=spec.init_states if train.start_states == "benchmark" else None,
+            branches=0 if config.world_model is None else config.world_model.branches,
         )
 
 
@@ -102,10 +105,11 @@ class ReplayStore:
         self._evaluations: deque[EpisodeSpec] = deque()
         self._results: list[EpisodeResult] = []
         self._buffer = Groups(rules.groups)
-        self._filled: tuple[SuperBatch, list[Trajectory]] | None = None  # and its new episodes
+        self._bundles = Bundles()
+        self._taken: list[Trajectory] = []  # new episodes of the super-batch that is being filled, or filled
+        self._filled: SuperBatch | None = None
         self._earlier: deque[list[Trajectory]] = deque(maxlen=rules.reuse - 1)  # new episodes of the last super-batches
         self._in_training = 0
-        self._filling = False
         self._failure: Exception | None = None  # of the thread that fills
         self._stopped = False
         self._changed = threading.Condition()
@@ -130,12 +134,12 @@ class ReplayStore:
                     break
             return []
 
-    def add(self, worker: int, finished: Trajectory | EpisodeResult) -> None:
-        """Take in a finished episode. One that is already counted as lost is refused."""
+    def add(self, worker: int, finished: Trajectory | EpisodeResult) -> bool:
+        """Take in a finished episode. One that is already counted as lost is refused (False)."""
         with self._changed:
             if self._running.pop(finished.episode.id, None) is None:
                 self.meter.count("refused")
-                return
+                return False
             if isinstance(finished, EpisodeResult):
                 self.ledger.evaluated += 1
                 self._results.append(finished)
@@ -145,6 +149,14 @@ class ReplayStore:
                 self._steps += finished.steps
                 self._tasks.observe(finished.episode.task, finished.success)
                 self.ledger.filtered += self._buffer.add(finished)
+            self._changed.notify_all()
+            return True
+
+    def add_imagined(self, episode_id: int, imagined: Sequence[Trajectory], passed: bool) -> None:
+        """What was imagined from a real episode. ``passed``: whether it may be trained on, by the model's audit."""
+        with self._changed:
+            waits = any(t.episode.id == episode_id for t in self._buffer)
+            self._bundles.add(episode_id, imagined, passed, waits)
             self._changed.notify_all()
 
     def worker_lost(self, worker: int) -> int:
@@ -169,12 +181,28 @@ class ReplayStore:
 
     def capacity(self) -> int:
         """Training episodes, in whole groups, that may start now: none of them becomes too stale or superfluous."""
-        b = self.rules.batch_episodes
+        b = self._fewest_new()
         running = sum(not e.evaluation for _, e in self._running.values())
-        under_way = running + len(self._due) + len(self._buffer) + (b if self._filled or self._filling else 0)
+        under_way = running + len(self._due) + len(self._buffer) + len(self._taken)
         last_version = min(self.rules.max_first_staleness + self.published_version + 1, self.rules.iterations)
         free = max(0, (last_version - self._next_version) * b - under_way)
         return free - free % self.rules.groups.size
+
+    def _fewest_new(self) -> int:
+        """New episodes that the next super-batch has at least: fewer as long as imagined ones take their place."""
+        return self.rules.batch_episodes // (1 + self.rules.branches * self._bundles.passed)
+
+    def _next_sizes(self) -> tuple[int, int]:
+        """New episodes of the next super-batch, if it can be formed now, and how many of them bring what is imagined.
+
+        More real episodes than necessary, which were started before the audit passed, displace imagined ones.
+        """
+        b, size, branches = self.rules.batch_episodes, self.rules.groups.size, self.rules.branches
+        if not (branches and self._bundles.passed):
+            return b, 0
+        missing = max(0, b - self._buffer.ready)
+        imagining = min(-(-missing // (branches * size)) * size, self._fewest_new())
+        return b - branches * imagining, imagining
 
     def _next_episode(self) -> EpisodeSpec:
         number, self._next_id = self._next_id, self._next_id + 1
@@ -201,11 +229,11 @@ class ReplayStore:
                 raise RuntimeError(f"the next super-batch could not be formed: {self._failure}") from self._failure
             if self._filled is None:
                 return None
-            batch, new = self._filled
-            self._filled = None
+            batch, new = self._filled, self._taken
+            self._filled, self._taken = None, []
             self._next_version += 1
             self._in_training += len(new)
-            self.ledger.reused += batch.num_episodes - batch.new_episodes
+            self.ledger.reused += batch.num_episodes - batch.new_episodes - batch.imagined_episodes
             self._earlier.append(new)
             self._changed.notify_all()
             return batch
@@ -235,13 +263,15 @@ class ReplayStore:
             self._changed.wait_for(lambda: self._stopped or (self._filled is None and self._select()))
             if self._stopped:
                 return False
-            new, version = self._buffer.take(self.rules.batch_episodes), self._next_version
+            size, imagining = self._next_sizes()
+            new, version = self._buffer.take(size), self._next_version
             again = young_enough(self._earlier, version - self.rules.max_staleness)
-            self._filling = True
+            imagined = self._bundles.take(new, imagining)
+            self._taken = new
         with self.meter.time("collate"):
-            batch = collate(new, version, self.rules.max_episode_steps, again)
+            batch = collate(new, version, self.rules.max_episode_steps, again, imagined)
         with self._changed:
-            self._filled, self._filling = (batch, new), False
+            self._filled = batch
             self._changed.notify_all()
         return True
 
@@ -250,8 +280,10 @@ class ReplayStore:
         stale = self._buffer.drop_older_than(self._next_version - self.rules.max_staleness)
         if stale:
             self.ledger.stale += stale
+            self._bundles.drop_except(self._buffer)
             self._changed.notify_all()  # the gate has opened further
-        return self._buffer.ready(self.rules.batch_episodes)
+        size, imagining = self._next_sizes()
+        return self._buffer.ready >= size and self._bundles.complete(self._buffer.first(size)[:imagining])
 
     def assign_evaluation(self, episodes: Sequence[EpisodeSpec]) -> None:
         """Assign these before any further training episode; they get new ids."""
@@ -291,11 +323,12 @@ class ReplayStore:
     def counters(self) -> dict[str, int]:
         """The ledger and the episodes that are still on their way; the sums agree at any moment."""
         with self._changed:
-            buffered = len(self._buffer) + (self.rules.batch_episodes if self._filled or self._filling else 0)
+            buffered = len(self._buffer) + len(self._taken)
             outcomes = {"played": self._played, "succeeded": self._succeeded, "control_steps": self._steps}
             under_way = {"running": len(self._running), "buffered": buffered, "in_training": self._in_training}
             gate = {"published_version": self.published_version, "capacity": self.capacity()}
-            return asdict(self.ledger) | under_way | outcomes | gate
+            imagined = self._bundles.counters() if self.rules.branches else {}
+            return asdict(self.ledger) | under_way | outcomes | gate | imagined
 
     def state(self) -> tuple[dict[str, Any], list[Trajectory]]:
         """JSON-able counters and the trajectories that are still to be trained, for a checkpoint between two updates.
@@ -303,7 +336,7 @@ class ReplayStore:
         The first ones have been trained, and will be again.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._filling, timeout=60.0)
+            self._changed.wait_for(lambda: not self._taken or self._filled is not None, timeout=60.0)
             if self._in_training:
                 raise RuntimeError(f"{self._in_training} episodes are being trained: checkpoint after advance()")
             running = [asdict(e) for _, e in self._running.values() if not e.evaluation]
@@ -317,9 +350,10 @@ class ReplayStore:
                 "lost": len(self._running),
                 "control_steps": self._steps,
                 "earlier": [len(part) for part in self._earlier],
+                "imagined": self._bundles.state(),
             }
             again = [trajectory for part in self._earlier for trajectory in part]
-            return record, again + (self._filled[1] if self._filled else []) + list(self._buffer)
+            return record, again + self._taken + list(self._buffer)
 
     def restore(self, record: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
         """Continue from ``state()``. Episodes that were running then are counted as lost and scheduled again."""
@@ -336,4 +370,6 @@ class ReplayStore:
             rest = iter(trajectories)
             self._earlier.extend(list(islice(rest, count)) for count in record["earlier"])
             self.ledger.filtered += sum(self._buffer.add(trajectory) for trajectory in rest)
+            self._bundles.restore(record["imagined"])
+            self._bundles.excuse(self._buffer)
             self._changed.notify_all()

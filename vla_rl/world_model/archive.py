@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -152,7 +152,10 @@ class Archive:
 
     def save(self, path: Path) -> None:
         """Write everything to an ``.npz`` file."""
-        arrays = {"num_added": np.array(self.num_added), "lengths": np.array([len(e.event) for e in self._episodes])}
+        arrays: dict[str, Any] = {
+            "num_added": np.array(self.num_added),
+            "lengths": np.array([len(e.event) for e in self._episodes]),
+        }
         for field in fields(Episode):
             values = [np.atleast_1d(getattr(e, field.name)) for e in self._episodes]
             if values:

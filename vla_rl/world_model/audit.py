@@ -7,9 +7,9 @@ independent draws of one policy. With G, what the episode earned after this deci
     slope = sum((Q - m)(G - m) - v / B) / sum((Q - m)^2 - v / B)
 
 estimates ``Cov(Q, G) / Var(Q)`` over the policy's chunks *within* a state. It is 1 for a right model, 0 for one that
-knows nothing about actions, however well it judges states, and negative for one that misleads. The terms v / B take away
-what m has in common with itself, so that numerator and denominator are unbiased. The standard error is that of a ratio of
-means over chunks.
+knows nothing about actions, however well it judges states, and negative for one that misleads. The terms v / B take
+away what m has in common with itself, so that numerator and denominator are unbiased. The standard error is that of a
+ratio of means over chunks.
 """
 
 from collections import deque

@@ -1,8 +1,8 @@
 """What the world model sees of a state: the policy that the run began with, frozen.
 
 Its features (what its value head reads) and the chunk that it would most likely choose: both depend on image,
-instruction and proprioception, and both come by the contract that every policy fulfils. They are frozen, so that what the
-model has learned stays valid while the policy moves.
+instruction and proprioception, and both come by the contract that every policy fulfils. They are frozen, so that what
+the model has learned stays valid while the policy moves.
 """
 
 from __future__ import annotations

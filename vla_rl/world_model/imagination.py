@@ -7,13 +7,12 @@
       └── scale ──▶ bundle ──▶ store         └──▶ model learns from the real episode
 
 The order matters: a real episode is imagined on and audited *before* the model learns from it, so the audit is honest.
-Imagined episodes start in the newest real states, chosen by the policy's newest version, and are paced by the real ones.
+Imagined episodes start in the newest real states, the policy's newest version chooses, and real ones set the pace.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,28 +29,18 @@ from vla_rl.world_model.encoder import FrozenEncoder
 from vla_rl.world_model.imagined_env import ChunkRating, Start
 from vla_rl.world_model.trainer import ModelTrainer
 
-_GROUP_BITS = 20  # chunks of one episode are fewer than 2 to this power
-
-
-@dataclass(frozen=True, slots=True)
-class Bundle:
-    """The imagined episodes of a real one; none as long as the model is not ready.
-
-    Attributes:
-        episode_id: of the real episode.
-        imagined: ``branches`` in a row for each of its chunks.
-        passed: whether they may be trained on, by the audit.
-    """
-
-    episode_id: int
-    imagined: list[Trajectory]
-    passed: bool
+_CHUNK_BITS = 20  # chunks of one episode are fewer than 2 to this power
+_FIRST_GROUP = -2  # and downwards: real episodes have groups from 0 on, evaluations have -1
 
 
 class BundleSink(Protocol):
     """Where complete bundles go."""
 
-    def add_bundle(self, bundle: Bundle) -> None: ...
+    def add_imagined(self, episode_id: int, imagined: Sequence[Trajectory], passed: bool) -> None:
+        """The imagined episodes of a real one: ``branches`` in a row for each of its chunks, or none.
+
+        ``passed``: whether they may be trained on, by the audit.
+        """
 
 
 @dataclass(slots=True)
@@ -76,15 +65,13 @@ class Imagination:
         trainer: ModelTrainer,
         sink: BundleSink,
         *,
-        seed: int,
         discount: float,
-        max_episode_steps: int,
     ) -> None:
         self.meter = Meter()
         self.audit = Audit(config.audit_chunks, config.audit_confidence, config.max_scale)
         self.verdict: Verdict = self.audit.verdict()
         self._config, self._encoder, self._trainer, self._sink = config, encoder, trainer, sink
-        self._seed, self._discount, self._max_steps = seed, discount, max_episode_steps
+        self._discount = discount
         self._pending: dict[int, _Pending] = {}  # by the real episode's id
         self._due: deque[EpisodeSpec] = deque()
         self._next_id = 0
@@ -98,7 +85,7 @@ class Imagination:
         )
         if not self._trainer.ready:
             self._trainer.learn([episode])
-            self._sink.add_bundle(Bundle(trajectory.episode.id, [], passed=False))
+            self._sink.add_imagined(trajectory.episode.id, [], False)
             return
         with self._changed:
             self._pending[trajectory.episode.id] = _Pending(trajectory, episode)
@@ -109,9 +96,10 @@ class Imagination:
         """``branches`` imagined episodes for each chunk. ``seed`` names the state, ``member`` the branch."""
         specs = []
         for chunk in range(trajectory.num_chunks):
-            state = (trajectory.episode.id << _GROUP_BITS) + chunk
+            state = (trajectory.episode.id << _CHUNK_BITS) + chunk
+            group = _FIRST_GROUP - self._next_id // self._config.branches
             for member in range(self._config.branches):
-                specs.append(EpisodeSpec(self._next_id, trajectory.episode.task, state, group=state, member=member))
+                specs.append(EpisodeSpec(self._next_id, trajectory.episode.task, state, group=group, member=member))
                 self._next_id += 1
         return specs
 
@@ -125,7 +113,7 @@ class Imagination:
         """See ``AssignmentSource``."""
         assert isinstance(finished, Trajectory)
         self.meter.count("imagined")
-        number = finished.episode.group >> _GROUP_BITS
+        number = finished.episode.seed >> _CHUNK_BITS
         with self._changed:
             pending = self._pending[number]
             pending.imagined.append(replace(finished, model_version=self._trainer.version))
@@ -135,11 +123,11 @@ class Imagination:
         self._complete(pending)
 
     def _complete(self, pending: _Pending) -> None:
-        imagined = sorted(pending.imagined, key=lambda t: (t.episode.group, t.episode.member))
+        imagined = sorted(pending.imagined, key=lambda t: (t.episode.seed, t.episode.member))
         self._judge(pending, imagined)
         scale = self.verdict.scale
         scaled = [replace(t, rewards=t.rewards * np.float32(scale)) for t in imagined]
-        self._sink.add_bundle(Bundle(pending.trajectory.episode.id, scaled, self.verdict.passed))
+        self._sink.add_imagined(pending.trajectory.episode.id, scaled, self.verdict.passed)
         self._trainer.learn([pending.episode])
 
     def _judge(self, pending: _Pending, imagined: Sequence[Trajectory]) -> None:
@@ -149,12 +137,12 @@ class Imagination:
         others = np.array([t.total_reward for t in imagined]).reshape(chunks, self._config.branches)
         k = pending.trajectory.rewards.shape[1]
         earned = np.where(episode.event < k, 1.0, self._discount * episode.returns)
-        self.audit.add(rated.mean, others, earned)
+        self.audit.add(rated.mean - self._config.disagreement * rated.deviation, others, earned)
         self.verdict = self.audit.verdict()
 
     def start(self, number: int) -> Start:
         """See ``ChunkRater``."""
-        pending, chunk = self._pending[number >> _GROUP_BITS], number & ((1 << _GROUP_BITS) - 1)
+        pending, chunk = self._pending[number >> _CHUNK_BITS], number & ((1 << _CHUNK_BITS) - 1)
         trajectory = pending.trajectory
         return Start(
             images=trajectory.images[chunk],
@@ -181,8 +169,8 @@ class Imagination:
         return self.verdict.metrics() | losses | sizes
 
     def state(self) -> dict[str, Any]:
-        """JSON-able, for a checkpoint. Episodes whose bundle is not complete are not in it: they are not learned from."""
-        return {"audit": self.audit.state(), "next_id": self._next_id, "saved": time.time()}
+        """JSON-able, for a checkpoint. Real episodes whose bundle is not complete are left out, and never learned."""
+        return {"audit": self.audit.state(), "next_id": self._next_id}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from ``state()``."""

@@ -86,7 +86,10 @@ class ModelTrainer:
         return {name: loss.item() for name, loss in losses.items()}
 
     def rate(self, features: Array, proprio: Array, elapsed: Array, actions: Array) -> ChunkRating:
-        """Rate n chunks: [n, F], [n, P], [n] and, in physical units, [n, K, A]. Raises RuntimeError before ``ready``."""
+        """Rate n chunks: [n, F], [n, P], [n] and, in physical units, [n, K, A].
+
+        Raises RuntimeError before ``ready``.
+        """
         if self._model is None or self.archive.scales is None:
             raise RuntimeError("the world model has not been trained yet")
         inputs = self.archive.scales.inputs(features, proprio, elapsed, actions)

@@ -53,7 +53,8 @@ class EnvWorkerProcess:
             assignments=StoreClient(store),
             policy=config.policy.spec(env.spec),
             splits=plan.splits,
-            bootstrap_rule=config.algo.bootstrap_rule,
+            # a world model learns what the last chunk led to
+            bootstrap_rule=config.algo.bootstrap_rule if config.world_model is None else "always",
             lease=device_lease(self._process, self._lock_server),
         )
         self._worker.meter.observer = progress

@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from ray.actor import ActorHandle
+
+from vla_rl.core.records import EpisodeResult, Trajectory
 from vla_rl.replay.store import ReplayStore, StoreRules
 from vla_rl.replay.trajectory_file import save_trajectories
 
@@ -12,6 +15,17 @@ class StoreProcess(ReplayStore):
 
     def __init__(self, rules: StoreRules) -> None:
         super().__init__(rules, is_open=False)
+        self._world_model: ActorHandle | None = None
+
+    def attach_world_model(self, process: ActorHandle) -> None:
+        """Pass all real training episodes on to it."""
+        self._world_model = process
+
+    def add(self, worker: int, finished: Trajectory | EpisodeResult) -> bool:
+        accepted = super().add(worker, finished)
+        if accepted and self._world_model is not None and isinstance(finished, Trajectory):
+            self._world_model.observe.remote(finished)
+        return accepted
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the finished but untrained trajectories; returns the counters."""

@@ -1,0 +1,116 @@
+"""The process of the world model: it learns, and plays imagined episodes like an env worker."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ray.actor import ActorHandle
+
+from vla_rl.cluster.processes.common import PulseAddress
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.ipc.mailbox import PoolAddress
+from vla_rl.core.records import EnvSpec, Trajectory
+from vla_rl.placement.plan import Plan, Process
+
+_FOLDER = "world_model"  # in a checkpoint
+
+
+class StoreSink:
+    """The replay store as imagination sees it (``BundleSink``)."""
+
+    def __init__(self, store: ActorHandle) -> None:
+        self._store = store
+
+    def add_imagined(self, episode_id: int, imagined: Sequence[Trajectory], passed: bool) -> None:
+        self._store.add_imagined.remote(episode_id, imagined, passed)
+
+
+class WorldModelProcess:
+    """Real episodes come by ``observe``, imagined ones go to the store."""
+
+    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process) -> None:
+        self._config, self._spec, self._process = config, spec, process
+        self._observing = threading.Lock()
+        self._imagination: Any = None
+        self._trainer: Any = None
+        self._worker: Any = None
+
+    def setup(self, store: ActorHandle, checkpoint: Path | None) -> None:
+        """Build encoder and model; continue from a checkpoint of the run if given."""
+        from vla_rl.core.devices.settings import set_up_torch
+        from vla_rl.policies.build import build_policy, torch_dtype
+        from vla_rl.world_model.encoder import FrozenEncoder
+        from vla_rl.world_model.files import load_world_model
+        from vla_rl.world_model.imagination import Imagination
+        from vla_rl.world_model.trainer import ModelTrainer
+
+        config, device = self._config, self._process.torch_device
+        assert config.world_model is not None
+        set_up_torch(device, self._process.threads)
+        prompts = config.algo.prompts(self._spec.instructions)
+        dtype = torch_dtype(config.learner.precision)
+        policy = build_policy(config.policy, self._spec, config.seed, prompts, device=device, dtype=dtype)
+        policy_spec = config.policy.spec(self._spec)
+        temperature = config.policy.temperature_at(0)
+        discount = getattr(config.algo, "gamma", 1.0)
+        self._trainer = ModelTrainer(config.world_model, config.seed, discount)
+        self._imagination = Imagination(
+            config.world_model,
+            FrozenEncoder(policy, policy_spec, temperature, device),
+            self._trainer,
+            StoreSink(store),
+            discount=discount,
+        )
+        if checkpoint is not None:
+            load_world_model(checkpoint / _FOLDER, self._trainer, self._imagination)
+
+    def run(self, address: PoolAddress, position: int, plan: Plan, pulse: PulseAddress) -> None:
+        """Imagine until ``stop``. ``position``: of the row of environments among those of the inference server."""
+        from vla_rl.core.ipc.mailbox import WorkerMailbox
+        from vla_rl.rollout.env_worker import EnvWorker
+        from vla_rl.world_model.imagined_env import ImaginedEnv
+
+        config = self._config
+        assert config.world_model is not None
+        envs = plan.envs_per_worker
+        self._worker = EnvWorker(
+            worker=-1,
+            env=ImaginedEnv(self._spec, envs, self._imagination, config.world_model.disagreement),
+            mailbox=WorkerMailbox(address, position),
+            assignments=self._imagination,
+            policy=config.policy.spec(self._spec),
+            splits=envs,
+            bootstrap_rule="never",
+        )
+        progress = pulse.open(self._process)
+        self._worker.meter.observer = progress
+        try:
+            self._worker.run()
+        finally:
+            progress.rest()
+
+    def observe(self, trajectory: Trajectory) -> None:
+        """A real episode has ended."""
+        with self._observing:
+            self._imagination.observe(trajectory)
+
+    def save(self, folder: Path) -> list[str]:
+        """Write model, archive and audit into a checkpoint; returns the files, relative to ``folder``."""
+        from vla_rl.world_model.files import save_world_model
+
+        return [f"{_FOLDER}/{name}" for name in save_world_model(folder / _FOLDER, self._trainer, self._imagination)]
+
+    def metrics(self) -> dict[str, float]:
+        return self._imagination.metrics() if self._imagination else {}
+
+    def stats(self) -> dict[str, float]:
+        if self._worker is None:
+            return {}
+        return self._worker.meter.snapshot() | self._trainer.meter.snapshot() | self._imagination.meter.snapshot()
+
+    def stop(self) -> None:
+        if self._imagination:
+            self._imagination.stop()
+        if self._worker:
+            self._worker.stop()

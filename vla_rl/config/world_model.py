@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from vla_rl.core.schema import ConfigGroup, Fraction, NonNegative, Positive, PositiveFloat
+from vla_rl.core.schema import ConfigGroup, NonNegative, Positive, PositiveFloat, Threads
 
 
 class WorldModelConfig(ConfigGroup):
@@ -30,11 +30,14 @@ class WorldModelConfig(ConfigGroup):
         1.0, ge=0.0, description="Weight of learning where the robot was when the task was solved, as a side task."
     )
     audit_chunks: Positive = Field(512, description="Newest audited chunks by which the model is judged.")
-    audit_confidence: Fraction = Field(
-        0.95, description="Imagination is trained on while the audit finds it better than chance with this confidence."
+    audit_confidence: float = Field(
+        0.95,
+        ge=0.5,
+        lt=1.0,
+        description="Imagination is trained on while the audit finds it better than chance with this confidence.",
     )
     max_scale: PositiveFloat = Field(
         2.0,
         description="Upper limit of the factor with which the audit corrects the size of imagined advantages.",
     )
-    threads: Positive = Field(1, description="CPU threads of the model's process.")
+    threads: Threads = Field(1, description="CPU threads of the model's process.")

@@ -1,0 +1,61 @@
+"""A whole run with a world model: two ledgers, one super-batch, and a resume."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.commands.test_train import _balanced, _metrics
+from vla_rl.commands.checkpoints import Checkpoints
+from vla_rl.commands.train import train
+from vla_rl.config.loading import load_config
+
+pytestmark = pytest.mark.slow
+
+
+def _imagined_balanced(m: dict) -> bool:
+    ended = sum(m[f"episodes/imagined_{name}"] for name in ("trained", "unused", "lost", "waiting"))
+    return m["episodes/imagined_delivered"] == ended
+
+
+def test_the_policy_practises_in_a_world_model_and_a_resume_continues_both_ledgers(tmp_path: Path):
+    config = load_config(
+        None,
+        [
+            "env=tabletop",
+            "env.max_episode_steps=16",
+            "policy.size=nano",
+            "policy.chunk_size=4",
+            "algo=world_model",
+            "world_model.warmup_episodes=4",
+            "world_model.branches=3",
+            "world_model.audit_chunks=64",
+            "world_model.audit_confidence=0.5",
+            "train.iterations=4",
+            "train.batch_episodes=8",
+            "train.checkpoint_every=2",
+            "train.eval_episodes=0",
+            "placement.env_workers=1",
+            f"log.dir={tmp_path}",
+            "log.name=run",
+        ],
+    )
+    assert config.algo.name == "ppo"
+    assert train(config) == 0
+    run = tmp_path / "run"
+    metrics = _metrics(run)
+    assert all(_balanced(m) and _imagined_balanced(m) for m in metrics)
+    last = metrics[-1]
+    assert last["episodes/imagined_delivered"] > 0
+    assert last["world_model/version"] > 0
+    assert last["world_model/archive_episodes"] > 8
+    assert last["throughput/imagined_per_s"] > 0
+    folder = Checkpoints(run / "checkpoints", keep=2).newest() / "world_model"
+    state = json.loads((folder / "state.json").read_text())
+    assert state["trainer"]["version"] > 0
+    assert train(config.with_values({"train.iterations": 6}), resume=run) == 0
+    after = _metrics(run)
+    assert after[-1]["iteration"] == 6
+    assert all(_balanced(m) and _imagined_balanced(m) for m in after)
+    assert after[-1]["world_model/version"] > state["trainer"]["version"]
+    assert after[-1]["episodes/imagined_delivered"] >= last["episodes/imagined_delivered"]

@@ -7,6 +7,7 @@ import pytest
 
 from tests.commands.test_train import _balanced, _metrics
 from vla_rl.commands.checkpoints import Checkpoints
+from vla_rl.commands.cli import main
 from vla_rl.commands.train import train
 from vla_rl.config.loading import load_config
 
@@ -57,5 +58,7 @@ def test_the_policy_practises_in_a_world_model_and_a_resume_continues_both_ledge
     after = _metrics(run)
     assert after[-1]["iteration"] == 6
     assert all(_balanced(m) and _imagined_balanced(m) for m in after)
+    assert main(["world-model", str(run), "--output", str(tmp_path / "x.png")]) == 0
+    assert (tmp_path / "x.png").stat().st_size > 10_000
     assert after[-1]["world_model/version"] > state["trainer"]["version"]
     assert after[-1]["episodes/imagined_delivered"] >= last["episodes/imagined_delivered"]

@@ -204,6 +204,14 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             _file("--output", "the picture", Path("curves.png")),
         ),
     ),
+    "world-model": (
+        "world_model:world_model_command",
+        "what a run's world model has learned, by its audit",
+        (
+            _option("run", metavar="RUN", type=Path, help="run folder, or a copy of its metrics.jsonl"),
+            _file("--output", "the picture", Path("world_model.png")),
+        ),
+    ),
     "study": (
         "study:study_command",
         "train several variants with several seeds, and compare them",

@@ -1,0 +1,82 @@
+"""`vla-rl world-model`: what a run's world model has learned, and what its audit says about it."""
+
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from vla_rl.core.errors import UserError
+from vla_rl.observability.console import make_console
+from vla_rl.observability.plots import Metrics, figure, read_metrics, rollouts_key, series, smoothed
+
+_LEDGER = ("delivered", "trained", "unused", "lost", "waiting")
+_LOSSES = {"event": "event", "value": "value to go", "proprio": "proprioception", "goal": "hindsight"}
+_WINDOW = 5
+
+
+def world_model_command(args: Any) -> int:
+    """Print the audit's last verdict and the ledger, and draw both over the run. Raises UserError without a model."""
+    metrics = read_metrics(args.run)
+    if not any("world_model/version" in m for m in metrics):
+        raise UserError(f"{args.run} has no world model: start a run with algo=world_model, or world_model={{}}")
+    make_console().print(_table(metrics))
+    draw_world_model(metrics, args.output, args.run.name)
+    print(args.output)
+    return 0
+
+
+def _table(metrics: Metrics) -> Table:
+    last = metrics[-1]
+    table = Table(title=f"World model after update {int(last['iteration'])}", show_header=False)
+    rows = {
+        "audit": "passes" if last.get("world_model/audit_passed") else "fails: only real data is trained on",
+        "slope ± standard error": _pair(last, "world_model/audit_slope", "world_model/audit_error"),
+        "factor on imagined advantages": _number(last, "world_model/audit_scale"),
+        "audited chunks": _number(last, "world_model/audit_chunks", ".0f"),
+        "AUROC of success": _number(last, "world_model/audit_auroc"),
+        "predicted minus real return": _number(last, "world_model/audit_bias", "+.3f"),
+        "real episodes in the archive": _number(last, "world_model/archive_episodes", ".0f"),
+        "updates with imagined chunks": f"{sum('imagined/chunks' in m for m in metrics)} of {int(last['iteration'])}",
+        "imagined episodes": ", ".join(f"{last.get(f'episodes/imagined_{name}', 0):.0f} {name}" for name in _LEDGER),
+        "real control steps": _number(last, "episodes/control_steps", ",.0f"),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _number(record: dict[str, float], key: str, form: str = ".2f") -> str:
+    return format(record[key], form) if key in record else "not known yet"
+
+
+def _pair(record: dict[str, float], key: str, error: str) -> str:
+    return f"{record[key]:.2f} ± {record[error]:.2f}" if key in record else "not known yet"
+
+
+def draw_world_model(metrics: Metrics, path: Any, title: str) -> None:
+    """Audit, success and share of real data, losses, and returns, over updates."""
+    with figure(path, title, 2, 2, (12, 7.5)) as axes:
+        audit, success, losses, returns = axes.flat
+        x, slope = series(metrics, "world_model/audit_slope")
+        _, error = series(metrics, "world_model/audit_error")
+        audit.axhline(0.0, color="gray", linewidth=0.8)
+        audit.axhline(1.0, color="gray", linewidth=0.8, linestyle=":")
+        audit.fill_between(x, slope - error, slope + error, alpha=0.25)
+        audit.plot(x, slope, label="slope ± standard error (1: right, 0: knows nothing about actions)")
+        audit.step(*series(metrics, "world_model/audit_scale"), where="mid", label="factor in use")
+        if len(slope):
+            audit.set_ylim(min(-1.0, float(np.quantile(slope, 0.05))), max(2.0, float(np.quantile(slope, 0.95))) + 0.5)
+        x, played = series(metrics, rollouts_key(metrics))
+        success.plot(x, smoothed(played, _WINDOW), label=f"success of the rollouts (moving mean of {_WINDOW})")
+        success.step(*series(metrics, "imagined/real_fraction"), where="mid", label="real share of the super-batch")
+        success.set_ylim(0.0, 1.02)
+        for name, label in _LOSSES.items():
+            losses.plot(*series(metrics, f"world_model/loss_{name}"), label=label)
+        losses.set_title("losses, mean over the ensemble")
+        returns.plot(*series(metrics, "rollout/return"), label="real return")
+        returns.plot(*series(metrics, "imagined/return"), label="imagined return (scaled)")
+        returns.plot(*series(metrics, "imagined/return_spread"), label="its spread within a state")
+        for ax in axes.flat:
+            ax.set_xlabel("update")
+            ax.grid(alpha=0.3)
+            ax.legend(fontsize=8)

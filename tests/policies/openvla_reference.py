@@ -20,7 +20,7 @@ from tokenizers.normalizers import Prepend, Replace
 from tokenizers.normalizers import Sequence as Normalizers
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 HEADS = 16
 VOCAB = 640  # unpadded; the last 256 ids are actions
@@ -36,6 +36,8 @@ STATISTICS = {
     "proprio": {"q01": [-0.5] * 8, "q99": [0.75] * 8},
     "num_trajectories": 432,
 }
+OPENVLA_CODE = 'raise SystemExit("code of a checkpoint must not run")\n'
+OFT_CODE = f"from prismatic.vla.constants import NUM_ACTIONS_CHUNK\n{OPENVLA_CODE}"
 
 
 class Mlp(nn.Module):
@@ -181,6 +183,33 @@ class ReferenceOpenVLA(nn.Module):
         last = patches.shape[1] + len(prompt) - 1
         return logits[:, last : last + actions, VOCAB - 256 : VOCAB].flip(-1)
 
+    def autoregressive_logits(self, patches: Tensor, prompt: Sequence[int], actions: Sequence[int]) -> Tensor:
+        """OpenVLA's logits of one row's action ids, each after the ones before it: [actions, 256], bins ascending."""
+        embed = self.language_model.model.embed_tokens
+        text = embed(torch.tensor([*prompt, *actions]))
+        logits = self.language_model(inputs_embeds=torch.cat([text[:1], patches, text[1:]]).unsqueeze(0)).logits
+        last = len(patches) + len(prompt) - 1
+        return logits[0, last : last + len(actions), VOCAB - 256 : VOCAB].flip(-1)
+
+    def generate(self, patches: Tensor, prompt: Sequence[int], actions: int) -> list[int]:
+        """The ids that transformers' ``generate`` finds most likely, as RL4VLA and RLinf restrict them to actions."""
+        text = self.language_model.model.embed_tokens(torch.tensor(prompt))
+        ids = self.language_model.generate(
+            inputs_embeds=torch.cat([text[:1], patches, text[1:]]).unsqueeze(0),
+            max_new_tokens=actions,
+            do_sample=False,
+            eos_token_id=-1,
+            logits_processor=LogitsProcessorList([OnlyActions()]),
+        )
+        return ids[0].tolist()
+
+
+class OnlyActions(LogitsProcessor):
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        allowed = torch.zeros_like(scores, dtype=torch.bool)
+        allowed[:, VOCAB - 256 : VOCAB] = True
+        return scores.masked_fill(~allowed, -torch.inf)
+
 
 def twin(seed: int = 0, dtype: torch.dtype = torch.float32) -> ReferenceOpenVLA:
     """OpenVLA with small widths. Norms are not ones, so that a norm left out or confused would show."""
@@ -247,15 +276,25 @@ def write_folder(
     statistics: Mapping[str, Any] | None = None,
     shards: int = 1,
     extra: Mapping[str, Tensor] | None = None,
+    code: str | None = OFT_CODE,
+    config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Files as published: ``shards`` > 1 as openvla-7b, with an index; ``statistics`` as fine-tunes have them."""
+    """Files as published.
+
+    Args:
+        shards: more than 1 as openvla-7b, with an index.
+        statistics: dataset_statistics.json, as fine-tunes have it.
+        extra: tensors besides the model's.
+        code: of modeling_prismatic.py.
+        config: entries of config.json that differ from openvla-7b's.
+    """
     folder.mkdir(parents=True)
     stats = {"bridge_orig": {"action": STATISTICS["action"]}} if norm_stats is None else norm_stats
     mean = [0.484375, 0.455078125, 0.40625]  # rounded to bfloat16, as in the published file
     std = [0.228515625, 0.2236328125, 0.224609375]
     half = [0.5, 0.5, 0.5]
     texts = {
-        "config.json": config_json(model, stats),
+        "config.json": config_json(model, stats) | dict(config or {}),
         "generation_config.json": {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": 2},
         "preprocessor_config.json": {
             "means": [[0.485, 0.456, 0.406], half],
@@ -271,7 +310,8 @@ def write_folder(
     for name, content in texts.items():
         (folder / name).write_text(json.dumps(content))
     (folder / "tokenizer.json").write_text(llama_tokenizer().to_str())
-    (folder / "modeling_prismatic.py").write_text('raise SystemExit("code of a checkpoint must not run")\n')
+    if code is not None:
+        (folder / "modeling_prismatic.py").write_text(code)
     tensors = {**model.state_dict(), **(extra or {})}
     if shards == 1:
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})

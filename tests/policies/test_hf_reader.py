@@ -17,6 +17,8 @@ from transformers import LlamaConfig
 
 from tests import ROOT
 from tests.policies.openvla_reference import (
+    OFT_CODE,
+    OPENVLA_CODE,
     STATISTICS,
     ReferenceOpenVLA,
     config_json,
@@ -38,6 +40,7 @@ from vla_rl.policies.openvla_oft.hf_folder import PublishedFolder, Stored, is_pu
 from vla_rl.policies.openvla_oft.hf_names import published_shapes, unused_names
 from vla_rl.policies.openvla_oft.hf_reader import load_published
 from vla_rl.policies.openvla_oft.hf_statistics import choose_unnorm_key
+from vla_rl.policies.openvla_oft.hf_variant import read_variant
 from vla_rl.policies.openvla_oft.hf_weights import to_ours
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
@@ -63,12 +66,12 @@ def model() -> ReferenceOpenVLA:
 @pytest.fixture(scope="module")
 def base(model: ReferenceOpenVLA, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """openvla-7b's twin: three files and their index."""
-    return write_folder(tmp_path_factory.mktemp("hub") / "openvla-7b", model, shards=3)
+    return write_folder(tmp_path_factory.mktemp("hub") / "openvla-7b", model, shards=3, code=OPENVLA_CODE)
 
 
 def load(folder: Path, **settings: object) -> OpenVLAOFT:
-    policy = load_published(open_published(folder), **({"views": 1, "chunk_size": 2} | settings)).eval()
-    policy.architecture = replace(policy.architecture, center_crop=False)
+    settings = {"views": 1, "chunk_size": 2, "variant": {"center_crop": False, "jpeg": False}} | settings
+    policy = load_published(open_published(folder), **settings).eval()
     policy.set_instructions([TASK])
     return policy
 
@@ -119,9 +122,9 @@ def test_towers_are_timms(model: ReferenceOpenVLA, base: Path) -> None:
         assert (ours - theirs).abs().max() < CLOSE
 
 
-def test_the_whole_policy_is_the_published_model(model: ReferenceOpenVLA, base: Path) -> None:
+def test_the_whole_policy_is_the_published_model(model: ReferenceOpenVLA, single: Path) -> None:
     """Towers, projector, prompt, LlamaForCausalLM with the same mask, the head's rows, and their order."""
-    policy, images = load(base), pictures()
+    policy, images = load(single), pictures()
     assert policy.architecture.dino_mean == (0.484375, 0.455078125, 0.40625)  # preprocessor_config.json
     prompt = llama_tokenizer().encode(f"In: What action should the robot take to {TASK.lower()}?\nOut:").ids
     final = llama_tokenizer().token_to_id("\u2581")
@@ -195,8 +198,11 @@ def test_the_published_config_is_the_7b_preset(published: PublishedFolder, monke
     config.pop("image_sizes")
     config.pop("timm_model_ids")
     monkeypatch.setattr(hf_architecture, "_token_ids", lambda _: {"bos_id": 1, "eos_id": 2, "final_id": 29_871})
-    found = read_architecture(replace(published, config=config), views=1, chunk_size=8, action_dim=7)
-    assert found == replace(openvla_7b(), name="openvla")
+    variant = read_variant(published, {"decoding": "autoregressive"})
+    found = read_architecture(replace(published, config=config), views=1, chunk_size=1, action_dim=7, variant=variant)
+    images = {"jpeg": True, "resize": "lanczos", "crop_rounding": "truncate"}
+    expected = replace(openvla_7b(chunk_size=1), name="openvla", decoding="autoregressive", stop_token=False)
+    assert found == replace(expected, **images)
 
 
 def test_a_tower_that_lost_a_block_is_not_taken_for_a_smaller_one(
@@ -207,7 +213,7 @@ def test_a_tower_that_lost_a_block_is_not_taken_for_a_smaller_one(
     lost = "vision_backbone.featurizer.blocks.23."
     weights = {name: stored for name, stored in published.weights.items() if not name.startswith(lost)}
     with pytest.raises(UserError, match=r"blocks\.\*: 23 blocks of width 1024, expected 24"):
-        read_architecture(replace(published, weights=weights), views=1, chunk_size=8, action_dim=7)
+        read_architecture(replace(published, weights=weights), views=1, chunk_size=8, action_dim=7, variant={})
 
 
 def test_defaults_are_the_librarys() -> None:
@@ -388,6 +394,45 @@ def test_the_choice_of_statistics(wanted: str | None, suite: str, expected: str)
 
 
 # --- variants ---
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "decoding", "stop_token"),
+    [
+        ({}, OPENVLA_CODE, "autoregressive", False),
+        ({}, OFT_CODE, "parallel", True),
+        ({"architectures": ["OpenVLAForActionPredictionWithValueHead"]}, OFT_CODE, "autoregressive", False),
+        ({"architectures": ["OpenVLAForRLActionPrediction"]}, None, "autoregressive", False),
+        ({"architectures": ["OpenVLAOFTForRLActionPrediction"], "model_type": "openvla_oft"}, None, "parallel", False),
+    ],
+    ids=["OpenVLA", "OpenVLA-OFT", "RL4VLA", "RLinf", "RLinf, OFT"],
+)
+def test_the_folder_says_how_actions_are_decoded(
+    model: ReferenceOpenVLA, tmp_path: Path, config: dict, code: str | None, decoding: str, stop_token: bool
+) -> None:
+    folder = write_folder(tmp_path / "folder", model, config=config, code=code)
+    found = load(folder, variant={}).architecture
+    assert (found.decoding, found.stop_token) == (decoding, stop_token)
+    images = (found.jpeg, found.resize, found.center_crop, found.crop_rounding)
+    assert images == (True, "lanczos", True, "truncate")
+    other = load(folder, variant={"decoding": "parallel", "jpeg": False}).architecture
+    assert (other.decoding, other.jpeg, other.resize) == ("parallel", False, "lanczos")
+    assert other.stop_token == (stop_token or decoding == "autoregressive"), "OpenVLA-OFT's, if the folder is OpenVLA's"
+
+
+def test_a_folder_that_does_not_say_it(model: ReferenceOpenVLA, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "folder", model, code=None)
+    config = OpenVLAOFTConfig(checkpoint=str(folder), chunk_size=2)
+    with pytest.raises(
+        UserError, match=r"policy\.decoding=null: nothing in .*folder says .* set policy\.decoding=auto"
+    ):
+        check_policy(config, SPEC)
+    chosen = config.model_copy(update={"decoding": "autoregressive"})
+    check_policy(chosen, SPEC)
+    assert build_policy(chosen, SPEC, 0).architecture.decoding == "autoregressive"
+    (folder / "config.json").write_text(json.dumps(config_json(model, {"a": STATISTICS}) | {"vla_rl": {"x": 1}}))
+    with pytest.raises(UserError, match=r"config\.json: vla_rl=\{'x': 1\}; known: decoding, stop_token"):
+        check_policy(chosen, SPEC)
 
 
 def value_head(names: tuple[str, str, str], outputs: int = 1) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tests.policies.openvla_reference import STATISTICS, ReferenceOpenVLA, twin, write_folder
+from tests.policies.openvla_reference import OFT_CODE, OPENVLA_CODE, STATISTICS, ReferenceOpenVLA, twin, write_folder
 from vla_rl.commands.cli import main
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
@@ -43,7 +43,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("hub") / "openvla-7b", twin(), shards=3)
+    return write_folder(tmp_path_factory.mktemp("hub") / "openvla-7b", twin(), shards=3, code=OPENVLA_CODE)
 
 
 def build(folder: Path, **settings: Any) -> OpenVLAOFT:
@@ -89,7 +89,9 @@ def export(*arguments: str | Path) -> int:
 @pytest.mark.parametrize("kind", ["openvla", "oft"])
 def test_round_trip_is_bit_exact(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     shards, statistics = (3, None) if kind == "openvla" else (1, FINE_TUNE)
-    source = write_folder(tmp_path / "source", twin(seed=1, dtype=dtype), shards=shards, statistics=statistics)
+    code = OPENVLA_CODE if kind == "openvla" else OFT_CODE
+    model = twin(seed=1, dtype=dtype)
+    source = write_folder(tmp_path / "source", model, shards=shards, statistics=statistics, code=code)
     first = load(source)
     write_published(first, open_published(source), tmp_path / "written")
     for file in source.glob("*.safetensors"):
@@ -157,6 +159,18 @@ def test_a_source_of_another_size(base: Path, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "other", other)
     with pytest.raises(UserError, match="another architecture than the policy's"):
         write_published(load(folder), open_published(base), tmp_path / "written")
+
+
+def test_a_written_checkpoint_is_read_as_it_was_trained(base: Path, tmp_path: Path) -> None:
+    """OpenVLA's weights, trained as OpenVLA-OFT: the folder's code says otherwise, so config.json says it."""
+    chosen = {"decoding": "parallel", "stop_token": False, "jpeg": False}
+    policy = load_published(open_published(base), views=1, chunk_size=2, variant=chosen)
+    for source, output in ((base, tmp_path / "first"), (tmp_path / "first", tmp_path / "second")):
+        write_published(policy, open_published(source), output)
+        assert json.loads((output / "config.json").read_text())["vla_rl"] == chosen
+        assert load(output).architecture == policy.architecture
+    write_published(load(base), open_published(tmp_path / "first"), tmp_path / "third")
+    assert "vla_rl" not in json.loads((tmp_path / "third" / "config.json").read_text())
 
 
 # --- adapters ---

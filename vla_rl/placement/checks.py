@@ -10,7 +10,7 @@ from vla_rl.config.messages import Problem
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import Machine
 from vla_rl.placement.plan import PlanError, Resources, make_plan
-from vla_rl.policies.openvla_oft.hf_folder import is_hub_id
+from vla_rl.policies.base.hub import is_hub_id
 
 
 def load_checked_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:

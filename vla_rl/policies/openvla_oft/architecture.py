@@ -7,7 +7,7 @@ discrete actions. The tiny and nano presets are the same network with small numb
 import dataclasses
 import json
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -18,7 +18,12 @@ NUM_BINS = 256
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of DINOv2
 IMAGENET_STD = (0.229, 0.224, 0.225)
 _VOCAB_MULTIPLE = 64
+# Fields that checkpoints with the same weights can differ in
+VARIANT = ("decoding", "stop_token", "center_crop", "jpeg", "resize", "crop_rounding")
 _STRICT = ConfigDict(extra="forbid", strict=True)
+DecodingName = Literal["parallel", "autoregressive"]
+Resize = Literal["bilinear", "lanczos"]
+Rounding = Literal["nearest", "truncate"]
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
@@ -38,7 +43,7 @@ class VisionTower:
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class LanguageModel:
-    """A Llama decoder, run with bidirectional attention."""
+    """A Llama decoder."""
 
     width: Positive
     layers: Positive
@@ -76,6 +81,11 @@ class Architecture:
     final_id: NonNegative  # the token that ends every prompt and predicts the first action number
     dino_mean: tuple[float, float, float] = IMAGENET_MEAN  # of red, green and blue in 0..1, for DINOv2's input
     dino_std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = IMAGENET_STD
+    decoding: DecodingName = "parallel"
+    stop_token: bool = True  # of parallel decoding: </s> follows the placeholders of the chunk
+    jpeg: bool = False  # compress images to JPEG and back first
+    resize: Resize = "bilinear"
+    crop_rounding: Rounding = "nearest"
 
     def __post_init__(self) -> None:
         _check_divisible("image_size", self.image_size, "patch_size", self.patch_size)
@@ -99,6 +109,13 @@ class Architecture:
     @property
     def action_tokens(self) -> int:
         return self.chunk_size * self.action_dim
+
+    @property
+    def tail_tokens(self) -> int:
+        """Tokens behind the prompt in a forward pass that rates a whole chunk."""
+        if self.decoding == "autoregressive":
+            return self.action_tokens - 1  # nothing depends on the last one
+        return self.action_tokens + self.stop_token
 
     @property
     def text_vocab_size(self) -> int:

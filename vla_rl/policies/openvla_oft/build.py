@@ -29,6 +29,7 @@ class _OfTheRun(TypedDict):
     chunk_size: int
     suite: str
     unnorm_key: str | None
+    variant: Mapping[str, Any]
 
 
 def check_policy(config: OpenVLAOFTConfig, spec: EnvSpec) -> None:
@@ -101,15 +102,14 @@ def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, A
 
 def make_architecture(config: OpenVLAOFTConfig, spec: EnvSpec) -> Architecture:
     """The preset of ``policy.size``, with the views and dimensions of the simulator."""
-    return PRESETS[config.size](
+    preset = PRESETS[config.size](
         views=len(spec.views), proprio_dim=spec.proprio_dim, chunk_size=config.chunk_size, action_dim=spec.action_dim
     )
+    return dataclasses.replace(preset, **config.variant)
 
 
 def _configured(policy: OpenVLAOFT, config: OpenVLAOFTConfig, seed: int) -> OpenVLAOFT:
     policy.value_time, policy.lm_head.in_float32 = config.value_time, config.fp32_head
-    if config.center_crop is not None:
-        policy.architecture = dataclasses.replace(policy.architecture, center_crop=config.center_crop)
     if config.lora is not None:
         from vla_rl.policies.openvla_oft.lora import add_adapters
 
@@ -128,7 +128,7 @@ def _load(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str, dtype
         return policy if dtype is None else policy.to(dtype)
     from vla_rl.policies.openvla_oft.checkpoint import load_policy
 
-    return load_policy(config.checkpoint, device, dtype)
+    return load_policy(config.checkpoint, device, dtype, config.variant)
 
 
 def _random_policy(
@@ -170,6 +170,7 @@ def _of_the_run(config: OpenVLAOFTConfig, spec: EnvSpec) -> _OfTheRun:
         "chunk_size": config.chunk_size,
         "suite": spec.suite,
         "unnorm_key": config.unnorm_key,
+        "variant": config.variant,
     }
 
 
@@ -179,7 +180,7 @@ def _read_architecture(config: OpenVLAOFTConfig, spec: EnvSpec) -> Architecture:
     if is_published(config.checkpoint):
         architecture, *_ = describe_published(open_published(config.checkpoint), **_of_the_run(config, spec))
         return architecture
-    return _read_native(Path(config.checkpoint))
+    return dataclasses.replace(_read_native(Path(config.checkpoint)), **config.variant)
 
 
 def _read_native(folder: Path) -> Architecture:

@@ -8,6 +8,7 @@ metadata.json       where the weights come from; free-form, for people and repor
 adapters.safetensors    of a run with policy.lora: the adapters alone, for ``vla-rl export --format lora``
 """
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,15 +58,24 @@ def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, A
     write_checkpoint(Path(folder), weights, files)
 
 
-def load_policy(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> OpenVLAOFT:
+def load_policy(
+    folder: str | Path,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    variant: Mapping[str, Any] | None = None,
+) -> OpenVLAOFT:
     """Load a policy onto a device, tensor by tensor: the host never holds a copy of all weights.
 
-    ``dtype``: None for the one that it was saved in. On the device "meta" its weights have no values. Call
-    ``set_instructions`` before its first forward pass. Raises CheckpointError, which names files and tensors that are
-    missing, unreadable or of another shape.
+    Args:
+        dtype: None for the one that it was saved in.
+        device: on "meta" its weights have no values.
+        variant: values of ``architecture.VARIANT`` that replace the checkpoint's.
+
+    Call ``set_instructions`` before its first forward pass. Raises CheckpointError, which names files and tensors that
+    are missing, unreadable or of another shape.
     """
     folder, device = Path(folder), torch.device(device)
-    architecture = _read_architecture(folder)
+    architecture = dataclasses.replace(_read_architecture(folder), **(variant or {}))
     codec, proprio = _read_statistics(folder)
     tokenizer = _read_tokenizer(folder, architecture)
     weights = checkpoint_file(folder, WEIGHTS)

@@ -7,6 +7,7 @@ from pydantic import Field
 from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
 from vla_rl.core.schema import ConfigGroup, Positive
 from vla_rl.policies.base.config import PolicyConfigBase
+from vla_rl.policies.openvla_oft.architecture import VARIANT, DecodingName, Resize, Rounding
 
 
 class LoraConfig(ConfigGroup):
@@ -25,7 +26,7 @@ class LoraConfig(ConfigGroup):
 
 
 class OpenVLAOFTConfig(PolicyConfigBase):
-    """OpenVLA-OFT with discrete actions and parallel decoding."""
+    """OpenVLA and OpenVLA-OFT with discrete actions."""
 
     merged: ClassVar[dict[str, Any]] = {"lora": None}
 
@@ -40,10 +41,35 @@ class OpenVLAOFTConfig(PolicyConfigBase):
         description="Data set whose statistics scale the actions, of a checkpoint as published; null: that of the "
         "simulator's suite, or the only one.",
     )
+    decoding: DecodingName | None = Field(
+        None,
+        description="How an action chunk is predicted: all numbers at once (parallel, OpenVLA-OFT), or one after the "
+        "other (autoregressive, OpenVLA, RL4VLA); null: as the checkpoint says, and parallel for random weights.",
+    )
+    stop_token: bool | None = Field(
+        None,
+        description="Whether </s> follows the chunk's placeholders in parallel decoding; null: as the checkpoint says, "
+        "else true (RLinf's need false).",
+    )
     center_crop: bool | None = Field(
         None,
         description="Crop images to 90% of their area; null: as the checkpoint says, and true for one as published "
         "(RL4VLA's need false).",
+    )
+    jpeg: bool | None = Field(
+        None,
+        description="First compress images to JPEG and back, on the CPU, as OpenVLA's data were; null: as the "
+        "checkpoint says, and true for one as published (RL4VLA's need false).",
+    )
+    resize: Resize | None = Field(
+        None,
+        description="Filter that resizes images; null: as the checkpoint says, and lanczos for one as published "
+        "(RL4VLA's need bilinear).",
+    )
+    crop_rounding: Rounding | None = Field(
+        None,
+        description="How cropped images become integers: the nearest ones, or truncated as by TensorFlow; null: as the "
+        "checkpoint says, and truncate for one as published.",
     )
     size: Literal["nano", "tiny", "7b"] = Field("tiny", description="Architecture of a policy with random weights.")
     lora: LoraConfig | None = Field(
@@ -54,6 +80,12 @@ class OpenVLAOFTConfig(PolicyConfigBase):
         description="Compute the action logits in float32 if weights are bf16 (arXiv:2510.13786): sampler and learner "
         "then agree more closely.",
     )
+
+    @property
+    def variant(self) -> dict[str, Any]:
+        """Values of the architecture that the run chooses instead of the checkpoint."""
+        chosen = {name: getattr(self, name) for name in VARIANT}
+        return {name: value for name, value in chosen.items() if value is not None}
 
     def spec(self, env: EnvSpec) -> PolicySpec:
         shape = self.chunk_size, env.action_dim

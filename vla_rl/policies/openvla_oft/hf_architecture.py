@@ -21,6 +21,7 @@ from vla_rl.policies.openvla_oft.hf_names import (
     value_head_shapes,
 )
 from vla_rl.policies.openvla_oft.hf_statistics import choose_unnorm_key, read_bounds
+from vla_rl.policies.openvla_oft.hf_variant import read_variant
 
 # Attention heads are in no file: they follow from the names of the networks in timm. So does the number of blocks, of
 # which features skip the last: a file that has lost some would otherwise be taken for a smaller network.
@@ -54,7 +55,13 @@ _VALUE_HIDDEN = (512, 128)  # of RL4VLA and RLinf
 
 
 def describe_published(
-    folder: PublishedFolder, *, views: int, chunk_size: int, suite: str = "", unnorm_key: str | None = None
+    folder: PublishedFolder,
+    *,
+    views: int,
+    chunk_size: int,
+    suite: str = "",
+    unnorm_key: str | None = None,
+    variant: Mapping[str, Any] | None = None,
 ) -> tuple[Architecture, Bounds, Bounds | None]:
     """What the files say without their weights: architecture, statistics of actions, and of proprioception if used.
 
@@ -62,7 +69,8 @@ def describe_published(
     """
     key = choose_unnorm_key(folder.statistics, unnorm_key, suite)
     actions, proprio = read_bounds(folder.statistics, key)
-    architecture = read_architecture(folder, views=views, chunk_size=chunk_size, action_dim=actions.dim)
+    run = {"views": views, "chunk_size": chunk_size, "action_dim": actions.dim}
+    architecture = read_architecture(folder, **run, variant=read_variant(folder, variant or {}))
     if not architecture.proprio_dim:
         return architecture, actions, None
     if proprio is None or proprio.dim != architecture.proprio_dim:
@@ -73,8 +81,12 @@ def describe_published(
     return architecture, actions, proprio
 
 
-def read_architecture(folder: PublishedFolder, *, views: int, chunk_size: int, action_dim: int) -> Architecture:
+def read_architecture(
+    folder: PublishedFolder, *, views: int, chunk_size: int, action_dim: int, variant: Mapping[str, Any]
+) -> Architecture:
     """What the weights were trained as. The files do not say how many views and actions: these follow the run.
+
+    ``variant``: of ``hf_variant.read_variant``.
 
     Raises UserError for values that this policy does not implement, and for tensors that are missing, unknown or of
     another shape.
@@ -86,7 +98,6 @@ def read_architecture(folder: PublishedFolder, *, views: int, chunk_size: int, a
     values = {
         "name": "openvla",
         "patch_size": shapes[f"{DINO}patch_embed.proj.weight"][-1],
-        "center_crop": True,
         "views": views,
         "proprio_dim": folder.proprio["fc1.weight"].shape[1] if "fc1.weight" in folder.proprio else 0,
         "chunk_size": chunk_size,
@@ -94,6 +105,7 @@ def read_architecture(folder: PublishedFolder, *, views: int, chunk_size: int, a
         "dino_registers": shapes[f"{DINO}reg_token"][1],
         "projector_hidden": shapes["projector.fc1.weight"][0],
         "value_hidden": _value_hidden(folder.value_head),
+        **variant,
         **_token_ids(folder.path / TOKENIZER),
         **_normalization(folder.path / "preprocessor_config.json"),
     }

@@ -3,6 +3,7 @@
 config.json                   sizes, data set statistics (norm_stats)
 dataset_statistics.json       of a fine-tune; replaces norm_stats
 tokenizer.json
+modeling_prismatic.py         its text tells OpenVLA-OFT from OpenVLA (hf_variant)
 model.safetensors             or several files and model.safetensors.index.json
 value_head.safetensors        written by ``vla-rl export``; RL4VLA and RLinf keep a value head among the weights
 proprio_projector*.safetensors    of OpenVLA-OFT, converted
@@ -19,15 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import UserError
+from vla_rl.policies.base.hub import is_hub_id
 from vla_rl.policies.openvla_oft.hf_names import EMBEDDING, LM_HEAD, VALUE_HEAD, Shape, canonical, is_ignored
 
 CONFIG, STATISTICS, TOKENIZER = "config.json", "dataset_statistics.json", "tokenizer.json"
+CODE = "modeling_prismatic.py"
 WEIGHTS, INDEX, VALUE_HEAD_FILE = "model.safetensors", "model.safetensors.index.json", "value_head.safetensors"
 PROPRIO_FILE = "proprio_projector.safetensors"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_PREFIX = "base_model.model."
 _MODEL_TYPE, _CLASS = "openvla", "OpenVLAForActionPrediction"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _DOWNLOADED = ["*.json", "*.safetensors", "tokenizer.model", "*.py"]
 _MATRIX = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[AB])(\.default)?\.weight")
 _PLAIN_LORA = {"peft_type": "LORA", "use_dora": False, "bias": "none", "lora_bias": False, "fan_in_fan_out": False}
@@ -77,12 +79,6 @@ def is_published(checkpoint: str | Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and _is_openvla(config)
-
-
-def is_hub_id(checkpoint: str | Path) -> bool:
-    """Whether this can only be OWNER/NAME on the model hub: no such path exists, nor its first folder."""
-    text = str(checkpoint)
-    return _HUB_ID.fullmatch(text) is not None and not Path(text).exists() and not Path(text).parent.is_dir()
 
 
 def open_published(checkpoint: str | Path) -> PublishedFolder:

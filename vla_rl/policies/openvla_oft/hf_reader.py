@@ -1,19 +1,22 @@
 """Loads a policy from a checkpoint in the published layout."""
 
 import logging
+from collections.abc import Mapping
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.initialization import no_init_weights
 
+from vla_rl.policies.base.value_head import ValueHead
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec
 from vla_rl.policies.openvla_oft.architecture import Architecture
 from vla_rl.policies.openvla_oft.hf_architecture import describe_published
 from vla_rl.policies.openvla_oft.hf_folder import TOKENIZER, PublishedFolder
 from vla_rl.policies.openvla_oft.hf_names import VALUE_HEAD
 from vla_rl.policies.openvla_oft.hf_weights import WeightReader, to_ours
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT, ValueHead
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
 
 logger = logging.getLogger(__name__)
@@ -26,6 +29,7 @@ def load_published(
     chunk_size: int,
     suite: str = "",
     unnorm_key: str | None = None,
+    variant: Mapping[str, Any] | None = None,
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> OpenVLAOFT:
@@ -33,6 +37,7 @@ def load_published(
 
     Args:
         views, chunk_size: of the run, because the weights are the same for any number.
+        variant: values of ``architecture.VARIANT`` that the run chooses instead of the checkpoint.
         suite: of the simulator; ``unnorm_key``: the data set whose statistics to use. See ``choose_unnorm_key``.
         seed: of the value head, where the checkpoint has none.
 
@@ -40,7 +45,7 @@ def load_published(
     missing, unknown or of another shape.
     """
     architecture, actions, proprio = describe_published(
-        folder, views=views, chunk_size=chunk_size, suite=suite, unnorm_key=unnorm_key
+        folder, views=views, chunk_size=chunk_size, suite=suite, unnorm_key=unnorm_key, variant=variant
     )
     text = (folder.path / TOKENIZER).read_text(encoding="utf-8")
     tokenizer = PromptTokenizer.from_json(text, architecture)

@@ -33,6 +33,7 @@ from vla_rl.policies.openvla_oft.hf_folder import (
 )
 from vla_rl.policies.openvla_oft.hf_names import FUSED, VALUE_HEAD, canonical, counted, published_shapes, sources
 from vla_rl.policies.openvla_oft.hf_statistics import read_bounds
+from vla_rl.policies.openvla_oft.hf_variant import config_of
 from vla_rl.policies.openvla_oft.hf_weights import WeightReader, to_published
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
@@ -59,7 +60,7 @@ def write_published(policy: OpenVLAOFT, source: PublishedFolder, output: Path, u
     with replacing(output) as partial:
         partial.mkdir()
         _write_weights(source.path, partial, tensor)
-        config = dict(source.config)
+        config = config_of(policy.architecture, source)
         for key in ("torch_dtype", "dtype"):
             if key in config:
                 config[key] = _DTYPES[policy.lm_head.weight.dtype]

@@ -1,13 +1,13 @@
-"""OpenVLA-OFT with discrete actions; one class for all sizes.
+"""OpenVLA and OpenVLA-OFT with discrete actions; one class for all sizes.
 
-    images ─► DINOv2 ┐                                      <s> [patches][proprio] prompt 0 0 ... 0 </s> <pad>
-           └► SigLIP ┴► projector ─► patch tokens ──────►   └──────────── Llama, all see all ─────────────┘
-    instruction ─► prompt tokens                                              │ │ │
-                                                     the last prompt token ───┘ └─┴─ and the placeholders after it
-                                                     predicts action number 0        predict numbers 1, 2, ...
+    images ─► DINOv2 ┐                                      <s> [patches][proprio] prompt <pad>  chunk
+           └► SigLIP ┴► projector ─► patch tokens ──────►   └─────────────── Llama ─────────────────┘
+    instruction ─► prompt tokens                                                  │  see ``decoding``
+                                                     the last prompt token ───────┘  for the others
+                                                     predicts action number 0; the value head reads it, too
 
-Sources: OpenVLA (arXiv:2406.09246); parallel decoding: OpenVLA-OFT (arXiv:2502.19645); log-probabilities over the 256
-action ids at the sampling temperature: SimpleVLA-RL (arXiv:2509.09674).
+Sources: OpenVLA (arXiv:2406.09246); OpenVLA-OFT (arXiv:2502.19645); log-probabilities over the 256 action ids at the
+sampling temperature: SimpleVLA-RL (arXiv:2509.09674); the place of the value head: RL4VLA (arXiv:2505.19789).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     Dinov2WithRegistersConfig,
     Dinov2WithRegistersModel,
@@ -33,8 +34,10 @@ from vla_rl.policies.base.policy import Decisions, Policy, PolicyInput, PolicyOu
 from vla_rl.policies.base.value_head import ValueHead
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import NUM_BINS, Architecture
+from vla_rl.policies.openvla_oft.decoding import Prefix, make_decoding
 from vla_rl.policies.openvla_oft.images import prepare_images
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
+from vla_rl.policies.openvla_oft.tokens import sample_tokens, smoothed_cross_entropy, token_entropy, token_logprobs
 
 
 class ActionHead(nn.Linear):
@@ -74,9 +77,8 @@ class Projector(nn.Module):
 class OpenVLAOFT(Policy):
     """See ``Policy``. A record holds the tokens of the chunk: uint8 [N, K, A], the bin of each action number."""
 
-    text_ids: Tensor  # int64 [tasks, L]: prompt, placeholders, </s>, padding
-    text_kept: Tensor  # bool [tasks, L]: false where the embedding is replaced by zero
-    attended: Tensor  # bool [tasks, S]: false at the padding of the whole sequence
+    text_ids: Tensor  # int64 [tasks, P]: prompt and padding
+    attended: Tensor  # bool [tasks, L]: false at the padding of <s>, images, proprioception and prompt
     prompt_length: Tensor  # int64 [tasks]
 
     def __init__(
@@ -89,6 +91,7 @@ class OpenVLAOFT(Policy):
         super().__init__()
         _check_statistics(architecture, codec, proprio)
         self.architecture = architecture
+        self.decoding = make_decoding(architecture)
         self.codec = codec
         self.tokenizer = tokenizer
         self.proprio_bounds = proprio
@@ -107,25 +110,14 @@ class OpenVLAOFT(Policy):
         """See ``Policy.set_instructions``. Raises ValueError also for a wrong tokenizer."""
         if not instructions:
             raise ValueError("a policy needs at least one instruction")
-        arch = self.architecture
-        prompts = [self.tokenizer.encode(text) for text in instructions]
-        tail = [arch.pad_id] * arch.action_tokens + [arch.eos_id]  # the placeholders' ids do not matter
-        longest = max(map(len, prompts))
-        ids = torch.full((len(prompts), longest + len(tail)), arch.pad_id)
-        kept = torch.zeros_like(ids, dtype=torch.bool)
-        valid = torch.zeros_like(kept)
-        for row, prompt in enumerate(prompts):
-            end = len(prompt) + len(tail)
-            ids[row, :end] = torch.tensor(prompt + tail)
-            kept[row, : len(prompt)] = True
-            kept[row, end - 1] = True
-            valid[row, :end] = True
-        vision = torch.ones(len(prompts), arch.vision_tokens, dtype=torch.bool)
+        prompts = [torch.tensor(self.tokenizer.encode(text)) for text in instructions]
+        ids = pad_sequence(prompts, batch_first=True, padding_value=self.architecture.pad_id)
+        kept = pad_sequence([torch.ones_like(prompt, dtype=torch.bool) for prompt in prompts], batch_first=True)
+        vision = torch.ones(len(prompts), self.architecture.vision_tokens, dtype=torch.bool)
         buffers = {
             "text_ids": ids,
-            "text_kept": kept,
-            "attended": torch.cat([valid[:, :1], vision, valid[:, 1:]], dim=1),
-            "prompt_length": torch.tensor([len(prompt) for prompt in prompts]),
+            "attended": torch.cat([kept[:, :1], vision, kept[:, 1:]], dim=1),
+            "prompt_length": kept.sum(1),
         }
         device = self.language_model.rotary_emb.inv_freq.device  # weights may be meta tensors, buffers never are
         for name, tensor in buffers.items():
@@ -136,25 +128,32 @@ class OpenVLAOFT(Policy):
         self, seen: PolicyInput, record: Mapping[str, Tensor], temperature: float, detach_value: bool = True
     ) -> PolicyOutput:
         """See ``Policy.forward``. The record's tokens: uint8 [N, K, A]."""
-        logits, state = self.distribution(seen, temperature)
+        logits, state = self.distribution(seen, temperature, record["tokens"])
         values, features = self._values(state, seen, detach_value)
         return PolicyOutput(token_logprobs(logits, record["tokens"]), token_entropy(logits), values, features)
 
     @torch.no_grad()
     def act(self, seen: PolicyInput, draws: Mapping[str, Tensor], greedy: Tensor, temperature: float) -> Decisions:
         """See ``Policy.act``. The draws' uniforms: float32 [N, K, A]; greedy rows take the most likely bins."""
-        logits, state = self.distribution(seen, temperature)
-        sampled = sample_tokens(logits, draws["uniforms"])
-        tokens = torch.where(greedy[:, None, None], logits.argmax(-1), sampled)
+        prefix, uniforms = self._prefix(seen, temperature), draws["uniforms"].flatten(1)
+        logits: list[Tensor] = []
+
+        def choose(states: Tensor, part: slice) -> Tensor:
+            logits.append(self._logits(states, temperature))
+            sampled = sample_tokens(logits[-1], uniforms[:, part])
+            return torch.where(greedy[:, None], logits[-1].argmax(-1), sampled)
+
+        tokens, state = self.decoding.generate(self.language_model, prefix, choose)
         values, _ = self._values(state, seen, detach_value=True)
-        return Decisions({"tokens": tokens.to(torch.uint8)}, token_logprobs(logits, tokens), values)
+        logprobs = token_logprobs(torch.cat(logits, dim=1), tokens)
+        return Decisions({"tokens": self._chunk(tokens).to(torch.uint8)}, self._chunk(logprobs), values)
 
     def imitation_loss(
         self, seen: PolicyInput, actions: Array, mask: Tensor, rng: np.random.Generator, smoothing: float
     ) -> Tensor:
         """See ``Policy.imitation_loss``: cross-entropy with the demonstrated bins, at temperature 1."""
-        logits, _ = self.distribution(seen, temperature=1.0)
-        tokens = torch.from_numpy(self.codec.encode(actions)).to(logits.device)
+        tokens = torch.from_numpy(self.codec.encode(actions)).to(seen.images.device)
+        logits, _ = self.distribution(seen, 1.0, tokens)
         return smoothed_cross_entropy(logits, tokens, mask, smoothing)
 
     def encode(self, actions: Array, rng: np.random.Generator) -> Record:
@@ -186,21 +185,31 @@ class OpenVLAOFT(Policy):
     def value_parameters(self) -> Iterator[nn.Parameter]:
         return self.value_head.parameters()
 
-    def distribution(self, seen: PolicyInput, temperature: float) -> tuple[Tensor, Tensor]:
+    def distribution(
+        self, seen: PolicyInput, temperature: float, tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Logits over the bins, float32 [N, K, A, 256], divided by the temperature, and the state [N, width].
 
         Bins ascend with the action. The state is the hidden state that predicts the first action number.
+
+        Args:
+            tokens: uint8 [N, K, A], the chunk's bins. Autoregressive decoding needs them: an action number's
+                distribution depends on those before it.
+
+        Raises as ``forward``.
         """
-        self._check_inputs(seen.images, seen.proprio, temperature)
-        arch = self.architecture
-        task = seen.task.long()
-        hidden = self._hidden_states(seen.images, seen.proprio, task)
-        last_prompt = arch.vision_tokens + self.prompt_length[task] - 1
-        predicting = last_prompt[:, None] + torch.arange(arch.action_tokens, device=hidden.device)
-        rows = torch.arange(len(task), device=hidden.device)
-        features = hidden[rows[:, None], predicting]
-        logits = self.lm_head(features).float() / temperature
-        return logits.unflatten(1, (arch.chunk_size, arch.action_dim)), features[:, 0]
+        prefix = self._prefix(seen, temperature)
+        recorded = None if tokens is None else tokens.flatten(1).long()
+        states = self.decoding.states(self.language_model, prefix, recorded)
+        return self._chunk(self._logits(states, temperature)), states[:, 0]
+
+    def _logits(self, states: Tensor, temperature: float) -> Tensor:
+        """[..., width] -> float32 [..., 256]."""
+        return self.lm_head(states).float() / temperature
+
+    def _chunk(self, numbers: Tensor) -> Tensor:
+        """[N, K * A, ...] -> [N, K, A, ...]."""
+        return numbers.unflatten(1, (self.architecture.chunk_size, self.architecture.action_dim))
 
     def _values(self, state: Tensor, seen: PolicyInput, detach_value: bool) -> tuple[Tensor, Tensor]:
         """Values, float32 [N], and what they are computed from, without gradient [N, F]."""
@@ -219,29 +228,22 @@ class OpenVLAOFT(Policy):
         rotary.inv_freq = exact.to(rotary.inv_freq.device)  # type: ignore[assignment]
         return self
 
-    def _hidden_states(self, images: Tensor, proprio: Tensor, task: Tensor) -> Tensor:
-        """[N, S, width] after the last norm of the language model."""
+    def _prefix(self, seen: PolicyInput, temperature: float) -> Prefix:
+        """What the language model reads before the chunk. Raises as ``forward``."""
+        self._check_inputs(seen.images, seen.proprio, temperature)
+        task = seen.task.long()
         text = self.language_model.embed_tokens(self.text_ids[task])
-        text = text * self.text_kept[task].unsqueeze(-1)
-        sequence = [text[:, :1], self._patch_tokens(images)]
+        sequence = [text[:, :1], self._patch_tokens(seen.images)]
         if self.proprio_projector is not None and self.proprio_bounds is not None:
-            sequence.append(self.proprio_projector(self._normalized(self.proprio_bounds, proprio)).unsqueeze(1))
+            sequence.append(self.proprio_projector(self._normalized(self.proprio_bounds, seen.proprio)).unsqueeze(1))
         embeddings = torch.cat([*sequence, text[:, 1:]], dim=1)
-        count, length, _ = embeddings.shape
-        # Llama adds its causal mask to any mask but a 4-D one, which it passes on unchanged.
-        mask = self.attended[task][:, None, None, :].expand(count, 1, length, length)
-        positions = torch.arange(length, device=embeddings.device).unsqueeze(0)
-        output = self.language_model(
-            inputs_embeds=embeddings, attention_mask=mask, position_ids=positions, use_cache=False
-        )
-        return output.last_hidden_state
+        length = self.prompt_length[task] + self.architecture.vision_tokens
+        return Prefix(embeddings, self.attended[task], length)
 
     def _patch_tokens(self, images: Tensor) -> Tensor:
         """[N, V * patches, width], view after view."""
         arch = self.architecture
-        for_dino, for_siglip = prepare_images(
-            images.flatten(0, 1), arch.image_size, arch.center_crop, arch.dino_mean, arch.dino_std
-        )
+        for_dino, for_siglip = prepare_images(images.flatten(0, 1), arch)
         prefix = 1 + arch.dino_registers
         dino = self.dino(for_dino.to(self.lm_head.weight.dtype)).last_hidden_state[:, prefix:]
         siglip = self.siglip(for_siglip.to(self.lm_head.weight.dtype)).last_hidden_state
@@ -264,49 +266,6 @@ class OpenVLAOFT(Policy):
             raise ValueError(f"proprio: expected [{len(images)}, {arch.proprio_dim}], found {list(proprio.shape)}")
         if temperature <= 0:
             raise ValueError(f"temperature={temperature}: must be positive; for the most likely action use greedy rows")
-
-
-def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """float32 [N, K, A]: log-probability of each token. Sampler and learner both use this function."""
-    logits = logits.float()
-    chosen = logits.gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
-    return chosen - logits.logsumexp(-1)
-
-
-def token_entropy(logits: Tensor) -> Tensor:
-    """float32 [N, K, A]: entropy of each token's distribution, in nats."""
-    logprobs = logits.float().log_softmax(-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
-
-
-def smoothed_cross_entropy(logits: Tensor, tokens: Tensor, mask: Tensor, smoothing: float) -> Tensor:
-    """Mean cross-entropy with the demonstrated bins.
-
-    Args:
-        logits: [N, K, A, 256].
-        tokens: uint8 [N, K, A].
-        mask: bool [N, K], false after the end of the demonstration.
-        smoothing: standard deviation, in bins, of the target, a normal distribution around the demonstrated bin
-            (a neighbouring bin is nearly the same action); 0: that bin only.
-    """
-    if smoothing == 0:
-        losses = F.cross_entropy(logits.flatten(0, 2), tokens.long().flatten(), reduction="none").view(tokens.shape)
-    else:
-        distance = torch.arange(logits.shape[-1], device=logits.device) - tokens.long().unsqueeze(-1)
-        target = torch.softmax(-0.5 * (distance / smoothing) ** 2, dim=-1)
-        losses = -(target * F.log_softmax(logits, dim=-1)).sum(-1)
-    weights = mask.unsqueeze(-1).expand_as(losses).to(losses.dtype)
-    return (losses * weights).sum() / weights.sum()
-
-
-def sample_tokens(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """int64 [N, K, A]: the bin at which the cumulative distribution passes the uniform number (inverse transform).
-
-    Sums in float64, so that rounding cannot choose a bin of probability zero.
-    """
-    cumulative = logits.float().softmax(-1).double().cumsum(-1)
-    threshold = uniforms.double().unsqueeze(-1) * cumulative[..., -1:]
-    return (cumulative <= threshold).sum(-1).clamp(max=NUM_BINS - 1)
 
 
 def _check_statistics(architecture: Architecture, codec: ActionCodec, proprio: Bounds | None) -> None:

@@ -38,7 +38,8 @@ def openvla_sizes(
     recomputed = max(block.saved for block in blocks) if activation_checkpointing else 0
     wide = max(block.wide for block in blocks)
     train = saved + recomputed + _WIDE_BACKWARD * wide
-    return PolicySizes(base + adapters, trained, train, saved, max(head, _WIDE_FORWARD * wide))
+    infer = max(head, _WIDE_FORWARD * wide) + _cache(architecture, element_size, prompt_tokens)
+    return PolicySizes(base + adapters, trained, train, saved, infer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +89,20 @@ def _head(arch: Architecture, lora: LoraConfig | None, b: int, prompt_tokens: in
     return norm + arch.action_tokens * (b * d + 3 * 4 * NUM_BINS)  # logits, and distributions of the loss
 
 
+def _cache(arch: Architecture, b: int, prompt_tokens: int) -> int:
+    """Bytes of keys and values that one observation holds while its chunk is decoded one number after the other."""
+    if arch.decoding != "autoregressive":
+        return 0
+    return 2 * arch.llm.layers * _sequence(arch, prompt_tokens) * b * arch.llm.width
+
+
 def _trained_parts(lora: LoraConfig | None) -> set[str]:
     return {"vision", "projector", "language_model", "lm_head"} if lora is None else set(lora.targets)
 
 
 def _sequence(arch: Architecture, prompt_tokens: int) -> int:
-    """Tokens that the language model sees: images and proprioception, prompt, placeholders and ``</s>``."""
-    return arch.vision_tokens + prompt_tokens + arch.action_tokens + 1
+    """Tokens that the language model sees: images and proprioception, prompt, and the chunk."""
+    return arch.vision_tokens + prompt_tokens + arch.tail_tokens
 
 
 def _weights(arch: Architecture) -> Iterator[int]:

@@ -12,9 +12,10 @@ from vla_rl.policies.openvla_oft.architecture import VARIANT, Architecture
 from vla_rl.policies.openvla_oft.hf_folder import CODE, PublishedFolder
 
 _KEY = "vla_rl"  # of config.json, written by ``vla-rl export`` where the rest would be read differently
-_OFFICIAL_IMAGES = {"center_crop": True, "jpeg": True, "resize": "lanczos", "crop_rounding": "truncate"}
-_PARALLEL, _AUTOREGRESSIVE = {"decoding": "parallel"}, {"decoding": "autoregressive"}
-_BY_CLASS = {
+_OFFICIAL_IMAGES: dict[str, Any] = {"center_crop": True, "jpeg": True, "resize": "lanczos", "crop_rounding": "truncate"}
+_PARALLEL: dict[str, Any] = {"decoding": "parallel"}
+_AUTOREGRESSIVE: dict[str, Any] = {"decoding": "autoregressive"}
+_BY_CLASS: dict[str, dict[str, Any]] = {
     "OpenVLAOFTForRLActionPrediction": {"decoding": "parallel", "stop_token": False},  # RLinf
     "OpenVLAForRLActionPrediction": _AUTOREGRESSIVE,  # RLinf
     "OpenVLAForActionPredictionWithValueHead": _AUTOREGRESSIVE,  # RL4VLA
@@ -42,7 +43,7 @@ def read_variant(folder: PublishedFolder, chosen: Mapping[str, Any]) -> dict[str
 
 def config_of(architecture: Architecture, source: PublishedFolder) -> dict[str, Any]:
     """The source's config.json, with what is needed so that its copy is read as a policy of this architecture."""
-    read, differing = _OFFICIAL_IMAGES | _decoding(source), {}
+    read, differing = _OFFICIAL_IMAGES | _decoding(source), dict[str, Any]()
     for name in VARIANT:
         value = getattr(architecture, name)
         if _complete(read | differing).get(name) != value:
@@ -59,9 +60,9 @@ def _decoding(folder: PublishedFolder) -> dict[str, Any]:
     """By the class that saved the weights, else by the code beside them; empty if neither is known."""
     for name in folder.config.get("architectures") or ():
         if name in _BY_CLASS:
-            return dict(_BY_CLASS[name])
+            return _BY_CLASS[name]
     try:
         code = (folder.path / CODE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return {}
-    return dict(_PARALLEL if _MARK_OF_OFT in code else _AUTOREGRESSIVE)
+    return _PARALLEL if _MARK_OF_OFT in code else _AUTOREGRESSIVE

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.normalizers import Prepend, Replace
@@ -171,16 +171,22 @@ class ReferenceOpenVLA(nn.Module):
         backbone = self.vision_backbone
         return self.projector(torch.cat([backbone.featurizer(normal), backbone.fused_featurizer(2 * pixels - 1)], -1))
 
-    def parallel_logits(self, patches: Tensor, prompt: Sequence[int], actions: int) -> Tensor:
-        """OpenVLA-OFT's parallel decoding of one prompt: [N, actions, 256], bins ascending with the action."""
+    def parallel_logits(
+        self, patches: Tensor, prompt: Sequence[int], actions: int, *, proprio: Tensor | None = None, stop: bool = True
+    ) -> Tensor:
+        """OpenVLA-OFT's parallel decoding of one prompt: [N, actions, 256], bins ascending with the action.
+
+        ``proprio``: [N, width], the token that follows the patches. ``stop``: whether ``</s>`` ends the sequence.
+        """
         embed = self.language_model.model.embed_tokens
         text = embed(torch.tensor(prompt)).expand(len(patches), -1, -1)
+        seen = [patches] if proprio is None else [patches, proprio.unsqueeze(1)]
         empty = torch.zeros(len(patches), actions, text.shape[-1])
-        stop = embed(torch.tensor([2])).expand(len(patches), -1, -1)
-        x = torch.cat([text[:, :1], patches, text[:, 1:], empty, stop], dim=1)
+        ends = [embed(torch.tensor([2])).expand(len(patches), -1, -1)] if stop else []
+        x = torch.cat([text[:, :1], *seen, text[:, 1:], empty, *ends], dim=1)
         mask = torch.zeros(len(x), 1, x.shape[1], x.shape[1])  # added to the scores: everything sees everything
         logits = self.language_model(inputs_embeds=x, attention_mask=mask).logits
-        last = patches.shape[1] + len(prompt) - 1
+        last = x.shape[1] - len(ends) - actions - 1
         return logits[:, last : last + actions, VOCAB - 256 : VOCAB].flip(-1)
 
     def autoregressive_logits(self, patches: Tensor, prompt: Sequence[int], actions: Sequence[int]) -> Tensor:
@@ -327,3 +333,15 @@ def write_folder(
     index = {"metadata": {"total_size": size}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
+
+
+def read_folder(folder: Path) -> ReferenceOpenVLA:
+    """The model of a folder of ``write_folder``, by its config.json; every tensor but a value head's must fit."""
+    config = json.loads((folder / "config.json").read_text())
+    text = {name: value for name, value in config["text_config"].items() if name not in ("model_type", "torch_dtype")}
+    model = ReferenceOpenVLA(size=config["image_sizes"][0], **text).eval()
+    tensors: dict[str, Tensor] = {}
+    for file in folder.glob("model*.safetensors"):
+        tensors |= load_file(file)
+    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items() if "value_head." not in name})
+    return model

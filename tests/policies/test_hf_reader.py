@@ -26,6 +26,7 @@ from tests.policies.openvla_reference import (
     twin,
     write_folder,
 )
+from tests.policies.openvla_twins import proprio_projector, value_head
 from tests.policies.policy_helpers import rate
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
@@ -435,13 +436,6 @@ def test_a_folder_that_does_not_say_it(model: ReferenceOpenVLA, tmp_path: Path) 
         check_policy(chosen, SPEC)
 
 
-def value_head(names: tuple[str, str, str], outputs: int = 1) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    shapes = {f"{names[0]}.weight": (24, 64), f"{names[0]}.bias": (24,), f"{names[1]}.weight": (12, 24)}
-    shapes |= {f"{names[1]}.bias": (12,), f"{names[2]}.weight": (outputs, 12)}
-    return {f"value_head.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-
-
 @pytest.mark.parametrize(
     "names", [("head_l1", "head_l2", "head_l3"), ("mlp.0", "mlp.2", "mlp.4")], ids=["RL4VLA", "RLinf"]
 )
@@ -480,9 +474,7 @@ def test_names_of_other_library_versions(model: ReferenceOpenVLA, single: Path, 
 def test_proprioception(single: Path, tmp_path: Path) -> None:
     """OpenVLA-OFT's projector, converted to safetensors, with the prefix of a distributed run."""
     folder = changed(single, tmp_path / "copy", {})
-    generator = torch.Generator().manual_seed(3)
-    shapes = {"fc1.weight": (64, 8), "fc1.bias": (64,), "fc2.weight": (64, 64), "fc2.bias": (64,)}
-    tensors = {f"module.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    tensors = proprio_projector()
     save_file(tensors, folder / "proprio_projector--150000_checkpoint.safetensors")
     policy = load(folder)
     assert policy.proprio_bounds == Bounds((-0.5,) * 8, (0.75,) * 8, (True,) * 8)

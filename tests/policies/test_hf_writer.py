@@ -11,9 +11,10 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.policies.openvla_reference import OFT_CODE, OPENVLA_CODE, STATISTICS, ReferenceOpenVLA, twin, write_folder
+from tests.policies.openvla_twins import FINE_TUNE, adapters
 from vla_rl.commands.cli import main
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
@@ -28,9 +29,6 @@ from vla_rl.policies.openvla_oft.lora import merged_state
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 SPEC = EnvSpec("fake", ("main",), 56, 0, 7, 12, ("pick up the bowl", "push it"))
-LORA_LAYERS = ["proj", "qkv", "fc1", "fc2", "q", "kv", "fc3", "q_proj", "k_proj", "v_proj", "o_proj"]
-LORA_LAYERS += ["gate_proj", "up_proj", "down_proj", "lm_head"]  # RL4VLA's, and those of OpenVLA's all-linear
-FINE_TUNE = {"libero_spatial_no_noops": STATISTICS}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -179,16 +177,8 @@ def test_a_written_checkpoint_is_read_as_it_was_trained(base: Path, tmp_path: Pa
 @pytest.fixture(scope="module")
 def adapted(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
     """Adapters that peft has made and saved, for the layers of RL4VLA, and the weights into which peft merges them."""
-    torch.manual_seed(7)
-    config = peft.LoraConfig(r=4, lora_alpha=2, target_modules=LORA_LAYERS, init_lora_weights="gaussian")
-    model = peft.get_peft_model(twin(), config)  # type: ignore[arg-type]
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            nn.init.normal_(parameter, std=0.1)
-    model.peft_config["default"].base_model_name_or_path = str(base)
     folder = tmp_path_factory.mktemp("runs") / "adapters"
-    model.save_pretrained(str(folder))
-    return folder, model.merge_and_unload().state_dict()
+    return folder, adapters(folder, base)
 
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")

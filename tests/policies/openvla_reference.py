@@ -171,10 +171,10 @@ class ReferenceOpenVLA(nn.Module):
         backbone = self.vision_backbone
         return self.projector(torch.cat([backbone.featurizer(normal), backbone.fused_featurizer(2 * pixels - 1)], -1))
 
-    def parallel_logits(
+    def parallel_states(
         self, patches: Tensor, prompt: Sequence[int], actions: int, *, proprio: Tensor | None = None, stop: bool = True
     ) -> Tensor:
-        """OpenVLA-OFT's parallel decoding of one prompt: [N, actions, 256], bins ascending with the action.
+        """OpenVLA-OFT's parallel decoding of one prompt: hidden states [N, actions, width].
 
         ``proprio``: [N, width], the token that follows the patches. ``stop``: whether ``</s>`` ends the sequence.
         """
@@ -185,9 +185,14 @@ class ReferenceOpenVLA(nn.Module):
         ends = [embed(torch.tensor([2])).expand(len(patches), -1, -1)] if stop else []
         x = torch.cat([text[:, :1], *seen, text[:, 1:], empty, *ends], dim=1)
         mask = torch.zeros(len(x), 1, x.shape[1], x.shape[1])  # added to the scores: everything sees everything
-        logits = self.language_model(inputs_embeds=x, attention_mask=mask).logits
+        hidden = self.language_model.model(inputs_embeds=x, attention_mask=mask).last_hidden_state
         last = x.shape[1] - len(ends) - actions - 1
-        return logits[:, last : last + actions, VOCAB - 256 : VOCAB].flip(-1)
+        return hidden[:, last : last + actions]
+
+    def parallel_logits(self, patches: Tensor, prompt: Sequence[int], actions: int, **options: Any) -> Tensor:
+        """The logits of the action ids: [N, actions, 256], bins ascending with the action."""
+        states = self.parallel_states(patches, prompt, actions, **options)
+        return self.language_model.lm_head(states)[..., VOCAB - 256 : VOCAB].flip(-1)
 
     def autoregressive_logits(self, patches: Tensor, prompt: Sequence[int], actions: Sequence[int]) -> Tensor:
         """OpenVLA's logits of one row's action ids, each after the ones before it: [actions, 256], bins ascending."""
@@ -208,6 +213,36 @@ class ReferenceOpenVLA(nn.Module):
             logits_processor=LogitsProcessorList([OnlyActions()]),
         )
         return ids[0].tolist()
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
+
+
+class MlpResNet(nn.Module):
+    def __init__(self, inputs: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer_norm1, self.fc1 = nn.LayerNorm(inputs), nn.Linear(inputs, width)
+        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(width) for _ in range(2))
+        self.layer_norm2, self.fc2 = nn.LayerNorm(width), nn.Linear(width, outputs)
+
+
+class L1Head(nn.Module):
+    """OpenVLA-OFT's: the states of an action's numbers side by side, normalized, and two residual blocks."""
+
+    def __init__(self, width: int, action_dim: int) -> None:
+        super().__init__()
+        self.model = MlpResNet(width * action_dim, width, action_dim)
+
+    def forward(self, states: Tensor, chunk_size: int) -> Tensor:
+        """[N, chunk_size * action_dim, width] -> [N, chunk_size, action_dim]."""
+        layers = self.model
+        x = torch.relu(layers.fc1(layers.layer_norm1(states.reshape(len(states), chunk_size, -1))))
+        for block in layers.mlp_resnet_blocks:
+            x = block.ffn(x) + x
+        return layers.fc2(layers.layer_norm2(x))
 
 
 class OnlyActions(LogitsProcessor):

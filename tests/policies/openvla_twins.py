@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.policies.openvla_reference import OFT_CODE, OPENVLA_CODE, STATISTICS, twin, write_folder
+from tests.policies.openvla_reference import OFT_CODE, OPENVLA_CODE, STATISTICS, L1Head, twin, write_folder
 
 WIDTH = 64  # of the twins' language model
 PROPRIO = 8
@@ -34,6 +34,14 @@ def openvla_oft(folder: Path, seed: int = 0) -> Path:
     """A fine-tune of moojink/openvla-oft with discrete tokens and proprioception, whose projector was converted."""
     write_folder(folder, twin(seed), statistics=FINE_TUNE, code=OFT_CODE)
     save_file(proprio_projector(seed), folder / "proprio_projector--150000_checkpoint.safetensors")
+    return folder
+
+
+def openvla_oft_l1(folder: Path, seed: int = 0) -> Path:
+    """moojink's own fine-tunes on LIBERO: L1 regression, two images, proprioception; both parts were converted."""
+    openvla_oft(folder, seed)
+    head = {f"module.{name}": tensor for name, tensor in l1_head(seed).state_dict().items()}
+    save_file(head, folder / "action_head--150000_checkpoint.safetensors")
     return folder
 
 
@@ -75,6 +83,7 @@ def rlinf(folder: Path, seed: int = 0) -> Path:
 LAYOUTS: dict[str, Callable[[Path, int], Path]] = {
     "openvla": openvla,
     "openvla-oft": openvla_oft,
+    "openvla-oft-l1": openvla_oft_l1,
     "simplevla-rl": simplevla_rl,
     "rl4vla": rl4vla,
     "rl4vla-lora": rl4vla_lora,
@@ -87,6 +96,14 @@ def value_head(names: tuple[str, str, str], outputs: int = 1, seed: int = 5) -> 
     shapes = {f"{names[0]}.weight": (24, WIDTH), f"{names[0]}.bias": (24,), f"{names[1]}.weight": (12, 24)}
     shapes |= {f"{names[1]}.bias": (12,), f"{names[2]}.weight": (outputs, 12)}
     return {f"value_head.{name}": tensor for name, tensor in _random(shapes, seed).items()}
+
+
+def l1_head(seed: int = 4) -> L1Head:
+    torch.manual_seed(seed)
+    head = L1Head(WIDTH, 7)
+    for name, parameter in head.named_parameters():
+        nn.init.normal_(parameter, mean=float("norm" in name and "weight" in name), std=0.15)
+    return head
 
 
 def proprio_projector(seed: int = 3) -> dict[str, Tensor]:

@@ -276,7 +276,8 @@ def test_unsupported_configs(base: Path, tmp_path: Path, edit: dict, message: st
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("action_head--150000_checkpoint.pt", "a head for continuous actions"),
+        ("action_head--150000_checkpoint.pt", "pickled weights are not read.*convert it to safetensors"),
+        ("noisy_action_projector--150000_checkpoint.pt", "a head for diffusion"),
         ("vision_backbone--150000_checkpoint.pt", "modulated by language"),
         ("proprio_projector--150000_checkpoint.pt", "pickled weights are not read.*convert it to safetensors"),
     ],
@@ -419,6 +420,13 @@ def test_the_folder_says_how_actions_are_decoded(
     other = load(folder, variant={"decoding": "parallel", "jpeg": False}).architecture
     assert (other.decoding, other.jpeg, other.resize) == ("parallel", False, "lanczos")
     assert other.stop_token == (stop_token or decoding == "autoregressive"), "OpenVLA-OFT's, if the folder is OpenVLA's"
+
+
+def test_chunks_that_openvla_did_not_learn(base: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load(base, chunk_size=1)
+    assert caplog.text == ""
+    load(base, chunk_size=2)
+    assert "OpenVLA learned to predict 1 action, policy.chunk_size=2" in caplog.text
 
 
 def test_a_folder_that_does_not_say_it(model: ReferenceOpenVLA, tmp_path: Path) -> None:

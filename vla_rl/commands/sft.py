@@ -37,7 +37,9 @@ def sft_command(args: Any) -> int:
     overrides = [*args.overrides, "policy.checkpoint=null"]
     config = load_checked_config(args.config, overrides)
     if config.sft.start_from is not None:
-        config = load_checked_config(args.config, [*overrides, f"policy.checkpoint={json.dumps(config.sft.start_from)}"])
+        config = load_checked_config(
+            args.config, [*overrides, f"policy.checkpoint={json.dumps(config.sft.start_from)}"]
+        )
     console = make_console()
     figures = clone(config, console)
     if config.train.eval_episodes:

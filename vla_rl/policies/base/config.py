@@ -13,7 +13,6 @@ class PolicyConfigBase(ConfigGroup):
     """What every policy has. Each derives its own configuration from this, with its ``name``."""
 
     merged: ClassVar[dict[str, Any]] = {}  # values of keys with which a checkpoint that a run wrote is loaded
-    discrete: ClassVar[bool] = True  # whether actions are bins, which cloning can smooth
     recomputes_blocks: ClassVar[bool] = True  # whether activation checkpointing is possible
 
     name: str
@@ -47,6 +46,11 @@ class PolicyConfigBase(ConfigGroup):
     def size_name(self) -> str:
         """The name of the architecture, for reports."""
         return self.name
+
+    @property
+    def discrete(self) -> bool:
+        """Whether actions are bins, which cloning can smooth."""
+        return True
 
     @property
     def freezes_weights(self) -> bool:

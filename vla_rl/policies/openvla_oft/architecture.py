@@ -6,6 +6,7 @@ discrete actions. The tiny and nano presets are the same network with small numb
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -15,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from vla_rl.core.schema import NonNegative, Positive, PositiveFloat
 
 NUM_BINS = 256
+REGRESSION_BLOCKS = 2  # of OpenVLA-OFT's head for L1 regression
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of DINOv2
 IMAGENET_STD = (0.229, 0.224, 0.225)
 _VOCAB_MULTIPLE = 64
@@ -22,6 +24,7 @@ _VOCAB_MULTIPLE = 64
 VARIANT = ("decoding", "stop_token", "center_crop", "jpeg", "resize", "crop_rounding")
 _STRICT = ConfigDict(extra="forbid", strict=True)
 DecodingName = Literal["parallel", "autoregressive"]
+HeadName = Literal["tokens", "l1"]
 Resize = Literal["bilinear", "lanczos"]
 Rounding = Literal["nearest", "truncate"]
 
@@ -86,10 +89,13 @@ class Architecture:
     jpeg: bool = False  # compress images to JPEG and back first
     resize: Resize = "bilinear"
     crop_rounding: Rounding = "nearest"
+    head: HeadName = "tokens"  # bins of the vocabulary, or a regressed mean
 
     def __post_init__(self) -> None:
         _check_divisible("image_size", self.image_size, "patch_size", self.patch_size)
         _check_divisible("dino.intermediate", self.dino.intermediate, "dino.width", self.dino.width)
+        if self.head != "tokens" and self.decoding != "parallel":
+            raise ValueError(f"head={self.head!r} reads a whole chunk: decoding={self.decoding!r} is not possible")
         if self.vocab_size <= NUM_BINS:
             raise ValueError(f"vocab_size={self.vocab_size}: needs more than the {NUM_BINS} action ids")
         for name in ("bos_id", "eos_id", "final_id"):
@@ -134,6 +140,10 @@ class Architecture:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-serializable mapping; ``from_dict`` restores it."""
         return dataclasses.asdict(self)
+
+    def changed(self, values: Mapping[str, Any]) -> Self:
+        """A copy with other values. Raises as ``from_dict``."""
+        return self.from_dict(self.to_dict() | dict(values))
 
     @classmethod
     def from_dict(cls, values: object) -> Self:

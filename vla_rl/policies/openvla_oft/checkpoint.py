@@ -8,7 +8,6 @@ metadata.json       where the weights come from; free-form, for people and repor
 adapters.safetensors    of a run with policy.lora: the adapters alone, for ``vla-rl export --format lora``
 """
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,8 @@ from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import Architecture
 from vla_rl.policies.openvla_oft.blank import blank_policy, fill, move_buffers
 from vla_rl.policies.openvla_oft.lora import adapter_alpha, adapter_state, merged_state
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
+from vla_rl.policies.openvla_oft.trunk import OpenVLA
 
 FORMAT_VERSION = 1
 ARCHITECTURE, STATISTICS, TOKENIZER = "architecture.json", "statistics.json", "tokenizer.json"
@@ -40,7 +39,7 @@ METADATA, ADAPTERS = "metadata.json", "adapters.safetensors"
 _MAY_LACK = {"value_head.time"}  # older checkpoints do not know the time; then it is 0
 
 
-def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, Any]) -> None:
+def save_policy(policy: OpenVLA, folder: str | Path, metadata: Mapping[str, Any]) -> None:
     """Write a checkpoint; see ``write_checkpoint``, also for what it raises."""
     statistics = {"action": policy.codec.bounds.to_dict()}
     if policy.proprio_bounds is not None:
@@ -63,7 +62,7 @@ def load_policy(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     variant: Mapping[str, Any] | None = None,
-) -> OpenVLAOFT:
+) -> OpenVLA:
     """Load a policy onto a device, tensor by tensor: the host never holds a copy of all weights.
 
     Args:
@@ -75,7 +74,7 @@ def load_policy(
     are missing, unreadable or of another shape.
     """
     folder, device = Path(folder), torch.device(device)
-    architecture = dataclasses.replace(_read_architecture(folder), **(variant or {}))
+    architecture = _read_architecture(folder).changed(variant or {})
     codec, proprio = _read_statistics(folder)
     tokenizer = _read_tokenizer(folder, architecture)
     weights = checkpoint_file(folder, WEIGHTS)

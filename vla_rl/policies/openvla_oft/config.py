@@ -1,13 +1,13 @@
 """The config group ``policy`` of OpenVLA-OFT."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
-from vla_rl.core.schema import ConfigGroup, Positive
+from vla_rl.core.schema import ConfigGroup, Positive, PositiveFloat
 from vla_rl.policies.base.config import PolicyConfigBase
-from vla_rl.policies.openvla_oft.architecture import VARIANT, DecodingName, Resize, Rounding
+from vla_rl.policies.openvla_oft.architecture import VARIANT, DecodingName, HeadName, Resize, Rounding
 
 
 class LoraConfig(ConfigGroup):
@@ -26,7 +26,7 @@ class LoraConfig(ConfigGroup):
 
 
 class OpenVLAOFTConfig(PolicyConfigBase):
-    """OpenVLA and OpenVLA-OFT with discrete actions."""
+    """OpenVLA and OpenVLA-OFT."""
 
     merged: ClassVar[dict[str, Any]] = {"lora": None}
 
@@ -71,15 +71,30 @@ class OpenVLAOFTConfig(PolicyConfigBase):
         description="How cropped images become integers: the nearest ones, or truncated as by TensorFlow; null: as the "
         "checkpoint says, and truncate for one as published.",
     )
+    head: HeadName = Field(
+        "tokens",
+        description="What predicts actions: bins of the vocabulary (tokens), or a regressed mean with Laplace noise "
+        "(l1, OpenVLA-OFT's own fine-tunes). The checkpoint must have it.",
+    )
+    noise_scale: PositiveFloat = Field(
+        0.05,
+        description="With head=l1: scale of the noise on actions of about -1 to 1, from which learning it starts.",
+    )
     size: Literal["nano", "tiny", "7b"] = Field("tiny", description="Architecture of a policy with random weights.")
     lora: LoraConfig | None = Field(
         None, description="Train low-rank adapters and freeze the other weights; null: train all weights."
     )
     fp32_head: bool = Field(
         False,
-        description="Compute the action logits in float32 if weights are bf16 (arXiv:2510.13786): sampler and learner "
+        description="Compute the action logits (or means) in float32 if weights are bf16 (arXiv:2510.13786): sampler and learner "
         "then agree more closely.",
     )
+
+    @model_validator(mode="after")
+    def _head_fits_decoding(self) -> Self:
+        if self.head == "l1" and self.decoding == "autoregressive":
+            raise ValueError("head=l1 reads a whole chunk at once; set decoding=parallel")
+        return self
 
     @property
     def variant(self) -> dict[str, Any]:
@@ -89,8 +104,12 @@ class OpenVLAOFTConfig(PolicyConfigBase):
 
     def spec(self, env: EnvSpec) -> PolicySpec:
         shape = self.chunk_size, env.action_dim
-        tokens, uniforms = ArrayLayout("|u1", shape), RandomNumbers(shape)
-        return PolicySpec(*shape, record={"tokens": tokens}, draws={"uniforms": uniforms})
+        record = {"tokens": ArrayLayout("|u1", shape)} if self.discrete else {"actions": ArrayLayout("<f4", shape)}
+        return PolicySpec(*shape, record=record, draws={"uniforms": RandomNumbers(shape)})
+
+    @property
+    def discrete(self) -> bool:
+        return self.head == "tokens"
 
     @property
     def size_name(self) -> str:

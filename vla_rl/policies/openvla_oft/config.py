@@ -86,8 +86,8 @@ class OpenVLAOFTConfig(PolicyConfigBase):
     )
     fp32_head: bool = Field(
         False,
-        description="Compute the action logits (or means) in float32 if weights are bf16 (arXiv:2510.13786): sampler and learner "
-        "then agree more closely.",
+        description="Compute the action logits, or means, in float32 if weights are bf16 (arXiv:2510.13786): sampler "
+        "and learner then agree more closely.",
     )
 
     @model_validator(mode="after")

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from vla_rl.core.records import Array, Record
 from vla_rl.policies.base.policy import Decisions, PolicyInput, PolicyOutput
-from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import NUM_BINS, Architecture
-from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
 from vla_rl.policies.openvla_oft.tokens import sample_tokens, smoothed_cross_entropy, token_entropy, token_logprobs
 from vla_rl.policies.openvla_oft.trunk import OpenVLA
 
@@ -41,11 +39,10 @@ class ActionHead(nn.Linear):
 class OpenVLAOFT(OpenVLA):
     """See ``Policy``. A record holds the tokens of the chunk: uint8 [N, K, A], the bin of each action number."""
 
-    def __init__(
-        self, architecture: Architecture, codec: ActionCodec, tokenizer: PromptTokenizer, proprio: Bounds | None = None
-    ) -> None:
-        super().__init__(architecture, codec, tokenizer, proprio)
-        self.lm_head = ActionHead(architecture, architecture.llm.width)
+    lm_head: ActionHead
+
+    def add_head(self) -> None:
+        self.lm_head = ActionHead(self.architecture, self.architecture.llm.width)
 
     def forward(
         self, seen: PolicyInput, record: Mapping[str, Tensor], temperature: float, detach_value: bool = True

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 from vla_rl.core.records import Array, Record
 from vla_rl.policies.base.policy import Decisions, PolicyInput, PolicyOutput
-from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
-from vla_rl.policies.openvla_oft.architecture import REGRESSION_BLOCKS, Architecture
-from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
+from vla_rl.policies.openvla_oft.architecture import REGRESSION_BLOCKS
 from vla_rl.policies.openvla_oft.trunk import OpenVLA
 
 _SMALLEST = 2.0**-25  # half the distance of float32 uniforms: keeps samples finite
@@ -62,11 +60,10 @@ class RegressionHead(nn.Module):
 class OpenVLARegression(OpenVLA):
     """See ``Policy``. A record holds the actions: float32 [N, K, A], normalized, about -1 to 1."""
 
-    def __init__(
-        self, architecture: Architecture, codec: ActionCodec, tokenizer: PromptTokenizer, proprio: Bounds | None = None
-    ) -> None:
-        super().__init__(architecture, codec, tokenizer, proprio)
-        self.action_head = RegressionHead(architecture.llm.width, architecture.action_dim)
+    action_head: RegressionHead
+
+    def add_head(self) -> None:
+        self.action_head = RegressionHead(self.architecture.llm.width, self.architecture.action_dim)
 
     def forward(
         self, seen: PolicyInput, record: Mapping[str, Tensor], temperature: float, detach_value: bool = True

@@ -82,6 +82,7 @@ class OpenVLA(Policy):
         self.projector = Projector(dino + siglip, architecture.projector_hidden, width, width)
         self.proprio_projector = Projector(architecture.proprio_dim, width, width) if architecture.proprio_dim else None
         self.language_model = _build_llama(architecture)
+        self.add_head()
         self.value_head = ValueHead(architecture.llm.width + architecture.proprio_dim, *architecture.value_hidden)
         self.value_time = True  # whether the value head reads the elapsed time
 
@@ -102,6 +103,10 @@ class OpenVLA(Policy):
         for name, tensor in buffers.items():
             self.register_buffer(name, tensor.to(device), persistent=False)
         self.instructions = tuple(instructions)
+
+    @abstractmethod
+    def add_head(self) -> None:
+        """Add the modules that make actions of hidden states."""
 
     @abstractmethod
     def compute_head_in_float32(self, enabled: bool) -> None:

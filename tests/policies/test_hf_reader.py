@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -420,6 +421,16 @@ def test_the_folder_says_how_actions_are_decoded(
     other = load(folder, variant={"decoding": "parallel", "jpeg": False}).architecture
     assert (other.decoding, other.jpeg, other.resize) == ("parallel", False, "lanczos")
     assert other.stop_token == (stop_token or decoding == "autoregressive"), "OpenVLA-OFT's, if the folder is OpenVLA's"
+
+
+def test_the_script_writes_a_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = runpy.run_path(str(ROOT / "scripts/make_openvla_twin.py"))["main"]
+    arguments = ["--layout", "rlinf", "--output", str(tmp_path / "twin"), "--seed", "3"]
+    monkeypatch.setattr("sys.argv", ["make_openvla_twin.py", *arguments])
+    assert main() == 0
+    assert not load(tmp_path / "twin").architecture.stop_token
+    with pytest.raises(SystemExit):
+        main()
 
 
 def test_chunks_that_openvla_did_not_learn(base: Path, caplog: pytest.LogCaptureFixture) -> None:

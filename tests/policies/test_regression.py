@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributions import Laplace
 
-from tests.policies.openvla_reference import STATISTICS, llama_tokenizer, twin
+from tests.policies.openvla_reference import STATISTICS, L1Head, llama_tokenizer, twin
 from tests.policies.openvla_twins import l1_head, openvla_oft, openvla_oft_l1, proprio_projector
 from tests.policies.policy_helpers import INSTRUCTIONS
 from vla_rl.config.loading import ConfigError, load_config
@@ -21,9 +21,11 @@ from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.activation_checkpointing import checkpoint_activations
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.build import build_policy, check_policy, policy_sizes
+from vla_rl.policies.openvla_oft.architecture import openvla_7b
 from vla_rl.policies.openvla_oft.checkpoint import load_policy, save_policy
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 from vla_rl.policies.openvla_oft.hf_folder import open_published
+from vla_rl.policies.openvla_oft.hf_names import action_head_shapes
 from vla_rl.policies.openvla_oft.hf_reader import load_published
 from vla_rl.policies.openvla_oft.hf_writer import write_published
 from vla_rl.policies.openvla_oft.regression import OpenVLARegression, sample_laplace
@@ -91,6 +93,15 @@ def test_means_are_those_of_the_published_head(folder: Path) -> None:
         expected = l1_head(0)(states, 2)
         assert expected.std() > 0.1
         assert (mean[one] - expected).abs().max() < CLOSE
+
+
+def test_the_published_head_has_these_tensors() -> None:
+    """At the widths of 7B, by the published definition."""
+    with torch.device("meta"):
+        published = L1Head(4096, 7).state_dict()
+    expected = {name.removeprefix("model."): tuple(tensor.shape) for name, tensor in published.items()}
+    assert action_head_shapes(openvla_7b(head="l1")) == expected
+    assert expected["fc1.weight"] == (4096, 28_672)
 
 
 def test_actions_are_in_the_units_of_the_data(folder: Path) -> None:

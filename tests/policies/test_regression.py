@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -187,6 +188,23 @@ def test_means_in_float32_under_bf16(folder: Path) -> None:
     assert not torch.equal(exact, exact.bfloat16().float())
     torch.testing.assert_close(exact, rounded, atol=0.02, rtol=0.02)
     assert exact.dtype == scale.dtype == torch.float32
+
+
+@pytest.mark.parametrize("head", ["tokens", "l1"])
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_the_plan_knows_what_is_copied_as_a_reference(head: str, lora: dict | None) -> None:
+    """Switching adapters off does not bring back a head that is trained in full."""
+    settings = config(head=head, lora=lora)
+    policy = build_policy(settings, SPEC, seed=3)
+    assert policy.has_reference == settings.holds_reference == (head == "tokens" and lora is not None)
+    if not policy.has_reference:
+        with pytest.raises(RuntimeError, match="keep a copy"), policy.reference():
+            pass
+        copied = copy.deepcopy(policy)
+        assert all(torch.equal(*pair) for pair in zip(copied.parameters(), policy.parameters(), strict=True))
+        assert not {id(layer) for layer in copied.modules()} & {id(layer) for layer in policy.modules()}
+        assert copied.adapted.keys() == policy.adapted.keys()
+        assert all(layer is copied.get_submodule(path) for path, layer in copied.adapted.items())
 
 
 def test_cloning_regresses_the_mean() -> None:

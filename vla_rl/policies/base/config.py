@@ -57,6 +57,11 @@ class PolicyConfigBase(ConfigGroup):
         """Whether some weights are never trained, so that processes can share them."""
         return False
 
+    @property
+    def holds_reference(self) -> bool:
+        """Whether the trained policy can act as before training (``Policy.has_reference``), so that none is copied."""
+        return self.freezes_weights
+
     def temperature_at(self, policy_version: int) -> float:
         """Temperature at which a version of the weights is sampled and trained."""
         end = self.temperature if self.temperature_end is None else self.temperature_end

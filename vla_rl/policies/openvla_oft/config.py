@@ -118,3 +118,7 @@ class OpenVLAOFTConfig(PolicyConfigBase):
     @property
     def freezes_weights(self) -> bool:
         return self.lora is not None
+
+    @property
+    def holds_reference(self) -> bool:
+        return self.freezes_weights and self.discrete  # a regression head is trained in full

@@ -101,6 +101,11 @@ class OpenVLARegression(OpenVLA):
     def normalized_actions(self, record: Mapping[str, Array]) -> Array:
         return record["actions"]
 
+    @property
+    def has_reference(self) -> bool:
+        """False, also with adapters: training overwrites the head."""
+        return False
+
     @torch.no_grad()
     def start_noise(self, scale: float) -> None:
         """Set the scale of all dimensions; learning goes on from there."""

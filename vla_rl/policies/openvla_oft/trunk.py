@@ -129,7 +129,7 @@ class OpenVLA(Policy):
     @contextmanager
     def reference(self) -> Iterator[None]:
         """See ``Policy.reference``: the adapters are switched off."""
-        if not self.adapted:
+        if not self.has_reference:
             super().reference()
         try:
             for layer in self.adapted.values():

@@ -50,7 +50,7 @@ def micro_batches(setting: Setting, report: Report) -> None:
             taken = _milliseconds(setting, policy, rows) / 1e3
             flops = flops_of(partial(_pass, setting, policy, rows), training=True)
             report.add("share of the ceiling", flops / taken / ceiling, **about)
-            tokens = policy.architecture.vision_tokens + policy.text_ids.shape[1]
+            tokens = policy.attended.shape[1] + policy.architecture.tail_tokens
             report.add("tokens", rows * tokens / taken, "tokens/s", **about)
             report.add("peak memory", peak_gib(setting), "GiB", **about)
             if setting.on_gpu:

@@ -30,7 +30,7 @@ GPUS = Machine(cpus=128, memory=1 << 40, gpus=(Gpu("any", 80 << 30),) * 8)
 PUBLISHED: dict[str, dict[str, Any]] = {
     "simplevla_rl_libero": {
         "algo": {"group_size": 8, "clip_low": 0.2, "clip_high": 0.28, "average": "episodes", "ratio_level": "token"},
-        "policy": {"temperature": 1.6, "chunk_size": 8, "lora": None},
+        "policy": {"temperature": 1.6, "chunk_size": 8, "lora": None, "jpeg": True, "resize": "lanczos"},
         "env": {"suite": "libero_10", "max_episode_steps": 512, "wrist_camera": False, "proprio": False},
         "learner": {"lr": 5e-6, "max_grad_norm": 1.0, "weight_decay": 0.01, "betas": (0.9, 0.999)},
         "groups": 64,
@@ -45,7 +45,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "value_coef": 0.142857,
             "ratio_level": "action",
         },
-        "policy": {"temperature": 1.0, "chunk_size": 1, "detach_value": False},
+        "policy": {"temperature": 1.0, "chunk_size": 1, "detach_value": False, "decoding": "autoregressive"},
         "lora": {"rank": 32, "alpha": 16},
         "env": {"max_episode_steps": 80, "shaping": 0.2, "shader": "default"},
         "learner": {"lr": 1e-4, "value_lr": 3e-3, "max_grad_norm": 1.43, "micro_batch": 8},
@@ -54,7 +54,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "rlinf_libero10_grpo": {
         "algo": {"group_size": 8, "clip_high": 0.28, "dual_clip": None, "max_filtered": 0},
-        "policy": {"temperature": 1.6, "chunk_size": 8, "lora": None},
+        "policy": {"temperature": 1.6, "chunk_size": 8, "lora": None, "stop_token": False},
         "env": {"suite": "libero_10", "max_episode_steps": 512, "settle_steps": 15},
         "train": {"eval_sampled": True},
         "learner": {"lr": 2e-5, "max_grad_norm": 1.0, "micro_batch": 32},
@@ -64,7 +64,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "rlinf_maniskill_ppo": {
         "algo": {"gamma": 0.99, "bootstrap": "always", "huber_delta": 10.0, "value_clip": 0.2, "value_coef": 1.0},
-        "policy": {"temperature": 1.0, "chunk_size": 1, "detach_value": False},
+        "policy": {"temperature": 1.0, "chunk_size": 1, "detach_value": False, "decoding": "autoregressive"},
         "lora": {"rank": 32, "alpha": 32},
         "env": {"max_episode_steps": 80, "shaping": 0.2, "shader": "default"},
         "train": {"eval_sampled": True},

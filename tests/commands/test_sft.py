@@ -16,7 +16,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.files import new_folder
 from vla_rl.policies.openvla_oft.checkpoint import load_policy
 from vla_rl.policies.openvla_oft.initialize import make_policy
-from vla_rl.policies.openvla_oft.model import smoothed_cross_entropy
+from vla_rl.policies.openvla_oft.tokens import smoothed_cross_entropy
 from vla_rl.replay.schedule import training_episode
 
 

@@ -29,9 +29,10 @@ def _apart(a: dict[str, np.ndarray], b: dict[str, np.ndarray], start: dict[str, 
     return apart / way
 
 
-def test_sampled_and_recomputed_logprobs_agree(tmp_path):
+@pytest.mark.parametrize("decoding", ["parallel", "autoregressive"])
+def test_sampled_and_recomputed_logprobs_agree(tmp_path, decoding):
     """Law 6, through the real server: shared memory, published weights, dynamic batches of other sizes."""
-    cfg = config(policy={"chunk_size": 4, "temperature": 1.7})
+    cfg = config(policy={"chunk_size": 4, "temperature": 1.7, "decoding": decoding})
     learner = make_learner(cfg)
     learner.update(random_batch())  # weights that no process but the learner has seen
     create_weight_buffers(tmp_path / "weights", learner.published_nbytes())

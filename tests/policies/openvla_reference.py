@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.normalizers import Prepend, Replace
 from tokenizers.normalizers import Sequence as Normalizers
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 HEADS = 16
 VOCAB = 640  # unpadded; the last 256 ids are actions
@@ -36,6 +36,8 @@ STATISTICS = {
     "proprio": {"q01": [-0.5] * 8, "q99": [0.75] * 8},
     "num_trajectories": 432,
 }
+OPENVLA_CODE = 'raise SystemExit("code of a checkpoint must not run")\n'
+OFT_CODE = f"from prismatic.vla.constants import NUM_ACTIONS_CHUNK\n{OPENVLA_CODE}"
 
 
 class Mlp(nn.Module):
@@ -169,17 +171,85 @@ class ReferenceOpenVLA(nn.Module):
         backbone = self.vision_backbone
         return self.projector(torch.cat([backbone.featurizer(normal), backbone.fused_featurizer(2 * pixels - 1)], -1))
 
-    def parallel_logits(self, patches: Tensor, prompt: Sequence[int], actions: int) -> Tensor:
-        """OpenVLA-OFT's parallel decoding of one prompt: [N, actions, 256], bins ascending with the action."""
+    def parallel_states(
+        self, patches: Tensor, prompt: Sequence[int], actions: int, *, proprio: Tensor | None = None, stop: bool = True
+    ) -> Tensor:
+        """OpenVLA-OFT's parallel decoding of one prompt: hidden states [N, actions, width].
+
+        ``proprio``: [N, width], the token that follows the patches. ``stop``: whether ``</s>`` ends the sequence.
+        """
         embed = self.language_model.model.embed_tokens
         text = embed(torch.tensor(prompt)).expand(len(patches), -1, -1)
+        seen = [patches] if proprio is None else [patches, proprio.unsqueeze(1)]
         empty = torch.zeros(len(patches), actions, text.shape[-1])
-        stop = embed(torch.tensor([2])).expand(len(patches), -1, -1)
-        x = torch.cat([text[:, :1], patches, text[:, 1:], empty, stop], dim=1)
+        ends = [embed(torch.tensor([2])).expand(len(patches), -1, -1)] if stop else []
+        x = torch.cat([text[:, :1], *seen, text[:, 1:], empty, *ends], dim=1)
         mask = torch.zeros(len(x), 1, x.shape[1], x.shape[1])  # added to the scores: everything sees everything
-        logits = self.language_model(inputs_embeds=x, attention_mask=mask).logits
-        last = patches.shape[1] + len(prompt) - 1
-        return logits[:, last : last + actions, VOCAB - 256 : VOCAB].flip(-1)
+        hidden = self.language_model.model(inputs_embeds=x, attention_mask=mask).last_hidden_state
+        last = x.shape[1] - len(ends) - actions - 1
+        return hidden[:, last : last + actions]
+
+    def parallel_logits(self, patches: Tensor, prompt: Sequence[int], actions: int, **options: Any) -> Tensor:
+        """The logits of the action ids: [N, actions, 256], bins ascending with the action."""
+        states = self.parallel_states(patches, prompt, actions, **options)
+        return self.language_model.lm_head(states)[..., VOCAB - 256 : VOCAB].flip(-1)
+
+    def autoregressive_logits(self, patches: Tensor, prompt: Sequence[int], actions: Sequence[int]) -> Tensor:
+        """OpenVLA's logits of one row's action ids, each after the ones before it: [actions, 256], bins ascending."""
+        embed = self.language_model.model.embed_tokens
+        text = embed(torch.tensor([*prompt, *actions]))
+        logits = self.language_model(inputs_embeds=torch.cat([text[:1], patches, text[1:]]).unsqueeze(0)).logits
+        last = len(patches) + len(prompt) - 1
+        return logits[0, last : last + len(actions), VOCAB - 256 : VOCAB].flip(-1)
+
+    def generate(self, patches: Tensor, prompt: Sequence[int], actions: int) -> list[int]:
+        """The ids that transformers' ``generate`` finds most likely, as RL4VLA and RLinf restrict them to actions."""
+        text = self.language_model.model.embed_tokens(torch.tensor(prompt))
+        ids = self.language_model.generate(
+            inputs_embeds=torch.cat([text[:1], patches, text[1:]]).unsqueeze(0),
+            max_new_tokens=actions,
+            do_sample=False,
+            eos_token_id=-1,
+            logits_processor=LogitsProcessorList([OnlyActions()]),
+        )
+        return ids[0].tolist()
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
+
+
+class MlpResNet(nn.Module):
+    def __init__(self, inputs: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer_norm1, self.fc1 = nn.LayerNorm(inputs), nn.Linear(inputs, width)
+        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(width) for _ in range(2))
+        self.layer_norm2, self.fc2 = nn.LayerNorm(width), nn.Linear(width, outputs)
+
+
+class L1Head(nn.Module):
+    """OpenVLA-OFT's: the states of an action's numbers side by side, normalized, and two residual blocks."""
+
+    def __init__(self, width: int, action_dim: int) -> None:
+        super().__init__()
+        self.model = MlpResNet(width * action_dim, width, action_dim)
+
+    def forward(self, states: Tensor, chunk_size: int) -> Tensor:
+        """[N, chunk_size * action_dim, width] -> [N, chunk_size, action_dim]."""
+        layers = self.model
+        x = torch.relu(layers.fc1(layers.layer_norm1(states.reshape(len(states), chunk_size, -1))))
+        for block in layers.mlp_resnet_blocks:
+            x = block.ffn(x) + x
+        return layers.fc2(layers.layer_norm2(x))
+
+
+class OnlyActions(LogitsProcessor):
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        allowed = torch.zeros_like(scores, dtype=torch.bool)
+        allowed[:, VOCAB - 256 : VOCAB] = True
+        return scores.masked_fill(~allowed, -torch.inf)
 
 
 def twin(seed: int = 0, dtype: torch.dtype = torch.float32) -> ReferenceOpenVLA:
@@ -247,15 +317,25 @@ def write_folder(
     statistics: Mapping[str, Any] | None = None,
     shards: int = 1,
     extra: Mapping[str, Tensor] | None = None,
+    code: str | None = OFT_CODE,
+    config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Files as published: ``shards`` > 1 as openvla-7b, with an index; ``statistics`` as fine-tunes have them."""
+    """Files as published.
+
+    Args:
+        shards: more than 1 as openvla-7b, with an index.
+        statistics: dataset_statistics.json, as fine-tunes have it.
+        extra: tensors besides the model's.
+        code: of modeling_prismatic.py.
+        config: entries of config.json that differ from openvla-7b's.
+    """
     folder.mkdir(parents=True)
     stats = {"bridge_orig": {"action": STATISTICS["action"]}} if norm_stats is None else norm_stats
     mean = [0.484375, 0.455078125, 0.40625]  # rounded to bfloat16, as in the published file
     std = [0.228515625, 0.2236328125, 0.224609375]
     half = [0.5, 0.5, 0.5]
     texts = {
-        "config.json": config_json(model, stats),
+        "config.json": config_json(model, stats) | dict(config or {}),
         "generation_config.json": {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": 2},
         "preprocessor_config.json": {
             "means": [[0.485, 0.456, 0.406], half],
@@ -271,7 +351,8 @@ def write_folder(
     for name, content in texts.items():
         (folder / name).write_text(json.dumps(content))
     (folder / "tokenizer.json").write_text(llama_tokenizer().to_str())
-    (folder / "modeling_prismatic.py").write_text('raise SystemExit("code of a checkpoint must not run")\n')
+    if code is not None:
+        (folder / "modeling_prismatic.py").write_text(code)
     tensors = {**model.state_dict(), **(extra or {})}
     if shards == 1:
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -287,3 +368,15 @@ def write_folder(
     index = {"metadata": {"total_size": size}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
+
+
+def read_folder(folder: Path) -> ReferenceOpenVLA:
+    """The model of a folder of ``write_folder``, by its config.json; every tensor but a value head's must fit."""
+    config = json.loads((folder / "config.json").read_text())
+    text = {name: value for name, value in config["text_config"].items() if name not in ("model_type", "torch_dtype")}
+    model = ReferenceOpenVLA(size=config["image_sizes"][0], **text).eval()
+    tensors: dict[str, Tensor] = {}
+    for file in folder.glob("model*.safetensors"):
+        tensors |= load_file(file)
+    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items() if "value_head." not in name})
+    return model

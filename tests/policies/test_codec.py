@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import logging
+import math
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from tests.policies.policy_helpers import INSTRUCTIONS, nano
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds, bins_to_ids, ids_to_bins
-from vla_rl.policies.openvla_oft.architecture import Architecture, openvla_7b, tiny
-from vla_rl.policies.openvla_oft.images import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    crop_center,
-    official_preprocess,
-    prepare_images,
-)
+from vla_rl.policies.openvla_oft.architecture import IMAGENET_MEAN, IMAGENET_STD, Architecture, openvla_7b, tiny
+from vla_rl.policies.openvla_oft.images import crop_center, jpeg_round_trip, prepare_images, resize
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer, format_prompt
 
 BOUNDS = Bounds((-0.6, -0.9, -0.2, 0.0), (0.8, 0.9, 0.1, 0.0), (True, True, True, False))
@@ -99,7 +97,7 @@ def test_bounds_round_trip_and_refuse_nonsense() -> None:
 
 def test_each_tower_gets_its_own_normalization() -> None:
     images = torch.randint(0, 256, (2, 24, 24, 3), dtype=torch.uint8)
-    dino, siglip = prepare_images(images, 24, center_crop=False)
+    dino, siglip = prepare_images(images, nano())
     pixels = images.permute(0, 3, 1, 2) / 255
     mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (IMAGENET_MEAN, IMAGENET_STD))
     torch.testing.assert_close(dino, (pixels - mean) / std, atol=1e-5, rtol=1e-5)
@@ -109,7 +107,7 @@ def test_each_tower_gets_its_own_normalization() -> None:
 def test_other_sizes_are_resized_without_aliasing() -> None:
     stripes = torch.zeros(1, 96, 96, 3, dtype=torch.uint8)
     stripes[:, :, ::2] = 255
-    _, siglip = prepare_images(stripes, 24, center_crop=False)
+    _, siglip = prepare_images(stripes, nano())
     assert siglip.shape == (1, 3, 24, 24)
     assert siglip[..., 2:-2].abs().max() < 0.02, "one-pixel stripes must average to grey"
 
@@ -125,15 +123,61 @@ def test_the_centre_crop_samples_like_crop_and_resize() -> None:
     assert torch.equal(crop_center(ramp.transpose(2, 3)), cropped.transpose(2, 3))
 
 
-def test_official_preprocessing_keeps_the_picture() -> None:
-    row = np.linspace(0, 255, 256)
-    image = np.stack([np.tile(row, (256, 1)), np.tile(row[:, None], (1, 256)), np.full((256, 256), 80.0)], -1)
-    small = official_preprocess(image.astype(np.uint8))
-    assert small.shape == (224, 224, 3)
-    assert small.dtype == np.uint8
-    expected = (np.arange(224) + 0.5) * 256 / 224 - 0.5
-    assert np.abs(small[112, 5:-5, 0] - expected[5:-5]).max() < 6
-    assert np.abs(small[5:-5, 112, 1] - expected[5:-5]).max() < 6
+@pytest.mark.parametrize(("old", "new"), [(256, 224), (40, 56)])
+def test_lanczos_is_tensorflows(old: int, new: int) -> None:
+    """A reference sample by sample: weights of the pixels within three lobes, and Pillow, which rounds in between."""
+    image = torch.randint(0, 256, (old, old, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
+    scale, weights = max(old / new, 1.0), np.zeros((new, old))
+    for i in range(new):
+        middle = (i + 0.5) * old / new
+        for j in range(max(0, math.ceil(middle - 3 * scale - 0.5)), min(old, math.floor(middle + 3 * scale + 0.5))):
+            x = (j + 0.5 - middle) / scale
+            a, b = math.pi * x, math.pi * x / 3
+            weights[i, j] = 1.0 if x == 0 else math.sin(a) / a * math.sin(b) / b
+        weights[i] /= weights[i].sum()
+    exact = np.stack([weights @ image[..., colour].double().numpy() @ weights.T for colour in range(3)], -1)
+    found = resize(image.permute(2, 0, 1)[None].float(), new, "lanczos")[0].permute(1, 2, 0).numpy()
+    assert np.abs(found - exact.clip(0, 255)).max() < 0.501, "the nearest integers"
+    soft = image // 4 + 96  # no sum of the first pass leaves 0..255, where Pillow clips it
+    pillow = np.asarray(Image.fromarray(soft.numpy()).resize((new, new), Image.Resampling.LANCZOS)).astype(float)
+    found = resize(soft.permute(2, 0, 1)[None].float(), new, "lanczos")[0].permute(1, 2, 0).numpy()
+    assert np.abs(found - pillow).max() <= 1
+
+
+def test_the_crop_truncates_as_tensorflow_does() -> None:
+    """Bilinear samples of x in 0..1, then the integer part of 255.5 x, one pixel after the other."""
+    size, side = 12, 0.9**0.5
+    image = torch.randint(0, 256, (size, size), generator=torch.Generator().manual_seed(5)).double() / 255
+    expected = torch.zeros(size, size)
+    for row in range(size):
+        for column in range(size):
+            y, x = (((1 - side) / 2 + i * side / (size - 1)) * (size - 1) for i in (row, column))
+            top, left = math.floor(y), math.floor(x)
+            square, down, right = image[top : top + 2, left : left + 2], y - top, x - left
+            upper, lower = (edge[0] * (1 - right) + edge[1] * right for edge in square)
+            expected[row, column] = math.floor(float(upper * (1 - down) + lower * down) * 255.5)
+    pixels = (image * 255).float()[None, None]
+    found, nearest = crop_center(pixels, "truncate")[0, 0], crop_center(pixels, "nearest")[0, 0]
+    assert (found != expected).float().mean() < 0.02, "float32 and float64 can fall on two sides of an integer"
+    assert (found - expected).abs().max() <= 1
+    assert (nearest - found).mean() > 0.2, "truncation makes images darker"
+
+
+def test_jpeg_is_that_of_pillow_and_its_images_are_those_of_the_policy() -> None:
+    image = np.stack([np.tile(np.linspace(0, 255, 40), (40, 1))] * 3, -1).astype(np.uint8)
+    image[10:20, 10:20] = (200, 30, 30)
+    images = torch.from_numpy(np.stack([image, image[::-1]]))
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, format="JPEG", quality=95)
+    found = jpeg_round_trip(images)
+    assert np.array_equal(found[0].numpy(), np.asarray(Image.open(buffer).convert("RGB")))
+    assert found.dtype == torch.uint8
+    assert 0 < (found.int() - images.int()).abs().float().mean() < 4
+    official = dataclasses.replace(nano(), jpeg=True, resize="lanczos", center_crop=True, crop_rounding="truncate")
+    by_hand = resize(found.permute(0, 3, 1, 2).float(), official.image_size, "lanczos")
+    expected = crop_center(by_hand, "truncate") / 127.5 - 1
+    assert torch.equal(prepare_images(images, official)[1], expected)
+    assert not torch.equal(prepare_images(images, dataclasses.replace(official, jpeg=False))[1], expected)
 
 
 # --- prompts --------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from transformers import LlamaConfig
 
 from tests import ROOT
 from tests.policies.openvla_reference import (
+    OFT_CODE,
+    OPENVLA_CODE,
     STATISTICS,
     ReferenceOpenVLA,
     config_json,
@@ -24,6 +27,7 @@ from tests.policies.openvla_reference import (
     twin,
     write_folder,
 )
+from tests.policies.openvla_twins import proprio_projector, value_head
 from tests.policies.policy_helpers import rate
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
@@ -38,6 +42,7 @@ from vla_rl.policies.openvla_oft.hf_folder import PublishedFolder, Stored, is_pu
 from vla_rl.policies.openvla_oft.hf_names import published_shapes, unused_names
 from vla_rl.policies.openvla_oft.hf_reader import load_published
 from vla_rl.policies.openvla_oft.hf_statistics import choose_unnorm_key
+from vla_rl.policies.openvla_oft.hf_variant import read_variant
 from vla_rl.policies.openvla_oft.hf_weights import to_ours
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
@@ -63,12 +68,12 @@ def model() -> ReferenceOpenVLA:
 @pytest.fixture(scope="module")
 def base(model: ReferenceOpenVLA, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """openvla-7b's twin: three files and their index."""
-    return write_folder(tmp_path_factory.mktemp("hub") / "openvla-7b", model, shards=3)
+    return write_folder(tmp_path_factory.mktemp("hub") / "openvla-7b", model, shards=3, code=OPENVLA_CODE)
 
 
 def load(folder: Path, **settings: object) -> OpenVLAOFT:
-    policy = load_published(open_published(folder), **({"views": 1, "chunk_size": 2} | settings)).eval()
-    policy.architecture = replace(policy.architecture, center_crop=False)
+    settings = {"views": 1, "chunk_size": 2, "variant": {"center_crop": False, "jpeg": False}} | settings
+    policy = load_published(open_published(folder), **settings).eval()
     policy.set_instructions([TASK])
     return policy
 
@@ -119,9 +124,9 @@ def test_towers_are_timms(model: ReferenceOpenVLA, base: Path) -> None:
         assert (ours - theirs).abs().max() < CLOSE
 
 
-def test_the_whole_policy_is_the_published_model(model: ReferenceOpenVLA, base: Path) -> None:
+def test_the_whole_policy_is_the_published_model(model: ReferenceOpenVLA, single: Path) -> None:
     """Towers, projector, prompt, LlamaForCausalLM with the same mask, the head's rows, and their order."""
-    policy, images = load(base), pictures()
+    policy, images = load(single), pictures()
     assert policy.architecture.dino_mean == (0.484375, 0.455078125, 0.40625)  # preprocessor_config.json
     prompt = llama_tokenizer().encode(f"In: What action should the robot take to {TASK.lower()}?\nOut:").ids
     final = llama_tokenizer().token_to_id("\u2581")
@@ -195,8 +200,11 @@ def test_the_published_config_is_the_7b_preset(published: PublishedFolder, monke
     config.pop("image_sizes")
     config.pop("timm_model_ids")
     monkeypatch.setattr(hf_architecture, "_token_ids", lambda _: {"bos_id": 1, "eos_id": 2, "final_id": 29_871})
-    found = read_architecture(replace(published, config=config), views=1, chunk_size=8, action_dim=7)
-    assert found == replace(openvla_7b(), name="openvla")
+    variant = read_variant(published, {"decoding": "autoregressive"})
+    found = read_architecture(replace(published, config=config), views=1, chunk_size=1, action_dim=7, variant=variant)
+    images = {"jpeg": True, "resize": "lanczos", "crop_rounding": "truncate"}
+    expected = replace(openvla_7b(chunk_size=1), name="openvla", decoding="autoregressive", stop_token=False)
+    assert found == replace(expected, **images)
 
 
 def test_a_tower_that_lost_a_block_is_not_taken_for_a_smaller_one(
@@ -207,7 +215,7 @@ def test_a_tower_that_lost_a_block_is_not_taken_for_a_smaller_one(
     lost = "vision_backbone.featurizer.blocks.23."
     weights = {name: stored for name, stored in published.weights.items() if not name.startswith(lost)}
     with pytest.raises(UserError, match=r"blocks\.\*: 23 blocks of width 1024, expected 24"):
-        read_architecture(replace(published, weights=weights), views=1, chunk_size=8, action_dim=7)
+        read_architecture(replace(published, weights=weights), views=1, chunk_size=8, action_dim=7, variant={})
 
 
 def test_defaults_are_the_librarys() -> None:
@@ -269,7 +277,8 @@ def test_unsupported_configs(base: Path, tmp_path: Path, edit: dict, message: st
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("action_head--150000_checkpoint.pt", "a head for continuous actions"),
+        ("action_head--150000_checkpoint.pt", "pickled weights are not read.*convert it to safetensors"),
+        ("noisy_action_projector--150000_checkpoint.pt", "a head for diffusion"),
         ("vision_backbone--150000_checkpoint.pt", "modulated by language"),
         ("proprio_projector--150000_checkpoint.pt", "pickled weights are not read.*convert it to safetensors"),
     ],
@@ -390,11 +399,60 @@ def test_the_choice_of_statistics(wanted: str | None, suite: str, expected: str)
 # --- variants ---
 
 
-def value_head(names: tuple[str, str, str], outputs: int = 1) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    shapes = {f"{names[0]}.weight": (24, 64), f"{names[0]}.bias": (24,), f"{names[1]}.weight": (12, 24)}
-    shapes |= {f"{names[1]}.bias": (12,), f"{names[2]}.weight": (outputs, 12)}
-    return {f"value_head.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+@pytest.mark.parametrize(
+    ("config", "code", "decoding", "stop_token"),
+    [
+        ({}, OPENVLA_CODE, "autoregressive", False),
+        ({}, OFT_CODE, "parallel", True),
+        ({"architectures": ["OpenVLAForActionPredictionWithValueHead"]}, OFT_CODE, "autoregressive", False),
+        ({"architectures": ["OpenVLAForRLActionPrediction"]}, None, "autoregressive", False),
+        ({"architectures": ["OpenVLAOFTForRLActionPrediction"], "model_type": "openvla_oft"}, None, "parallel", False),
+    ],
+    ids=["OpenVLA", "OpenVLA-OFT", "RL4VLA", "RLinf", "RLinf, OFT"],
+)
+def test_the_folder_says_how_actions_are_decoded(
+    model: ReferenceOpenVLA, tmp_path: Path, config: dict, code: str | None, decoding: str, stop_token: bool
+) -> None:
+    folder = write_folder(tmp_path / "folder", model, config=config, code=code)
+    found = load(folder, variant={}).architecture
+    assert (found.decoding, found.stop_token) == (decoding, stop_token)
+    images = (found.jpeg, found.resize, found.center_crop, found.crop_rounding)
+    assert images == (True, "lanczos", True, "truncate")
+    other = load(folder, variant={"decoding": "parallel", "jpeg": False}).architecture
+    assert (other.decoding, other.jpeg, other.resize) == ("parallel", False, "lanczos")
+    assert other.stop_token == (stop_token or decoding == "autoregressive"), "OpenVLA-OFT's, if the folder is OpenVLA's"
+
+
+def test_the_script_writes_a_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = runpy.run_path(str(ROOT / "scripts/make_openvla_twin.py"))["main"]
+    arguments = ["--layout", "rlinf", "--output", str(tmp_path / "twin"), "--seed", "3"]
+    monkeypatch.setattr("sys.argv", ["make_openvla_twin.py", *arguments])
+    assert main() == 0
+    assert not load(tmp_path / "twin").architecture.stop_token
+    with pytest.raises(SystemExit):
+        main()
+
+
+def test_chunks_that_openvla_did_not_learn(base: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load(base, chunk_size=1)
+    assert caplog.text == ""
+    load(base, chunk_size=2)
+    assert "OpenVLA learned to predict 1 action, policy.chunk_size=2" in caplog.text
+
+
+def test_a_folder_that_does_not_say_it(model: ReferenceOpenVLA, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "folder", model, code=None)
+    config = OpenVLAOFTConfig(checkpoint=str(folder), chunk_size=2)
+    with pytest.raises(
+        UserError, match=r"policy\.decoding=null: nothing in .*folder says .* set policy\.decoding=auto"
+    ):
+        check_policy(config, SPEC)
+    chosen = config.model_copy(update={"decoding": "autoregressive"})
+    check_policy(chosen, SPEC)
+    assert build_policy(chosen, SPEC, 0).architecture.decoding == "autoregressive"
+    (folder / "config.json").write_text(json.dumps(config_json(model, {"a": STATISTICS}) | {"vla_rl": {"x": 1}}))
+    with pytest.raises(UserError, match=r"config\.json: vla_rl=\{'x': 1\}; known: decoding, stop_token"):
+        check_policy(chosen, SPEC)
 
 
 @pytest.mark.parametrize(
@@ -435,9 +493,7 @@ def test_names_of_other_library_versions(model: ReferenceOpenVLA, single: Path, 
 def test_proprioception(single: Path, tmp_path: Path) -> None:
     """OpenVLA-OFT's projector, converted to safetensors, with the prefix of a distributed run."""
     folder = changed(single, tmp_path / "copy", {})
-    generator = torch.Generator().manual_seed(3)
-    shapes = {"fc1.weight": (64, 8), "fc1.bias": (64,), "fc2.weight": (64, 64), "fc2.bias": (64,)}
-    tensors = {f"module.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    tensors = proprio_projector()
     save_file(tensors, folder / "proprio_projector--150000_checkpoint.safetensors")
     policy = load(folder)
     assert policy.proprio_bounds == Bounds((-0.5,) * 8, (0.75,) * 8, (True,) * 8)

@@ -11,9 +11,10 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from tests.policies.openvla_reference import STATISTICS, ReferenceOpenVLA, twin, write_folder
+from tests.policies.openvla_reference import OFT_CODE, OPENVLA_CODE, STATISTICS, ReferenceOpenVLA, twin, write_folder
+from tests.policies.openvla_twins import FINE_TUNE, adapters
 from vla_rl.commands.cli import main
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
@@ -28,9 +29,6 @@ from vla_rl.policies.openvla_oft.lora import merged_state
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 SPEC = EnvSpec("fake", ("main",), 56, 0, 7, 12, ("pick up the bowl", "push it"))
-LORA_LAYERS = ["proj", "qkv", "fc1", "fc2", "q", "kv", "fc3", "q_proj", "k_proj", "v_proj", "o_proj"]
-LORA_LAYERS += ["gate_proj", "up_proj", "down_proj", "lm_head"]  # RL4VLA's, and those of OpenVLA's all-linear
-FINE_TUNE = {"libero_spatial_no_noops": STATISTICS}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +41,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("hub") / "openvla-7b", twin(), shards=3)
+    return write_folder(tmp_path_factory.mktemp("hub") / "openvla-7b", twin(), shards=3, code=OPENVLA_CODE)
 
 
 def build(folder: Path, **settings: Any) -> OpenVLAOFT:
@@ -89,7 +87,9 @@ def export(*arguments: str | Path) -> int:
 @pytest.mark.parametrize("kind", ["openvla", "oft"])
 def test_round_trip_is_bit_exact(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     shards, statistics = (3, None) if kind == "openvla" else (1, FINE_TUNE)
-    source = write_folder(tmp_path / "source", twin(seed=1, dtype=dtype), shards=shards, statistics=statistics)
+    code = OPENVLA_CODE if kind == "openvla" else OFT_CODE
+    model = twin(seed=1, dtype=dtype)
+    source = write_folder(tmp_path / "source", model, shards=shards, statistics=statistics, code=code)
     first = load(source)
     write_published(first, open_published(source), tmp_path / "written")
     for file in source.glob("*.safetensors"):
@@ -159,22 +159,26 @@ def test_a_source_of_another_size(base: Path, tmp_path: Path) -> None:
         write_published(load(folder), open_published(base), tmp_path / "written")
 
 
+def test_a_written_checkpoint_is_read_as_it_was_trained(base: Path, tmp_path: Path) -> None:
+    """OpenVLA's weights, trained as OpenVLA-OFT: the folder's code says otherwise, so config.json says it."""
+    chosen = {"decoding": "parallel", "stop_token": False, "jpeg": False}
+    policy = load_published(open_published(base), views=1, chunk_size=2, variant=chosen)
+    for source, output in ((base, tmp_path / "first"), (tmp_path / "first", tmp_path / "second")):
+        write_published(policy, open_published(source), output)
+        assert json.loads((output / "config.json").read_text())["vla_rl"] == chosen
+        assert load(output).architecture == policy.architecture
+    write_published(load(base), open_published(tmp_path / "first"), tmp_path / "third")
+    assert "vla_rl" not in json.loads((tmp_path / "third" / "config.json").read_text())
+
+
 # --- adapters ---
 
 
 @pytest.fixture(scope="module")
 def adapted(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
     """Adapters that peft has made and saved, for the layers of RL4VLA, and the weights into which peft merges them."""
-    torch.manual_seed(7)
-    config = peft.LoraConfig(r=4, lora_alpha=2, target_modules=LORA_LAYERS, init_lora_weights="gaussian")
-    model = peft.get_peft_model(twin(), config)  # type: ignore[arg-type]
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            nn.init.normal_(parameter, std=0.1)
-    model.peft_config["default"].base_model_name_or_path = str(base)
     folder = tmp_path_factory.mktemp("runs") / "adapters"
-    model.save_pretrained(str(folder))
-    return folder, model.merge_and_unload().state_dict()
+    return folder, adapters(folder, base)
 
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")

@@ -16,12 +16,10 @@ from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 def spread_over_placeholders(policy: OpenVLAOFT) -> float:
     """Standard deviation, over the placeholders, of features whose own standard deviation is 1."""
-    arch = policy.architecture
-    seen = inputs(arch, 1)
+    seen = inputs(policy.architecture, 1)
     with torch.no_grad():
-        hidden = policy._hidden_states(seen.images, seen.proprio, seen.task)
-    first = arch.vision_tokens + int(policy.prompt_length[0])
-    return float(hidden[0, first : first + arch.action_tokens - 1].std(0).mean())
+        hidden = policy.decoding.states(policy.language_model, policy._prefix(seen, 1.0), None)
+    return float(hidden[0, 1:].std(0).mean())
 
 
 def test_placeholders_start_distinguishable() -> None:

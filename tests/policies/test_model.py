@@ -14,8 +14,9 @@ from tests.policies.policy_helpers import CODEC, INSTRUCTIONS, PROPRIO, inputs, 
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.openvla_oft.architecture import NUM_BINS, openvla_7b, tiny
 from vla_rl.policies.openvla_oft.images import prepare_images
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT, sample_tokens, token_entropy
+from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
+from vla_rl.policies.openvla_oft.tokens import sample_tokens, token_entropy
 
 
 def embeddings_by_hand(policy: OpenVLAOFT, images: Tensor, proprio: Tensor, task: int) -> Tensor:
@@ -24,7 +25,7 @@ def embeddings_by_hand(policy: OpenVLAOFT, images: Tensor, proprio: Tensor, task
     prompt = policy.tokenizer.encode(policy.instructions[task])
     rows = [llama.embed_tokens(torch.tensor(prompt[0]))]
     for view in images:
-        dino_pixels, siglip_pixels = prepare_images(view[None], arch.image_size, arch.center_crop)
+        dino_pixels, siglip_pixels = prepare_images(view[None], arch)
         dino = policy.dino(dino_pixels).last_hidden_state[0, 1 + arch.dino_registers :]
         siglip = policy.siglip(siglip_pixels).last_hidden_state[0]
         rows += list(policy.projector(torch.cat([dino, siglip], dim=-1)))
@@ -32,7 +33,8 @@ def embeddings_by_hand(policy: OpenVLAOFT, images: Tensor, proprio: Tensor, task
         rows.append(policy.proprio_projector((proprio / 0.5).clamp(-1, 1)))
     rows += [llama.embed_tokens(torch.tensor(token)) for token in prompt[1:]]
     rows += [torch.zeros(arch.llm.width)] * arch.action_tokens
-    rows.append(llama.embed_tokens(torch.tensor(arch.eos_id)))
+    if arch.stop_token:
+        rows.append(llama.embed_tokens(torch.tensor(arch.eos_id)))
     return torch.stack(rows)[None]
 
 
@@ -40,10 +42,10 @@ def run_llama(policy: OpenVLAOFT, embeddings: Tensor, mask: Tensor | None) -> Te
     return policy.language_model(inputs_embeds=embeddings, attention_mask=mask, use_cache=False).last_hidden_state
 
 
-@pytest.mark.parametrize(("views", "proprio_dim"), [(1, 0), (1, 8), (2, 8)])
+@pytest.mark.parametrize(("views", "proprio_dim", "stop_token"), [(1, 0, True), (1, 8, False), (2, 8, True)])
 @torch.no_grad()
-def test_logits_and_value_equal_a_slow_construction(views: int, proprio_dim: int) -> None:
-    arch = nano(views=views, proprio_dim=proprio_dim)
+def test_logits_and_value_equal_a_slow_construction(views: int, proprio_dim: int, stop_token: bool) -> None:
+    arch = dataclasses.replace(nano(views=views, proprio_dim=proprio_dim), stop_token=stop_token)
     policy = make(arch)
     seen = inputs(arch)
     found, values = logits(policy, seen, 1.6), rate(policy, seen).values
@@ -53,7 +55,7 @@ def test_logits_and_value_equal_a_slow_construction(views: int, proprio_dim: int
         hidden = run_llama(policy, embeddings, torch.ones(1, 1, length, length, dtype=torch.bool))[0]
         prompt_length = len(policy.tokenizer.encode(INSTRUCTIONS[row]))
         first = arch.vision_tokens + prompt_length - 1
-        assert length == first + 1 + arch.action_tokens + 1
+        assert length == first + 1 + arch.action_tokens + stop_token
         for i in range(arch.action_tokens):
             full = policy.lm_head.weight @ hidden[first + i]
             ids = torch.arange(arch.vocab_size - 1, arch.vocab_size - 1 - NUM_BINS, -1)  # bin 0 is the last id
@@ -68,13 +70,13 @@ def test_logits_and_value_equal_a_slow_construction(views: int, proprio_dim: int
 def test_attention_is_bidirectional_and_the_causal_mask_is_not_applied() -> None:
     policy = make(nano())
     seen = inputs(policy.architecture, rows=1)
-    images, proprio, task = seen.images, seen.proprio, seen.task
-    before = policy._hidden_states(images, proprio, task)
-    policy.text_ids[0, policy.prompt_length[0] + policy.architecture.action_tokens] = 5  # the token in place of </s>
-    after = policy._hidden_states(images, proprio, task)
-    assert (before[0, 0] - after[0, 0]).abs().max() > 1e-4, "the first token must see the last one"
+    prefix = policy._prefix(seen, 1.0)
+    before = policy.decoding.states(policy.language_model, prefix, None)
+    policy.language_model.embed_tokens.weight[policy.architecture.eos_id] += 1.0
+    after = policy.decoding.states(policy.language_model, prefix, None)
+    assert (before[0, 0] - after[0, 0]).abs().max() > 1e-4, "the prompt must see what follows it"
     # the stock mask would give other numbers: this is what a forgotten 4-D mask looks like
-    embeddings = embeddings_by_hand(policy, images[0], proprio[0], 0)
+    embeddings = embeddings_by_hand(policy, seen.images[0], seen.proprio[0], 0)
     causal = run_llama(policy, embeddings, None)
     length = embeddings.shape[1]
     seeing_all = run_llama(policy, embeddings, torch.ones(1, 1, length, length, dtype=torch.bool))
@@ -110,7 +112,7 @@ def test_features_come_from_the_second_to_last_block_without_norm() -> None:
         assert not unexpected
         assert all(any(part in name for part in ("norm", f".{layers - 1}.", "mask_token")) for name in missing)
         stock.append(full)
-    pixels = prepare_images(inputs(arch, rows=1).images[:, 0], arch.image_size, False)
+    pixels = prepare_images(inputs(arch, rows=1).images[:, 0], arch)
     for ours, full, image in zip((policy.dino, policy.siglip), stock, pixels, strict=True):
         expected = full(image, output_hidden_states=True).hidden_states[-2]
         torch.testing.assert_close(ours(image).last_hidden_state, expected, atol=1e-5, rtol=1e-5)

@@ -21,13 +21,12 @@ GIB = 2**30
 
 
 def sizes_of(policy: OpenVLAOFT, lora: LoraConfig | None, checkpointing: bool = False) -> PolicySizes:
-    arch, longest = policy.architecture, policy.text_ids.shape[1]
     return openvla_sizes(
-        arch,
+        policy.architecture,
         lora,
         element_size=policy.lm_head.weight.element_size(),
         activation_checkpointing=checkpointing,
-        prompt_tokens=longest - arch.action_tokens - 1,
+        prompt_tokens=policy.text_ids.shape[1],
     )
 
 

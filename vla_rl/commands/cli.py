@@ -193,6 +193,11 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             ),
             _option("--unnorm-key", metavar="NAME", help="data set whose statistics to read or to write"),
             _count("--chunk-size", "of a published checkpoint, whose files do not say it: actions per inference", 8),
+            _option(
+                "--decoding",
+                choices=["parallel", "autoregressive"],
+                help="of a published checkpoint; by default as its files say",
+            ),
             _count("--views", "of a published checkpoint: camera images per observation", 1),
         ),
     ),

@@ -63,7 +63,10 @@ def _load(found: Exported, args: Any) -> Any:
         from vla_rl.policies.openvla_oft.hf_reader import load_published
 
         folder = open_published(found.checkpoint)
-        return load_published(folder, views=args.views, chunk_size=args.chunk_size, unnorm_key=args.unnorm_key)
+        variant = {} if args.decoding is None else {"decoding": args.decoding}
+        return load_published(
+            folder, views=args.views, chunk_size=args.chunk_size, unnorm_key=args.unnorm_key, variant=variant
+        )
     from vla_rl.policies.openvla_oft.checkpoint import load_policy
 
     return load_policy(found.checkpoint)

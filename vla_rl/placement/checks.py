@@ -12,7 +12,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.machine import GIB, Machine
 from vla_rl.placement.plan import PlanError, Resources, make_plan
 from vla_rl.placement.profile import load_profile
-from vla_rl.policies.openvla_oft.hf_folder import is_hub_id
+from vla_rl.policies.base.hub import is_hub_id
 
 _WORKER_BYTES = 100 << 20  # an env worker, before its simulator
 

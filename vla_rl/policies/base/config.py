@@ -13,7 +13,6 @@ class PolicyConfigBase(ConfigGroup):
     """What every policy has. Each derives its own configuration from this, with its ``name``."""
 
     merged: ClassVar[dict[str, Any]] = {}  # values of keys with which a checkpoint that a run wrote is loaded
-    discrete: ClassVar[bool] = True  # whether actions are bins, which cloning can smooth
     recomputes_blocks: ClassVar[bool] = True  # whether activation checkpointing is possible
 
     name: str
@@ -49,9 +48,19 @@ class PolicyConfigBase(ConfigGroup):
         return self.name
 
     @property
+    def discrete(self) -> bool:
+        """Whether actions are bins, which cloning can smooth."""
+        return True
+
+    @property
     def freezes_weights(self) -> bool:
         """Whether some weights are never trained, so that processes can share them."""
         return False
+
+    @property
+    def holds_reference(self) -> bool:
+        """Whether the trained policy can act as before training (``Policy.has_reference``), so that none is copied."""
+        return self.freezes_weights
 
     def temperature_at(self, policy_version: int) -> float:
         """Temperature at which a version of the weights is sampled and trained."""

@@ -6,8 +6,9 @@ discrete actions. The tiny and nano presets are the same network with small numb
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -15,10 +16,17 @@ from pydantic.dataclasses import dataclass
 from vla_rl.core.schema import NonNegative, Positive, PositiveFloat
 
 NUM_BINS = 256
+REGRESSION_BLOCKS = 2  # of OpenVLA-OFT's head for L1 regression
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of DINOv2
 IMAGENET_STD = (0.229, 0.224, 0.225)
 _VOCAB_MULTIPLE = 64
+# Fields that checkpoints with the same weights can differ in
+VARIANT = ("decoding", "stop_token", "center_crop", "jpeg", "resize", "crop_rounding")
 _STRICT = ConfigDict(extra="forbid", strict=True)
+DecodingName = Literal["parallel", "autoregressive"]
+HeadName = Literal["tokens", "l1"]
+Resize = Literal["bilinear", "lanczos"]
+Rounding = Literal["nearest", "truncate"]
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
@@ -38,7 +46,7 @@ class VisionTower:
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class LanguageModel:
-    """A Llama decoder, run with bidirectional attention."""
+    """A Llama decoder."""
 
     width: Positive
     layers: Positive
@@ -76,10 +84,18 @@ class Architecture:
     final_id: NonNegative  # the token that ends every prompt and predicts the first action number
     dino_mean: tuple[float, float, float] = IMAGENET_MEAN  # of red, green and blue in 0..1, for DINOv2's input
     dino_std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = IMAGENET_STD
+    decoding: DecodingName = "parallel"
+    stop_token: bool = True  # of parallel decoding: </s> follows the placeholders of the chunk
+    jpeg: bool = False  # compress images to JPEG and back first
+    resize: Resize = "bilinear"
+    crop_rounding: Rounding = "nearest"
+    head: HeadName = "tokens"  # bins of the vocabulary, or a regressed mean
 
     def __post_init__(self) -> None:
         _check_divisible("image_size", self.image_size, "patch_size", self.patch_size)
         _check_divisible("dino.intermediate", self.dino.intermediate, "dino.width", self.dino.width)
+        if self.head != "tokens" and self.decoding != "parallel":
+            raise ValueError(f"head={self.head!r} reads a whole chunk: decoding={self.decoding!r} is not possible")
         if self.vocab_size <= NUM_BINS:
             raise ValueError(f"vocab_size={self.vocab_size}: needs more than the {NUM_BINS} action ids")
         for name in ("bos_id", "eos_id", "final_id"):
@@ -101,6 +117,13 @@ class Architecture:
         return self.chunk_size * self.action_dim
 
     @property
+    def tail_tokens(self) -> int:
+        """Tokens behind the prompt in a forward pass that rates a whole chunk."""
+        if self.decoding == "autoregressive":
+            return self.action_tokens - 1  # nothing depends on the last one
+        return self.action_tokens + self.stop_token
+
+    @property
     def text_vocab_size(self) -> int:
         """Ids below this one are text."""
         return self.vocab_size - NUM_BINS
@@ -117,6 +140,10 @@ class Architecture:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-serializable mapping; ``from_dict`` restores it."""
         return dataclasses.asdict(self)
+
+    def changed(self, values: Mapping[str, Any]) -> Self:
+        """A copy with other values. Raises as ``from_dict``."""
+        return self.from_dict(self.to_dict() | dict(values))
 
     @classmethod
     def from_dict(cls, values: object) -> Self:

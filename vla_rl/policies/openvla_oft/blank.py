@@ -13,18 +13,19 @@ from transformers.initialization import no_init_weights
 
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import Architecture
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+from vla_rl.policies.openvla_oft.kinds import policy_class
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
+from vla_rl.policies.openvla_oft.trunk import OpenVLA
 
 _VALUE_STD = 0.01  # of the value head's last layer, so that values start near 0
 
 
 def blank_policy(
     architecture: Architecture, codec: ActionCodec, tokenizer: PromptTokenizer, proprio: Bounds | None
-) -> OpenVLAOFT:
+) -> OpenVLA:
     """All weights are meta tensors; buffers, which no checkpoint holds, have their values. Raises ValueError."""
     with no_init_weights(), _weights_on_meta():
-        return OpenVLAOFT(architecture, codec, tokenizer, proprio)
+        return policy_class(architecture)(architecture, codec, tokenizer, proprio)
 
 
 @torch.no_grad()
@@ -45,7 +46,7 @@ def move_buffers(policy: nn.Module, device: torch.device) -> None:
                 module._buffers[name] = buffer.to(device)
 
 
-def draw_weights(policy: OpenVLAOFT, device: torch.device, dtype: torch.dtype, seed: int) -> None:
+def draw_weights(policy: OpenVLA, device: torch.device, dtype: torch.dtype, seed: int) -> None:
     """Give all meta weights random values on the device; each weight has a generator of its own, by seed and name.
 
     Numbers differ between kinds of devices. Norms and scales are 1, biases 0, the language model has the spread of its

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from vla_rl.policies.openvla_oft.action_codec import Bounds
-    from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+    from vla_rl.policies.openvla_oft.trunk import OpenVLA
 
 
 class _OfTheRun(TypedDict):
@@ -29,6 +29,7 @@ class _OfTheRun(TypedDict):
     chunk_size: int
     suite: str
     unnorm_key: str | None
+    variant: Mapping[str, Any]
 
 
 def check_policy(config: OpenVLAOFTConfig, spec: EnvSpec) -> None:
@@ -45,7 +46,7 @@ def check_policy(config: OpenVLAOFTConfig, spec: EnvSpec) -> None:
 
 def build_policy(
     config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str = "cpu", dtype: torch.dtype | None = None
-) -> OpenVLAOFT:
+) -> OpenVLA:
     """Load the checkpoint's policy, or make one with random weights drawn by ``seed``. With lora, add adapters.
 
     New adapters do not change the outputs. For the arguments see ``vla_rl.policies.build``. Raises UserError.
@@ -68,7 +69,7 @@ def policy_for_demonstrations(
     seed: int,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
-) -> OpenVLAOFT:
+) -> OpenVLA:
     """See ``vla_rl.policies.build.policy_for_demonstrations``."""
     from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 
@@ -92,7 +93,7 @@ def policy_sizes(
     )
 
 
-def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, Any]) -> None:
+def save_policy(policy: OpenVLA, folder: str | Path, metadata: Mapping[str, Any]) -> None:
     """See ``vla_rl.policies.build.save_policy``."""
     from vla_rl.policies.openvla_oft import checkpoint
 
@@ -101,15 +102,15 @@ def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, A
 
 def make_architecture(config: OpenVLAOFTConfig, spec: EnvSpec) -> Architecture:
     """The preset of ``policy.size``, with the views and dimensions of the simulator."""
-    return PRESETS[config.size](
+    preset = PRESETS[config.size](
         views=len(spec.views), proprio_dim=spec.proprio_dim, chunk_size=config.chunk_size, action_dim=spec.action_dim
     )
+    return dataclasses.replace(preset, head=config.head, **config.variant)
 
 
-def _configured(policy: OpenVLAOFT, config: OpenVLAOFTConfig, seed: int) -> OpenVLAOFT:
-    policy.value_time, policy.lm_head.in_float32 = config.value_time, config.fp32_head
-    if config.center_crop is not None:
-        policy.architecture = dataclasses.replace(policy.architecture, center_crop=config.center_crop)
+def _configured(policy: OpenVLA, config: OpenVLAOFTConfig, seed: int) -> OpenVLA:
+    policy.value_time = config.value_time
+    policy.compute_head_in_float32(config.fp32_head)
     if config.lora is not None:
         from vla_rl.policies.openvla_oft.lora import add_adapters
 
@@ -117,18 +118,19 @@ def _configured(policy: OpenVLAOFT, config: OpenVLAOFTConfig, seed: int) -> Open
     return policy
 
 
-def _load(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str, dtype: torch.dtype | None) -> OpenVLAOFT:
+def _load(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str, dtype: torch.dtype | None) -> OpenVLA:
     assert config.checkpoint is not None
     check_policy(config, spec)
     if is_published(config.checkpoint):
         from vla_rl.policies.openvla_oft.hf_reader import load_published
 
         host = "cpu" if device == "meta" else device  # weights that another's replace
-        policy = load_published(open_published(config.checkpoint), **_of_the_run(config, spec), seed=seed, device=host)
+        folder, run = open_published(config.checkpoint), _of_the_run(config, spec)
+        policy = load_published(folder, **run, noise_scale=config.noise_scale, seed=seed, device=host)
         return policy if dtype is None else policy.to(dtype)
     from vla_rl.policies.openvla_oft.checkpoint import load_policy
 
-    return load_policy(config.checkpoint, device, dtype)
+    return load_policy(config.checkpoint, device, dtype, config.variant)
 
 
 def _random_policy(
@@ -139,13 +141,14 @@ def _random_policy(
     seed: int,
     device: str,
     dtype: torch.dtype | None,
-) -> OpenVLAOFT:
+) -> OpenVLA:
     import torch
 
     from vla_rl.policies.openvla_oft.action_codec import ActionCodec
     from vla_rl.policies.openvla_oft.initialize import make_policy
+    from vla_rl.policies.openvla_oft.regression import OpenVLARegression
 
-    return make_policy(
+    policy = make_policy(
         make_architecture(config, spec),
         spec.instructions,
         ActionCodec(actions),
@@ -154,6 +157,9 @@ def _random_policy(
         device=device,
         dtype=dtype or torch.float32,
     )
+    if isinstance(policy, OpenVLARegression):
+        policy.start_noise(config.noise_scale)
+    return policy
 
 
 def _bounds(dims: int, scaled: int) -> Bounds:
@@ -170,6 +176,7 @@ def _of_the_run(config: OpenVLAOFTConfig, spec: EnvSpec) -> _OfTheRun:
         "chunk_size": config.chunk_size,
         "suite": spec.suite,
         "unnorm_key": config.unnorm_key,
+        "variant": config.variant,
     }
 
 
@@ -179,7 +186,10 @@ def _read_architecture(config: OpenVLAOFTConfig, spec: EnvSpec) -> Architecture:
     if is_published(config.checkpoint):
         architecture, *_ = describe_published(open_published(config.checkpoint), **_of_the_run(config, spec))
         return architecture
-    return _read_native(Path(config.checkpoint))
+    try:
+        return _read_native(Path(config.checkpoint)).changed(config.variant)
+    except ValueError as error:
+        raise UserError(f"policy.checkpoint={config.checkpoint}: {error}") from error
 
 
 def _read_native(folder: Path) -> Architecture:
@@ -215,6 +225,7 @@ def _differences(architecture: Architecture, config: OpenVLAOFTConfig, spec: Env
         "views": (architecture.views, len(spec.views), "env.wrist_camera"),
         "proprio_dim": (architecture.proprio_dim, spec.proprio_dim, "env.proprio"),
         "action_dim": (architecture.action_dim, spec.action_dim, "env.name"),
+        "head": (architecture.head, config.head, "policy.head"),
         "chunk_size": (architecture.chunk_size, config.chunk_size, "policy.chunk_size"),
     }
     return [

@@ -30,8 +30,8 @@ from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import Architecture
 from vla_rl.policies.openvla_oft.blank import blank_policy, fill, move_buffers
 from vla_rl.policies.openvla_oft.lora import adapter_alpha, adapter_state, merged_state
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
+from vla_rl.policies.openvla_oft.trunk import OpenVLA
 
 FORMAT_VERSION = 1
 ARCHITECTURE, STATISTICS, TOKENIZER = "architecture.json", "statistics.json", "tokenizer.json"
@@ -39,7 +39,7 @@ METADATA, ADAPTERS = "metadata.json", "adapters.safetensors"
 _MAY_LACK = {"value_head.time"}  # older checkpoints do not know the time; then it is 0
 
 
-def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, Any]) -> None:
+def save_policy(policy: OpenVLA, folder: str | Path, metadata: Mapping[str, Any]) -> None:
     """Write a checkpoint; see ``write_checkpoint``, also for what it raises."""
     statistics = {"action": policy.codec.bounds.to_dict()}
     if policy.proprio_bounds is not None:
@@ -57,15 +57,24 @@ def save_policy(policy: OpenVLAOFT, folder: str | Path, metadata: Mapping[str, A
     write_checkpoint(Path(folder), weights, files)
 
 
-def load_policy(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> OpenVLAOFT:
+def load_policy(
+    folder: str | Path,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    variant: Mapping[str, Any] | None = None,
+) -> OpenVLA:
     """Load a policy onto a device, tensor by tensor: the host never holds a copy of all weights.
 
-    ``dtype``: None for the one that it was saved in. On the device "meta" its weights have no values. Call
-    ``set_instructions`` before its first forward pass. Raises CheckpointError, which names files and tensors that are
-    missing, unreadable or of another shape.
+    Args:
+        dtype: None for the one that it was saved in.
+        device: on "meta" its weights have no values.
+        variant: values of ``architecture.VARIANT`` that replace the checkpoint's.
+
+    Call ``set_instructions`` before its first forward pass. Raises CheckpointError, which names files and tensors that
+    are missing, unreadable or of another shape.
     """
     folder, device = Path(folder), torch.device(device)
-    architecture = _read_architecture(folder)
+    architecture = _read_architecture(folder).changed(variant or {})
     codec, proprio = _read_statistics(folder)
     tokenizer = _read_tokenizer(folder, architecture)
     weights = checkpoint_file(folder, WEIGHTS)

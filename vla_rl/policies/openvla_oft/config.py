@@ -1,12 +1,13 @@
 """The config group ``policy`` of OpenVLA-OFT."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
-from vla_rl.core.schema import ConfigGroup, Positive
+from vla_rl.core.schema import ConfigGroup, Positive, PositiveFloat
 from vla_rl.policies.base.config import PolicyConfigBase
+from vla_rl.policies.openvla_oft.architecture import VARIANT, DecodingName, HeadName, Resize, Rounding
 
 
 class LoraConfig(ConfigGroup):
@@ -25,7 +26,7 @@ class LoraConfig(ConfigGroup):
 
 
 class OpenVLAOFTConfig(PolicyConfigBase):
-    """OpenVLA-OFT with discrete actions and parallel decoding."""
+    """OpenVLA and OpenVLA-OFT."""
 
     merged: ClassVar[dict[str, Any]] = {"lora": None}
 
@@ -40,10 +41,44 @@ class OpenVLAOFTConfig(PolicyConfigBase):
         description="Data set whose statistics scale the actions, of a checkpoint as published; null: that of the "
         "simulator's suite, or the only one.",
     )
+    decoding: DecodingName | None = Field(
+        None,
+        description="How an action chunk is predicted: all numbers at once (parallel, OpenVLA-OFT), or one after the "
+        "other (autoregressive, OpenVLA, RL4VLA); null: as the checkpoint says, and parallel for random weights.",
+    )
+    stop_token: bool | None = Field(
+        None,
+        description="Whether </s> follows the chunk's placeholders in parallel decoding; null: as the checkpoint says, "
+        "else true (RLinf's need false).",
+    )
     center_crop: bool | None = Field(
         None,
         description="Crop images to 90% of their area; null: as the checkpoint says, and true for one as published "
         "(RL4VLA's need false).",
+    )
+    jpeg: bool | None = Field(
+        None,
+        description="First compress images to JPEG and back, on the CPU, as OpenVLA's data were; null: as the "
+        "checkpoint says, and true for one as published (RL4VLA's need false).",
+    )
+    resize: Resize | None = Field(
+        None,
+        description="Filter that resizes images; null: as the checkpoint says, and lanczos for one as published "
+        "(RL4VLA's need bilinear).",
+    )
+    crop_rounding: Rounding | None = Field(
+        None,
+        description="How cropped images become integers: the nearest ones, or truncated as by TensorFlow; null: as the "
+        "checkpoint says, and truncate for one as published.",
+    )
+    head: HeadName = Field(
+        "tokens",
+        description="What predicts actions: bins of the vocabulary (tokens), or a regressed mean with Laplace noise "
+        "(l1, OpenVLA-OFT's own fine-tunes). The checkpoint must have it.",
+    )
+    noise_scale: PositiveFloat = Field(
+        0.05,
+        description="With head=l1: scale of the noise on actions of about -1 to 1, from which learning it starts.",
     )
     size: Literal["nano", "tiny", "7b"] = Field("tiny", description="Architecture of a policy with random weights.")
     lora: LoraConfig | None = Field(
@@ -51,14 +86,30 @@ class OpenVLAOFTConfig(PolicyConfigBase):
     )
     fp32_head: bool = Field(
         False,
-        description="Compute the action logits in float32 if weights are bf16 (arXiv:2510.13786): sampler and learner "
-        "then agree more closely.",
+        description="Compute the action logits, or means, in float32 if weights are bf16 (arXiv:2510.13786): sampler "
+        "and learner then agree more closely.",
     )
+
+    @model_validator(mode="after")
+    def _head_fits_decoding(self) -> Self:
+        if self.head == "l1" and self.decoding == "autoregressive":
+            raise ValueError("head=l1 reads a whole chunk at once; set decoding=parallel")
+        return self
+
+    @property
+    def variant(self) -> dict[str, Any]:
+        """Values of the architecture that the run chooses instead of the checkpoint."""
+        chosen = {name: getattr(self, name) for name in VARIANT}
+        return {name: value for name, value in chosen.items() if value is not None}
 
     def spec(self, env: EnvSpec) -> PolicySpec:
         shape = self.chunk_size, env.action_dim
-        tokens, uniforms = ArrayLayout("|u1", shape), RandomNumbers(shape)
-        return PolicySpec(*shape, record={"tokens": tokens}, draws={"uniforms": uniforms})
+        record = {"tokens": ArrayLayout("|u1", shape)} if self.discrete else {"actions": ArrayLayout("<f4", shape)}
+        return PolicySpec(*shape, record=record, draws={"uniforms": RandomNumbers(shape)})
+
+    @property
+    def discrete(self) -> bool:
+        return self.head == "tokens"
 
     @property
     def size_name(self) -> str:
@@ -67,3 +118,7 @@ class OpenVLAOFTConfig(PolicyConfigBase):
     @property
     def freezes_weights(self) -> bool:
         return self.lora is not None
+
+    @property
+    def holds_reference(self) -> bool:
+        return self.freezes_weights and self.discrete  # a regression head is trained in full

@@ -1,6 +1,7 @@
 """From config.json, tokenizer.json and the shapes of the weights to an ``Architecture``; does not load torch."""
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,20 @@ from vla_rl.policies.openvla_oft.hf_folder import TOKENIZER, PublishedFolder, St
 from vla_rl.policies.openvla_oft.hf_names import (
     DINO,
     EMBEDDING,
+    LOG_NOISE,
     SIGLIP,
     VALUE_HEAD,
     Shape,
+    action_head_shapes,
     counted,
     proprio_shapes,
     published_shapes,
     value_head_shapes,
 )
 from vla_rl.policies.openvla_oft.hf_statistics import choose_unnorm_key, read_bounds
+from vla_rl.policies.openvla_oft.hf_variant import read_variant
+
+logger = logging.getLogger(__name__)
 
 # Attention heads are in no file: they follow from the names of the networks in timm. So does the number of blocks, of
 # which features skip the last: a file that has lost some would otherwise be taken for a smaller network.
@@ -54,7 +60,13 @@ _VALUE_HIDDEN = (512, 128)  # of RL4VLA and RLinf
 
 
 def describe_published(
-    folder: PublishedFolder, *, views: int, chunk_size: int, suite: str = "", unnorm_key: str | None = None
+    folder: PublishedFolder,
+    *,
+    views: int,
+    chunk_size: int,
+    suite: str = "",
+    unnorm_key: str | None = None,
+    variant: Mapping[str, Any] | None = None,
 ) -> tuple[Architecture, Bounds, Bounds | None]:
     """What the files say without their weights: architecture, statistics of actions, and of proprioception if used.
 
@@ -62,7 +74,10 @@ def describe_published(
     """
     key = choose_unnorm_key(folder.statistics, unnorm_key, suite)
     actions, proprio = read_bounds(folder.statistics, key)
-    architecture = read_architecture(folder, views=views, chunk_size=chunk_size, action_dim=actions.dim)
+    run = {"views": views, "chunk_size": chunk_size, "action_dim": actions.dim}
+    architecture = read_architecture(folder, **run, variant=read_variant(folder, variant or {}))
+    if architecture.decoding == "autoregressive" and chunk_size > folder.config.get("num_action_chunks", 1):
+        logger.warning("%s: OpenVLA learned to predict 1 action, policy.chunk_size=%d", folder.path, chunk_size)
     if not architecture.proprio_dim:
         return architecture, actions, None
     if proprio is None or proprio.dim != architecture.proprio_dim:
@@ -73,27 +88,32 @@ def describe_published(
     return architecture, actions, proprio
 
 
-def read_architecture(folder: PublishedFolder, *, views: int, chunk_size: int, action_dim: int) -> Architecture:
+def read_architecture(
+    folder: PublishedFolder, *, views: int, chunk_size: int, action_dim: int, variant: Mapping[str, Any]
+) -> Architecture:
     """What the weights were trained as. The files do not say how many views and actions: these follow the run.
+
+    ``variant``: of ``hf_variant.read_variant``.
 
     Raises UserError for values that this policy does not implement, and for tensors that are missing, unknown or of
     another shape.
     """
-    config, shapes = folder.config, {name: stored.shape for name, stored in folder.weights.items()}
+    config, shapes = folder.config, _shapes_of(folder.weights)
     where = folder.path / "config.json"
     _check_names_present(folder)
     _check_towers(config, str(where))
     values = {
         "name": "openvla",
         "patch_size": shapes[f"{DINO}patch_embed.proj.weight"][-1],
-        "center_crop": True,
         "views": views,
         "proprio_dim": folder.proprio["fc1.weight"].shape[1] if "fc1.weight" in folder.proprio else 0,
         "chunk_size": chunk_size,
         "action_dim": action_dim,
         "dino_registers": shapes[f"{DINO}reg_token"][1],
         "projector_hidden": shapes["projector.fc1.weight"][0],
+        "head": "l1" if folder.action_head else "tokens",
         "value_hidden": _value_hidden(folder.value_head),
+        **variant,
         **_token_ids(folder.path / TOKENIZER),
         **_normalization(folder.path / "preprocessor_config.json"),
     }
@@ -224,8 +244,13 @@ def _check_shapes(folder: PublishedFolder, architecture: Architecture) -> None:
     """Every tensor of the model is there, and no other one."""
     expected = published_shapes(architecture)
     problems = [
-        *_differences({name: stored.shape for name, stored in folder.weights.items()}, expected),
-        *_differences({name: stored.shape for name, stored in folder.proprio.items()}, proprio_shapes(architecture)),
+        *_differences(_shapes_of(folder.weights), expected),
+        *_differences(_shapes_of(folder.proprio), proprio_shapes(architecture), "proprio_projector."),
+        *_differences(
+            {name: shape for name, shape in _shapes_of(folder.action_head).items() if name != LOG_NOISE},
+            action_head_shapes(architecture),
+            "action_head.",
+        ),
         *_value_head_problems(folder.value_head, architecture),
     ]
     for name, (a, b) in folder.adapters.matrices.items() if folder.adapters else ():
@@ -238,12 +263,16 @@ def _check_shapes(folder: PublishedFolder, architecture: Architecture) -> None:
         raise UserError(f"{folder.path}: weights do not fit the config: {'; '.join(counted(problems))}")
 
 
-def _differences(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> list[str]:
+def _shapes_of(stored: Mapping[str, Stored]) -> dict[str, Shape]:
+    return {name: tensor.shape for name, tensor in stored.items()}
+
+
+def _differences(found: Mapping[str, Shape], expected: Mapping[str, Shape], part: str = "") -> list[str]:
     return [
-        *(f"{name} is missing" for name in expected if name not in found),
-        *(f"{name} is unknown" for name in found if name not in expected),
+        *(f"{part}{name} is missing" for name in expected if name not in found),
+        *(f"{part}{name} is unknown" for name in found if name not in expected),
         *(
-            f"{name} is {list(found[name])}, expected {list(shape)}"
+            f"{part}{name} is {list(found[name])}, expected {list(shape)}"
             for name, shape in expected.items()
             if found.get(name, shape) != shape
         ),
@@ -255,7 +284,7 @@ def _value_head_problems(found: Mapping[str, Stored], architecture: Architecture
     if not found:
         return []
     width = architecture.llm.width
-    shapes = {name: stored.shape for name, stored in found.items()}
+    shapes = _shapes_of(found)
     inputs = width if shapes.get(f"{VALUE_HEAD}0.weight", ())[1:] == (width,) else width + architecture.proprio_dim
     expected = value_head_shapes(architecture, inputs)
     outputs = f"{VALUE_HEAD}4.weight"

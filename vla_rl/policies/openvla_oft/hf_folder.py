@@ -3,9 +3,12 @@
 config.json                   sizes, data set statistics (norm_stats)
 dataset_statistics.json       of a fine-tune; replaces norm_stats
 tokenizer.json
+modeling_prismatic.py         its text tells OpenVLA-OFT from OpenVLA (hf_variant)
 model.safetensors             or several files and model.safetensors.index.json
 value_head.safetensors        written by ``vla-rl export``; RL4VLA and RLinf keep a value head among the weights
 proprio_projector*.safetensors    of OpenVLA-OFT, converted
+action_head*.safetensors      the same; L1 regression
+action_noise.safetensors      written by ``vla-rl export``: what an L1 head lacks to be a distribution
 
 A folder with adapter_config.json and adapter_model.safetensors (library peft) has adapters for the checkpoint that
 ``base_model_name_or_path`` names. Nothing here is ever unpickled, and no code of a checkpoint is run.
@@ -19,15 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import UserError
+from vla_rl.policies.base.hub import is_hub_id
 from vla_rl.policies.openvla_oft.hf_names import EMBEDDING, LM_HEAD, VALUE_HEAD, Shape, canonical, is_ignored
 
 CONFIG, STATISTICS, TOKENIZER = "config.json", "dataset_statistics.json", "tokenizer.json"
+CODE = "modeling_prismatic.py"
 WEIGHTS, INDEX, VALUE_HEAD_FILE = "model.safetensors", "model.safetensors.index.json", "value_head.safetensors"
-PROPRIO_FILE = "proprio_projector.safetensors"
+PROPRIO_FILE, HEAD_FILE = "proprio_projector.safetensors", "action_head.safetensors"
+NOISE_FILE = "action_noise.safetensors"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_PREFIX = "base_model.model."
 _MODEL_TYPE, _CLASS = "openvla", "OpenVLAForActionPrediction"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _DOWNLOADED = ["*.json", "*.safetensors", "tokenizer.model", "*.py"]
 _MATRIX = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[AB])(\.default)?\.weight")
 _PLAIN_LORA = {"peft_type": "LORA", "use_dora": False, "bias": "none", "lora_bias": False, "fan_in_fan_out": False}
@@ -62,6 +67,7 @@ class PublishedFolder:
     weights: dict[str, Stored]  # by the names in openvla-7b
     value_head: dict[str, Stored] = field(default_factory=dict)  # by our names
     proprio: dict[str, Stored] = field(default_factory=dict)  # fc1.weight, ...
+    action_head: dict[str, Stored] = field(default_factory=dict)  # layer_norm1.weight, ...; log_noise
     adapters: Adapters | None = None
 
 
@@ -77,12 +83,6 @@ def is_published(checkpoint: str | Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and _is_openvla(config)
-
-
-def is_hub_id(checkpoint: str | Path) -> bool:
-    """Whether this can only be OWNER/NAME on the model hub: no such path exists, nor its first folder."""
-    text = str(checkpoint)
-    return _HUB_ID.fullmatch(text) is not None and not Path(text).exists() and not Path(text).parent.is_dir()
 
 
 def open_published(checkpoint: str | Path) -> PublishedFolder:
@@ -103,8 +103,10 @@ def open_published(checkpoint: str | Path) -> PublishedFolder:
     named = {canonical(name): stored for name, stored in _read_weights(path).items() if not is_ignored(name)}
     weights = {name: stored for name, stored in named.items() if not name.startswith(VALUE_HEAD)}
     inside = {name: stored for name, stored in named.items() if name not in weights}
+    value_head = inside | _read_value_head(path)
+    statistics = _read_statistics(path, config)
     return PublishedFolder(
-        path, config, _read_statistics(path, config), weights, inside | _read_value_head(path), _read_proprio(path)
+        path, config, statistics, weights, value_head, _read_part(path, "proprio_projector"), _read_action_head(path)
     )
 
 
@@ -205,7 +207,8 @@ def _open_adapters(path: Path) -> PublishedFolder:
         statistics,
         folder.weights | embeddings,
         folder.value_head | value_head | _read_value_head(path),
-        folder.proprio | _read_proprio(path),
+        folder.proprio | _read_part(path, "proprio_projector"),
+        folder.action_head | _read_action_head(path),
         Adapters(config, matrices),
     )
 
@@ -264,8 +267,9 @@ def _read_value_head(path: Path) -> dict[str, Stored]:
     return {canonical(key): stored for key, stored in read_headers(file).items()} if file.is_file() else {}
 
 
-def _read_proprio(path: Path) -> dict[str, Stored]:
-    found = sorted(file for file in path.glob("proprio_projector*") if file.suffix in (*_PICKLED, ".safetensors"))
+def _read_part(path: Path, name: str) -> dict[str, Stored]:
+    """A part that OpenVLA-OFT saves apart, ``NAME--STEP_checkpoint.pt``, converted to safetensors."""
+    found = sorted(file for file in path.glob(f"{name}*") if file.suffix in (*_PICKLED, ".safetensors"))
     if not found:
         return {}
     converted = [file for file in found if file.suffix == ".safetensors"]
@@ -274,15 +278,22 @@ def _read_proprio(path: Path) -> dict[str, Stored]:
     return {key.removeprefix("module."): stored for key, stored in read_headers(converted[-1]).items()}
 
 
+def _read_action_head(path: Path) -> dict[str, Stored]:
+    head = {key.removeprefix("model."): stored for key, stored in _read_part(path, "action_head").items()}
+    if any(key.startswith("noise_predictor.") for key in head):
+        raise UserError(f"{path}: action_head is one for diffusion; supported: tokens and L1 regression")
+    noise = path / NOISE_FILE
+    return head | (read_headers(noise) if head and noise.is_file() else {})
+
+
 def _refuse_other_heads(path: Path) -> None:
-    """Policies with continuous actions (OpenVLA-OFT's L1 and diffusion heads) or language-modulated vision (FiLM)."""
+    """OpenVLA-OFT's diffusion, and vision modulated by language (FiLM)."""
     for pattern, what in (
-        ("action_head--*", "a head for continuous actions, L1 regression or diffusion"),
-        ("noisy_action_projector--*", "a head for continuous actions, diffusion"),
+        ("noisy_action_projector--*", "a head for diffusion"),
         ("vision_backbone--*", "a vision backbone modulated by language (FiLM)"),
     ):
         for file in sorted(path.glob(pattern)):
             raise UserError(
-                f"{file}: the checkpoint has {what}; only policies with discrete action tokens are read. Name a "
-                "checkpoint that was fine-tuned with discrete tokens (those of SimpleVLA-RL, RLinf and RL4VLA)"
+                f"{file}: the checkpoint has {what}, which is not implemented; name one with discrete tokens or with "
+                "L1 regression, without FiLM"
             )

@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from vla_rl.policies.openvla_oft.architecture import Architecture
+from vla_rl.policies.openvla_oft.architecture import REGRESSION_BLOCKS, Architecture
 
 DINO, SIGLIP = "vision_backbone.featurizer.", "vision_backbone.fused_featurizer."
 LLAMA, LM_HEAD = "language_model.model.", "language_model.lm_head.weight"
 PROJECTOR, VALUE_HEAD = "projector.", "value_head."
+LOG_NOISE = "log_noise"  # of the regression head; only ours has it
 EMBEDDING = f"{LLAMA}embed_tokens.weight"
 
 _NORMALIZED = ("weight", "bias")
@@ -67,7 +68,7 @@ def is_ignored(name: str) -> bool:
 
 
 def sources(arch: Architecture) -> dict[str, Source]:
-    """For each weight of ours, without value head and proprioception, its place in a published checkpoint."""
+    """For each weight of ours, its place among the published weights; other heads and proprioception are apart."""
     return {
         **_dino_sources(arch.dino.layers),
         **_siglip_sources(arch.siglip.layers),
@@ -77,7 +78,7 @@ def sources(arch: Architecture) -> dict[str, Source]:
             for name in _llama_shapes(arch)
             if name.startswith(LLAMA)
         },
-        "lm_head.weight": Source(LM_HEAD),
+        **({"lm_head.weight": Source(LM_HEAD)} if arch.head == "tokens" else {}),
     }
 
 
@@ -121,6 +122,18 @@ def proprio_shapes(arch: Architecture) -> dict[str, Shape]:
     """OpenVLA-OFT's projector of proprioception; empty without one."""
     width = arch.llm.width
     return _affine("fc1", (width, arch.proprio_dim)) | _affine("fc2", (width, width)) if arch.proprio_dim else {}
+
+
+def action_head_shapes(arch: Architecture) -> dict[str, Shape]:
+    """OpenVLA-OFT's head for L1 regression, by our names; empty without one."""
+    if arch.head != "l1":
+        return {}
+    width, states = arch.llm.width, arch.llm.width * arch.action_dim
+    shapes = _affine("layer_norm1", (states,)) | _affine("fc1", (width, states))
+    for number in range(REGRESSION_BLOCKS):
+        block = f"mlp_resnet_blocks.{number}.ffn."
+        shapes |= _affine(f"{block}0", (width,)) | _affine(f"{block}1", (width, width))
+    return shapes | _affine("layer_norm2", (width,)) | _affine("fc2", (arch.action_dim, width))
 
 
 def value_head_shapes(arch: Architecture, inputs: int) -> dict[str, Shape]:

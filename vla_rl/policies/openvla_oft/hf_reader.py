@@ -1,20 +1,25 @@
 """Loads a policy from a checkpoint in the published layout."""
 
 import logging
+import math
+from collections.abc import Mapping
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.initialization import no_init_weights
 
+from vla_rl.policies.base.value_head import ValueHead
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec
 from vla_rl.policies.openvla_oft.architecture import Architecture
+from vla_rl.policies.openvla_oft.blank import blank_policy, move_buffers
 from vla_rl.policies.openvla_oft.hf_architecture import describe_published
 from vla_rl.policies.openvla_oft.hf_folder import TOKENIZER, PublishedFolder
-from vla_rl.policies.openvla_oft.hf_names import VALUE_HEAD
+from vla_rl.policies.openvla_oft.hf_names import LOG_NOISE, VALUE_HEAD
 from vla_rl.policies.openvla_oft.hf_weights import WeightReader, to_ours
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT, ValueHead
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
+from vla_rl.policies.openvla_oft.regression import NOISE_SCALE
+from vla_rl.policies.openvla_oft.trunk import OpenVLA
 
 logger = logging.getLogger(__name__)
 
@@ -26,33 +31,49 @@ def load_published(
     chunk_size: int,
     suite: str = "",
     unnorm_key: str | None = None,
+    variant: Mapping[str, Any] | None = None,
+    noise_scale: float = NOISE_SCALE,
     seed: int = 0,
     device: str | torch.device = "cpu",
-) -> OpenVLAOFT:
+) -> OpenVLA:
     """Load a policy in the dtype of its weights, with adapters merged into them.
 
     Args:
         views, chunk_size: of the run, because the weights are the same for any number.
+        variant: values of ``architecture.VARIANT`` that the run chooses instead of the checkpoint.
         suite: of the simulator; ``unnorm_key``: the data set whose statistics to use. See ``choose_unnorm_key``.
+        noise_scale: of a regression head, where the checkpoint has none.
         seed: of the value head, where the checkpoint has none.
 
     Call ``set_instructions`` before the first forward pass. Raises UserError, which names files and tensors that are
     missing, unknown or of another shape.
     """
     architecture, actions, proprio = describe_published(
-        folder, views=views, chunk_size=chunk_size, suite=suite, unnorm_key=unnorm_key
+        folder, views=views, chunk_size=chunk_size, suite=suite, unnorm_key=unnorm_key, variant=variant
     )
     text = (folder.path / TOKENIZER).read_text(encoding="utf-8")
     tokenizer = PromptTokenizer.from_json(text, architecture)
-    with no_init_weights():
-        policy = OpenVLAOFT(architecture, ActionCodec(actions), tokenizer, proprio)
+    policy = blank_policy(architecture, ActionCodec(actions), tokenizer, proprio)
     reader = WeightReader(folder, device)
     state = to_ours(architecture, reader.weight)
     dtype = reduce(torch.promote_types, {tensor.dtype for tensor in state.values()})
     state |= {f"proprio_projector.{name}": reader.read(stored) for name, stored in folder.proprio.items()}
+    state |= _action_head(folder, architecture, reader, noise_scale)
     state |= _value_head(folder, architecture, reader, seed)
-    policy.load_state_dict({name: tensor.to(dtype) for name, tensor in state.items()}, assign=True)
-    return policy.to(device)
+    policy.load_state_dict({name: tensor.to(device, dtype) for name, tensor in state.items()}, assign=True)
+    move_buffers(policy, torch.device(device))
+    return policy
+
+
+def _action_head(
+    folder: PublishedFolder, architecture: Architecture, reader: WeightReader, noise_scale: float
+) -> dict[str, Tensor]:
+    """The regression head, with the noise that it lacks as published; empty where actions are tokens."""
+    if architecture.head == "tokens":
+        return {}
+    state = {LOG_NOISE: torch.full((architecture.action_dim,), math.log(noise_scale))}
+    state |= {name: reader.read(stored) for name, stored in folder.action_head.items()}
+    return {f"action_head.{name}": tensor for name, tensor in state.items()}
 
 
 def _value_head(

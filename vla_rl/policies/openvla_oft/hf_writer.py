@@ -23,7 +23,9 @@ from vla_rl.policies.openvla_oft.hf_folder import (
     ADAPTER_PREFIX,
     ADAPTER_WEIGHTS,
     CONFIG,
+    HEAD_FILE,
     INDEX,
+    NOISE_FILE,
     PROPRIO_FILE,
     STATISTICS,
     VALUE_HEAD_FILE,
@@ -31,10 +33,20 @@ from vla_rl.policies.openvla_oft.hf_folder import (
     read_headers,
     weight_files,
 )
-from vla_rl.policies.openvla_oft.hf_names import FUSED, VALUE_HEAD, canonical, counted, published_shapes, sources
+from vla_rl.policies.openvla_oft.hf_names import (
+    FUSED,
+    LOG_NOISE,
+    VALUE_HEAD,
+    canonical,
+    counted,
+    published_shapes,
+    sources,
+)
 from vla_rl.policies.openvla_oft.hf_statistics import read_bounds
+from vla_rl.policies.openvla_oft.hf_variant import config_of
 from vla_rl.policies.openvla_oft.hf_weights import WeightReader, to_published
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+from vla_rl.policies.openvla_oft.regression import OpenVLARegression
+from vla_rl.policies.openvla_oft.trunk import OpenVLA
 
 _OWN_FILES = {CONFIG, STATISTICS, INDEX, ADAPTER_CONFIG}  # written anew
 _BINARY = {".safetensors", ".bin", ".pt", ".pth"}
@@ -42,7 +54,7 @@ _VALUE_NAMES = {"0": "head_l1", "2": "head_l2", "4": "head_l3"}  # RL4VLA's
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
-def write_published(policy: OpenVLAOFT, source: PublishedFolder, output: Path, unnorm_key: str | None = None) -> None:
+def write_published(policy: OpenVLA, source: PublishedFolder, output: Path, unnorm_key: str | None = None) -> None:
     """Write a policy without adapters as a whole checkpoint, with the files and shards of ``source``.
 
     The value head goes to a file of its own, because the original classes have none. ``unnorm_key``: name of the
@@ -59,10 +71,10 @@ def write_published(policy: OpenVLAOFT, source: PublishedFolder, output: Path, u
     with replacing(output) as partial:
         partial.mkdir()
         _write_weights(source.path, partial, tensor)
-        config = dict(source.config)
+        config = config_of(policy.architecture, source)
         for key in ("torch_dtype", "dtype"):
             if key in config:
-                config[key] = _DTYPES[policy.lm_head.weight.dtype]
+                config[key] = _DTYPES[policy.dtype]
         _write_json(partial / CONFIG, config)
         for file in source.path.iterdir():
             if file.is_file() and file.suffix not in _BINARY and file.name not in _OWN_FILES:
@@ -71,7 +83,7 @@ def write_published(policy: OpenVLAOFT, source: PublishedFolder, output: Path, u
 
 
 def write_adapters(
-    policy: OpenVLAOFT,
+    policy: OpenVLA,
     adapters: Mapping[str, Tensor],
     alpha: int,
     source: PublishedFolder,
@@ -117,7 +129,7 @@ def write_adapters(
         _write_beside(policy, partial, statistics)
 
 
-def _check_source(policy: OpenVLAOFT, source: PublishedFolder) -> None:
+def _check_source(policy: OpenVLA, source: PublishedFolder) -> None:
     expected = published_shapes(policy.architecture)
     wrong = [
         name for name, shape in expected.items() if name not in source.weights or source.weights[name].shape != shape
@@ -129,7 +141,7 @@ def _check_source(policy: OpenVLAOFT, source: PublishedFolder) -> None:
         )
 
 
-def _check_base(policy: OpenVLAOFT, source: PublishedFolder) -> None:
+def _check_base(policy: OpenVLA, source: PublishedFolder) -> None:
     """Weights that never have an adapter must be the source's, else the adapters belong to another checkpoint."""
     reader, state = WeightReader(source), policy.state_dict()
     for ours in ("dino.embeddings.cls_token", "language_model.norm.weight"):
@@ -155,13 +167,18 @@ def _write_weights(source: Path, output: Path, tensor: Callable[[str], Tensor]) 
         _write_json(output / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
 
 
-def _write_beside(policy: OpenVLAOFT, output: Path, statistics: Mapping[str, Any]) -> None:
-    """Statistics, value head, projector of proprioception; and one set of permissions for all files."""
+def _write_beside(policy: OpenVLA, output: Path, statistics: Mapping[str, Any]) -> None:
+    """Statistics, other heads, projector of proprioception; and one set of permissions for all files."""
     _write_json(output / STATISTICS, statistics)
     head = {_value_name(name): tensor.contiguous() for name, tensor in policy.value_head.state_dict().items()}
     save_file(head, output / VALUE_HEAD_FILE, {"format": "pt"})
     if policy.proprio_projector is not None:
         save_file(policy.proprio_projector.state_dict(), output / PROPRIO_FILE, {"format": "pt"})
+    if isinstance(policy, OpenVLARegression):
+        weights = policy.action_head.state_dict()
+        save_file({LOG_NOISE: weights.pop(LOG_NOISE)}, output / NOISE_FILE, {"format": "pt"})
+        published = {f"model.{name}": tensor.contiguous() for name, tensor in weights.items()}
+        save_file(published, output / HEAD_FILE, {"format": "pt"})
     for file in output.glob("*.safetensors"):
         shutil.copymode(output / STATISTICS, file)
 
@@ -171,7 +188,7 @@ def _value_name(name: str) -> str:
     return f"{VALUE_HEAD}{_VALUE_NAMES.get(layer, layer)}{dot}{kind}"
 
 
-def _statistics(policy: OpenVLAOFT, source: PublishedFolder, key: str | None) -> dict[str, Any]:
+def _statistics(policy: OpenVLA, source: PublishedFolder, key: str | None) -> dict[str, Any]:
     """One entry of dataset_statistics.json: the source's, with the policy's percentiles."""
     bounds = (policy.codec.bounds, policy.proprio_bounds)
     if key is None:
@@ -190,7 +207,7 @@ def _agree(ours: tuple[Bounds, Bounds | None], theirs: tuple[Bounds, Bounds | No
     return ours[0] == theirs[0] and ours[1] in (None, theirs[1])
 
 
-def _join_adapters(policy: OpenVLAOFT, adapters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, int]]:
+def _join_adapters(policy: OpenVLA, adapters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Matrices by the names of peft, and ranks by the published names of the layers."""
     known = sources(policy.architecture)
     paths = {name.removesuffix(".lora_A") for name in adapters if name.endswith(".lora_A")}

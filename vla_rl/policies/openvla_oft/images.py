@@ -1,68 +1,102 @@
-"""Converts camera images to the inputs of the two vision towers."""
+"""Converts camera images to the inputs of the two vision towers.
+
+    uint8 image ─► JPEG and back ─► resize ─► crop to 90% of the area, resize back ─► normalize, for each tower
+                   architecture.jpeg          architecture.center_crop
+                                   architecture.resize                    architecture.crop_rounding
+
+OpenVLA's data sets were written as JPEG, resized with a Lanczos filter, and cropped by TensorFlow; evaluation does the
+same (openvla-oft, experiments/robot/openvla_utils.py). All but JPEG is computed where the images are.
+"""
 
 import io
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from vla_rl.policies.openvla_oft.architecture import IMAGENET_MEAN, IMAGENET_STD
+from vla_rl.policies.openvla_oft.architecture import Architecture, Resize, Rounding
 
-CROP_AREA = 0.9  # openvla-oft, experiments/robot/openvla_utils.py
-_JPEG_QUALITY = 95  # the default of the image library that wrote OpenVLA's data sets
+CROP_AREA = 0.9
+_JPEG_QUALITY = 95  # the default of TensorFlow's ``encode_jpeg``
+_LANCZOS_LOBES = 3
 
 
-def prepare_images(
-    images: torch.Tensor,
-    size: int,
-    center_crop: bool,
-    dino_mean: Sequence[float] = IMAGENET_MEAN,
-    dino_std: Sequence[float] = IMAGENET_STD,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Resize, crop and normalize images on their device.
+def prepare_images(images: Tensor, architecture: Architecture) -> tuple[Tensor, Tensor]:
+    """Resize, crop and normalize images as the architecture says.
 
     Args:
-        images: uint8 [N, H, W, 3].
-        size: height and width of the towers' input; images of this size are not resampled.
-        center_crop: keep the middle 90% of the area and resize it to ``size``, as OpenVLA's evaluation does.
-        dino_mean, dino_std: of the three colours in 0..1.
+        images: uint8 [N, H, W, 3]. Images of the architecture's size are not resampled.
 
     Returns:
-        float32 [N, 3, size, size] for DINOv2 (by default ImageNet statistics) and for SigLIP (to [-1, 1]).
+        float32 [N, 3, size, size] for DINOv2 (its mean and standard deviation) and for SigLIP (to [-1, 1]).
     """
-    pixels = images.permute(0, 3, 1, 2).float()
-    if pixels.shape[-2:] != (size, size):
-        pixels = F.interpolate(pixels, size=(size, size), mode="bilinear", antialias=True, align_corners=False)
-    if center_crop:
-        pixels = crop_center(pixels)
-    mean = pixels.new_tensor(dino_mean).view(3, 1, 1) * 255
-    std = pixels.new_tensor(dino_std).view(3, 1, 1) * 255
+    if architecture.jpeg:
+        images = jpeg_round_trip(images)
+    pixels = resize(images.permute(0, 3, 1, 2).float(), architecture.image_size, architecture.resize)
+    if architecture.center_crop:
+        pixels = crop_center(pixels, architecture.crop_rounding)
+    mean = pixels.new_tensor(architecture.dino_mean).view(3, 1, 1) * 255
+    std = pixels.new_tensor(architecture.dino_std).view(3, 1, 1) * 255
     return (pixels - mean) / std, pixels / 127.5 - 1
 
 
-def crop_center(pixels: torch.Tensor, area: float = CROP_AREA) -> torch.Tensor:
-    """The middle of float [N, C, S, S] images in 0..255, resized back to S by bilinear sampling and rounded.
+def jpeg_round_trip(images: Tensor) -> Tensor:
+    """uint8 [N, H, W, 3], each compressed to JPEG and back on the host, on as many threads as torch uses.
 
-    The outermost samples lie on the crop's border, as in TensorFlow's ``crop_and_resize``, which OpenVLA uses.
+    Pillow's decoder differs from TensorFlow's, which takes a faster and less exact cosine transform, by one level on
+    average.
+    """
+    arrays = images.cpu().numpy()
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        decoded = list(threads.map(_jpeg_round_trip, arrays))
+    return torch.from_numpy(np.stack(decoded)).to(images.device)
+
+
+def resize(pixels: Tensor, size: int, method: Resize) -> Tensor:
+    """float [N, C, H, W] in 0..255 to [N, C, size, size], filtered against aliasing; Lanczos rounds to integers."""
+    height, width = pixels.shape[-2:]
+    if (height, width) == (size, size):
+        return pixels
+    if method == "bilinear":
+        return F.interpolate(pixels, size=(size, size), mode="bilinear", antialias=True, align_corners=False)
+    rows, columns = (_lanczos_weights(old, size).to(pixels.device) for old in (height, width))
+    return (rows @ pixels @ columns.T).round().clamp(0, 255)
+
+
+def crop_center(pixels: Tensor, rounding: Rounding = "nearest") -> Tensor:
+    """The middle 90% of the area of float [N, C, S, S] images in 0..255, resized back to S by bilinear sampling.
+
+    The outermost samples lie on the crop's border, as in TensorFlow's ``crop_and_resize``. Results are integers: the
+    nearest ones, or those of TensorFlow's ``convert_image_dtype``, which truncates 255.5 x for x in 0..1.
     """
     count, _, size, _ = pixels.shape
-    half_side = area**0.5
+    half_side = CROP_AREA**0.5
     line = torch.linspace(-half_side, half_side, size, device=pixels.device, dtype=pixels.dtype)
     grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1).expand(count, size, size, 2)
-    return F.grid_sample(pixels, grid, mode="bilinear", align_corners=True).round().clamp(0, 255)
+    cropped = F.grid_sample(pixels, grid, mode="bilinear", align_corners=True)
+    return ((cropped * (255.5 / 255)).floor() if rounding == "truncate" else cropped.round()).clamp(0, 255)
 
 
-def official_preprocess(image: np.ndarray, size: int = 224) -> np.ndarray:
-    """JPEG round trip and Lanczos resize of a uint8 [H, W, 3] image, as in OpenVLA's data sets.
-
-    For evaluations of an official checkpoint: apply it before the policy, whose ``center_crop`` does the rest.
-    Pillow's JPEG and Lanczos differ from TensorFlow's by small rounding errors.
-    """
+def _jpeg_round_trip(image: np.ndarray) -> np.ndarray:
     from PIL import Image
 
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, format="JPEG", quality=_JPEG_QUALITY)
-    buffer.seek(0)
     with Image.open(buffer) as decoded:
-        return np.asarray(decoded.convert("RGB").resize((size, size), Image.Resampling.LANCZOS))
+        return np.asarray(decoded.convert("RGB"))
+
+
+@lru_cache(maxsize=8)
+def _lanczos_weights(old: int, new: int) -> Tensor:
+    """float32 [new, old]: the part of each old pixel in each new one; the filter is as wide as the larger pixels.
+
+    Pixel i lies at i + 1/2, as in TensorFlow's ``resize`` with ``antialias=True``.
+    """
+    scale = old / new
+    places = (torch.arange(new, dtype=torch.float64) + 0.5) * scale
+    distance = (torch.arange(old, dtype=torch.float64) + 0.5 - places.unsqueeze(1)) / max(scale, 1.0)
+    weights = torch.sinc(distance) * torch.sinc(distance / _LANCZOS_LOBES) * (distance.abs() < _LANCZOS_LOBES)
+    return (weights / weights.sum(1, keepdim=True)).float()

@@ -18,9 +18,11 @@ from vla_rl.policies.base.smooth_embeddings import embed, grid_embeddings, waves
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import NUM_BINS, Architecture
 from vla_rl.policies.openvla_oft.blank import blank_policy, draw_weights
+from vla_rl.policies.openvla_oft.kinds import policy_class
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
 from vla_rl.policies.openvla_oft.sizes import openvla_sizes
+from vla_rl.policies.openvla_oft.trunk import OpenVLA
 
 _ATTENTION_GAIN = 1.5  # for queries and keys: heads differ more, so that rotary positions distinguish the placeholders
 _BIN_WAVES = 24  # in the encoding of an action bin
@@ -28,7 +30,7 @@ _SMALL = 100_000_000  # weights
 
 
 @torch.no_grad()
-def initialize(policy: OpenVLAOFT) -> None:
+def initialize(policy: OpenVLA) -> None:
     """Replace some of the library's random weights, drawing from the global random state."""
     for part in (policy.projector, policy.proprio_projector):
         for layer in part.children() if part is not None else ():
@@ -37,13 +39,14 @@ def initialize(policy: OpenVLAOFT) -> None:
             nn.init.zeros_(layer.bias)
     _initialize_dino(policy)
     _order_patches(policy)
-    _order_bins(policy)
+    if isinstance(policy, OpenVLAOFT):
+        _order_bins(policy)
     for name, weight in policy.language_model.named_parameters():
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             weight.mul_(_ATTENTION_GAIN)
 
 
-def _initialize_dino(policy: OpenVLAOFT) -> None:
+def _initialize_dino(policy: OpenVLA) -> None:
     """Scale by fan-in, as SigLIP's own initialization does."""
     for layer in policy.dino.modules():
         if isinstance(layer, nn.Linear):
@@ -52,7 +55,7 @@ def _initialize_dino(policy: OpenVLAOFT) -> None:
     nn.init.normal_(patches, std=patches[0].numel() ** -0.5)
 
 
-def _order_patches(policy: OpenVLAOFT) -> None:
+def _order_patches(policy: OpenVLA) -> None:
     """Make position embeddings smooth functions of the position: what is learned at one patch helps its neighbours."""
     arch = policy.architecture
     side = arch.image_size // arch.patch_size
@@ -77,7 +80,7 @@ def make_policy(
     seed: int = 0,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
-) -> OpenVLAOFT:
+) -> OpenVLA:
     """A policy with random weights, drawn by ``seed``, whose vocabulary has the words of its instructions.
 
     A small one is drawn on the CPU in float32, so that it is the same everywhere; a large one where it will be. On the
@@ -95,7 +98,7 @@ def make_policy(
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            policy = OpenVLAOFT(architecture, codec, tokenizer, proprio)
+            policy = policy_class(architecture)(architecture, codec, tokenizer, proprio)
             initialize(policy)
         policy.to(device, dtype)
     policy.set_instructions(instructions)

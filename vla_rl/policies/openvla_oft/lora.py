@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.policies.openvla_oft.config import LoraConfig
-from vla_rl.policies.openvla_oft.model import ActionHead, OpenVLAOFT
+from vla_rl.policies.openvla_oft.model import ActionHead
+from vla_rl.policies.openvla_oft.trunk import OpenVLA
 
 _ADAPTER = "default"  # peft's name for the first of possibly several
 _PARTS = {
@@ -21,8 +22,8 @@ _PARTS = {
 }
 
 
-def add_adapters(policy: OpenVLAOFT, config: LoraConfig, seed: int) -> None:
-    """Freeze ``policy`` except its value head, and add an adapter to every linear layer of ``config.targets``.
+def add_adapters(policy: OpenVLA, config: LoraConfig, seed: int) -> None:
+    """Freeze ``policy`` except its ``whole_parts``, and add an adapter to every linear layer of ``config.targets``.
 
     The outputs do not change: B is 0. A is normal with a standard deviation of 1 / rank, drawn by ``seed``, as in
     OpenVLA-OFT and RL4VLA. There is no dropout: it would make log-probabilities of sampling and training differ.
@@ -40,13 +41,14 @@ def add_adapters(policy: OpenVLAOFT, config: LoraConfig, seed: int) -> None:
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(settings, policy, _ADAPTER)
     policy.adapted = {path: policy.get_submodule(path) for path in paths}
-    policy.value_head.requires_grad_(True)
+    for part in policy.whole_parts:
+        part.requires_grad_(True)
     if "lm_head" in policy.adapted:
         _restrict_to_action_ids(policy, config.rank)
 
 
 @torch.no_grad()
-def merged_state(policy: OpenVLAOFT) -> dict[str, Tensor]:
+def merged_state(policy: OpenVLA) -> dict[str, Tensor]:
     """State dict of a policy without adapters that acts as ``policy`` does. Does not change ``policy``.
 
     Merged weights are on the host, since a device may have no room for a second model; the others are the policy's own.
@@ -64,7 +66,7 @@ def merged_state(policy: OpenVLAOFT) -> dict[str, Tensor]:
     return state
 
 
-def adapter_state(policy: OpenVLAOFT) -> dict[str, Tensor]:
+def adapter_state(policy: OpenVLA) -> dict[str, Tensor]:
     """The adapters alone: A [rank, in] and B [out, rank] as PATH.lora_A and PATH.lora_B, for each adapted layer."""
     return {
         f"{path}.lora_{matrix}": getattr(layer, f"lora_{matrix}")[_ADAPTER].weight.detach()
@@ -73,13 +75,13 @@ def adapter_state(policy: OpenVLAOFT) -> dict[str, Tensor]:
     }
 
 
-def adapter_alpha(policy: OpenVLAOFT) -> int:
+def adapter_alpha(policy: OpenVLA) -> int:
     """The same for all layers; their outputs are scaled by alpha / rank."""
     (alpha,) = {layer.lora_alpha[_ADAPTER] for layer in policy.adapted.values()}
     return alpha
 
 
-def _restrict_to_action_ids(policy: OpenVLAOFT, rank: int) -> None:
+def _restrict_to_action_ids(policy: OpenVLA, rank: int) -> None:
     """Compute the adapter of ``lm_head`` for the action ids only, as ``ActionHead`` does; other rows of B stay 0."""
     layers = policy.adapted["lm_head"].lora_B
     rows = ActionHead(policy.architecture, rank).to(layers[_ADAPTER].weight)

@@ -6,12 +6,14 @@ holds everything (arXiv:1604.06174). The names below: b bytes of an element of t
 f intermediate width.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vla_rl.policies.base.sizes import PolicySizes
-from vla_rl.policies.openvla_oft.architecture import NUM_BINS, Architecture, VisionTower
+from vla_rl.policies.openvla_oft.architecture import NUM_BINS, REGRESSION_BLOCKS, Architecture, VisionTower
 from vla_rl.policies.openvla_oft.config import LoraConfig
+from vla_rl.policies.openvla_oft.hf_names import action_head_shapes
 
 # An assumption, where the instructions are not known: OpenVLA's prompt, with a sentence of 20 tokens
 _PROMPT_TOKENS = 32
@@ -30,7 +32,7 @@ def openvla_sizes(
     """``element_size``: bytes of one weight. ``prompt_tokens``: of the longest prompt, with ``<s>``."""
     base = sum(_weights(architecture))
     adapters = 0 if lora is None else sum(_adapters(architecture, lora))
-    trained = base if lora is None else adapters + _value_head(architecture)
+    trained = base if lora is None else adapters + _value_head(architecture) + _regression_head(architecture)
     blocks = [*_blocks(architecture, lora, element_size, prompt_tokens)]
     head = _head(architecture, lora, element_size, prompt_tokens)
     saved = head + _projected(architecture, lora, element_size)
@@ -38,7 +40,8 @@ def openvla_sizes(
     recomputed = max(block.saved for block in blocks) if activation_checkpointing else 0
     wide = max(block.wide for block in blocks)
     train = saved + recomputed + _WIDE_BACKWARD * wide
-    return PolicySizes(base + adapters, trained, train, saved, max(head, _WIDE_FORWARD * wide))
+    infer = max(head, _WIDE_FORWARD * wide) + _cache(architecture, element_size, prompt_tokens)
+    return PolicySizes(base + adapters, trained, train, saved, infer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,17 @@ def _head(arch: Architecture, lora: LoraConfig | None, b: int, prompt_tokens: in
     """Bytes of one observation that the last norm, the action head and a loss save."""
     d = arch.llm.width
     norm = _sequence(arch, prompt_tokens) * (4 + (lora is None) * b) * d
+    if arch.head == "l1":
+        hidden = (3 * b * REGRESSION_BLOCKS + 4 * b) * d  # of each action: norms, layers and what they are added to
+        return norm + arch.action_tokens * 3 * b * d + arch.chunk_size * hidden
     return norm + arch.action_tokens * (b * d + 3 * 4 * NUM_BINS)  # logits, and distributions of the loss
+
+
+def _cache(arch: Architecture, b: int, prompt_tokens: int) -> int:
+    """Bytes of keys and values that one observation holds while its chunk is decoded one number after the other."""
+    if arch.decoding != "autoregressive":
+        return 0
+    return 2 * arch.llm.layers * _sequence(arch, prompt_tokens) * b * arch.llm.width
 
 
 def _trained_parts(lora: LoraConfig | None) -> set[str]:
@@ -93,8 +106,8 @@ def _trained_parts(lora: LoraConfig | None) -> set[str]:
 
 
 def _sequence(arch: Architecture, prompt_tokens: int) -> int:
-    """Tokens that the language model sees: images and proprioception, prompt, placeholders and ``</s>``."""
-    return arch.vision_tokens + prompt_tokens + arch.action_tokens + 1
+    """Tokens that the language model sees: images and proprioception, prompt, and the chunk."""
+    return arch.vision_tokens + prompt_tokens + arch.tail_tokens
 
 
 def _weights(arch: Architecture) -> Iterator[int]:
@@ -108,12 +121,18 @@ def _weights(arch: Architecture) -> Iterator[int]:
         yield (tower.layers - 1) * (4 + scales) * tower.width  # norms and scales
     yield arch.padded_vocab_size * d  # embedding
     yield (2 * arch.llm.layers + 1) * d  # norms
-    yield _value_head(arch)
+    yield _value_head(arch) + _regression_head(arch)
 
 
 def _value_head(arch: Architecture) -> int:
     inputs, (first, second) = arch.llm.width + arch.proprio_dim, arch.value_hidden
     return (inputs + 2) * first + (first + 2) * second  # time and biases included; the last layer has none
+
+
+def _regression_head(arch: Architecture) -> int:
+    """Trained in full, also beside adapters; 0 where actions are tokens."""
+    shapes = action_head_shapes(arch)
+    return sum(math.prod(shape) for shape in shapes.values()) + (arch.action_dim if shapes else 0)  # and the noise
 
 
 def _adapters(arch: Architecture, lora: LoraConfig) -> Iterator[int]:
@@ -135,7 +154,8 @@ def _linears(arch: Architecture) -> Iterator[tuple[str, int, int, bool, int]]:
     yield "language_model", d, d, False, 4 * arch.llm.layers
     yield "language_model", d, f, False, 2 * arch.llm.layers
     yield "language_model", f, d, False, arch.llm.layers
-    yield "lm_head", d, arch.padded_vocab_size, False, 1
+    if arch.head == "tokens":
+        yield "lm_head", d, arch.padded_vocab_size, False, 1
 
 
 def _tower_linears(tower: VisionTower) -> Iterator[tuple[str, int, int, bool, int]]:

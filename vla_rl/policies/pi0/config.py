@@ -16,7 +16,6 @@ class Pi0Config(PolicyConfigBase):
     the density of the random steps for the policy's.
     """
 
-    discrete: ClassVar[bool] = False
     recomputes_blocks: ClassVar[bool] = False  # the library's blocks drop their keys and values then
 
     name: Literal["pi0"] = "pi0"
@@ -75,6 +74,10 @@ class Pi0Config(PolicyConfigBase):
             "steps": RandomNumbers((steps, *model), "normal"),
         }
         return PolicySpec(*chunk, record, draws)
+
+    @property
+    def discrete(self) -> bool:
+        return False
 
     @property
     def size_name(self) -> str:

@@ -1,0 +1,132 @@
+"""Twins of the published checkpoints: their key names, files and config, with small widths and random weights.
+
+Each function writes a folder and returns it. ``LAYOUTS`` has them by name, for scripts/make_openvla_twin.py, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tests.policies.openvla_reference import OFT_CODE, OPENVLA_CODE, STATISTICS, L1Head, twin, write_folder
+
+WIDTH = 64  # of the twins' language model
+PROPRIO = 8
+ACTIONS = {"action": STATISTICS["action"]}
+FINE_TUNE = {"libero_spatial_no_noops": STATISTICS}
+# RL4VLA's, and those of OpenVLA's "all-linear"
+LORA_LAYERS = ["proj", "qkv", "fc1", "fc2", "q", "kv", "fc3", "q_proj", "k_proj", "v_proj", "o_proj"]
+LORA_LAYERS += ["gate_proj", "up_proj", "down_proj", "lm_head"]
+
+
+def openvla(folder: Path, seed: int = 0) -> Path:
+    """openvla/openvla-7b: several files and their index; the statistics of several data sets in config.json."""
+    norm_stats = {"bridge_orig": ACTIONS, "libero_spatial": ACTIONS}
+    return write_folder(folder, twin(seed), shards=3, norm_stats=norm_stats, code=OPENVLA_CODE)
+
+
+def openvla_oft(folder: Path, seed: int = 0) -> Path:
+    """A fine-tune of moojink/openvla-oft with discrete tokens and proprioception, whose projector was converted."""
+    write_folder(folder, twin(seed), statistics=FINE_TUNE, code=OFT_CODE)
+    save_file(proprio_projector(seed), folder / "proprio_projector--150000_checkpoint.safetensors")
+    return folder
+
+
+def openvla_oft_l1(folder: Path, seed: int = 0) -> Path:
+    """moojink's own fine-tunes on LIBERO: L1 regression, two images, proprioception; both parts were converted."""
+    openvla_oft(folder, seed)
+    head = {f"module.{name}": tensor for name, tensor in l1_head(seed).state_dict().items()}
+    save_file(head, folder / "action_head--150000_checkpoint.safetensors")
+    return folder
+
+
+def simplevla_rl(folder: Path, seed: int = 0) -> Path:
+    """SimpleVLA-RL's: one image, no proprioception."""
+    return write_folder(folder, twin(seed), shards=2, statistics=FINE_TUNE, code=OFT_CODE)
+
+
+def rl4vla(folder: Path, seed: int = 0) -> Path:
+    """gen-robot's merged models: OpenVLA's decoding, and a value head among the weights."""
+    config = {"architectures": ["OpenVLAForActionPredictionWithValueHead"]}
+    head = value_head(("head_l1", "head_l2", "head_l3"), seed=seed)
+    norm_stats = {"bridge_orig": ACTIONS}
+    return write_folder(
+        folder, twin(seed), shards=3, norm_stats=norm_stats, extra=head, code=OPENVLA_CODE, config=config
+    )
+
+
+def rl4vla_lora(folder: Path, seed: int = 0) -> Path:
+    """A run of RL4VLA: adapters of the library peft on an OpenVLA, which lies in the folder ``base``."""
+    adapters(folder, openvla(folder / "base", seed), seed, base_name="base")
+    return folder
+
+
+def rlinf(folder: Path, seed: int = 0) -> Path:
+    """RLinf's OpenVLA-OFT: their class and keys in config.json, a value head, no ``</s>``, no code of the model."""
+    config = {
+        "architectures": ["OpenVLAOFTForRLActionPrediction"],
+        "model_type": "openvla_oft",
+        "action_dim": 7,
+        "num_action_chunks": 2,
+        "add_value_head": True,
+        "value_type": "chunk_level",
+    }
+    head = value_head(("mlp.0", "mlp.2", "mlp.4"), seed=seed)
+    return write_folder(folder, twin(seed), shards=2, statistics=FINE_TUNE, extra=head, code=None, config=config)
+
+
+LAYOUTS: dict[str, Callable[[Path, int], Path]] = {
+    "openvla": openvla,
+    "openvla-oft": openvla_oft,
+    "openvla-oft-l1": openvla_oft_l1,
+    "simplevla-rl": simplevla_rl,
+    "rl4vla": rl4vla,
+    "rl4vla-lora": rl4vla_lora,
+    "rlinf": rlinf,
+}
+
+
+def value_head(names: tuple[str, str, str], outputs: int = 1, seed: int = 5) -> dict[str, Tensor]:
+    """Three layers by those names; the last has no bias."""
+    shapes = {f"{names[0]}.weight": (24, WIDTH), f"{names[0]}.bias": (24,), f"{names[1]}.weight": (12, 24)}
+    shapes |= {f"{names[1]}.bias": (12,), f"{names[2]}.weight": (outputs, 12)}
+    return {f"value_head.{name}": tensor for name, tensor in _random(shapes, seed).items()}
+
+
+def l1_head(seed: int = 4) -> L1Head:
+    torch.manual_seed(seed)
+    head = L1Head(WIDTH, 7)
+    for name, parameter in head.named_parameters():
+        nn.init.normal_(parameter, mean=float("norm" in name and "weight" in name), std=0.15)
+    return head
+
+
+def proprio_projector(seed: int = 3) -> dict[str, Tensor]:
+    """With the prefix of a distributed run."""
+    shapes = {"fc1.weight": (WIDTH, PROPRIO), "fc1.bias": (WIDTH,), "fc2.weight": (WIDTH, WIDTH), "fc2.bias": (WIDTH,)}
+    return {f"module.{name}": tensor for name, tensor in _random(shapes, seed).items()}
+
+
+def adapters(folder: Path, base: Path, seed: int = 0, base_name: str | None = None) -> dict[str, Tensor]:
+    """Write adapters of peft for RL4VLA's layers of ``twin(seed)``, which ``base`` has; returns the merged weights."""
+    import peft
+
+    config = peft.LoraConfig(r=4, lora_alpha=2, target_modules=LORA_LAYERS, init_lora_weights="gaussian")
+    model: Any = peft.get_peft_model(twin(seed), config)  # type: ignore[arg-type]
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.1)
+    model.peft_config["default"].base_model_name_or_path = base_name or str(base)
+    model.save_pretrained(str(folder))
+    merged: dict[str, Tensor] = model.merge_and_unload().state_dict()
+    return merged
+
+
+def _random(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}

@@ -31,7 +31,6 @@ def test_the_policy_practises_in_a_world_model_and_a_resume_continues_both_ledge
             "world_model.warmup_episodes=4",
             "world_model.branches=3",
             "world_model.audit_chunks=64",
-            "world_model.audit_confidence=0.5",
             "train.iterations=4",
             "train.batch_episodes=8",
             "train.checkpoint_every=2",

@@ -21,20 +21,23 @@ class WorldModelConfig(ConfigGroup):
     lr: PositiveFloat = Field(1e-3, description="Learning rate of AdamW.")
     weight_decay: float = Field(1e-2, ge=0.0, description="Weight decay of AdamW.")
     batch: Positive = Field(128, description="Chunks per optimizer step and network.")
-    samples_per_chunk: Positive = Field(64, description="Chunks that each network learns from for each one played.")
+    samples_per_chunk: Positive = Field(256, description="Chunks that each network learns from for each one played.")
     archive_episodes: Positive = Field(4096, description="Real episodes that are kept to learn from: the last ones.")
     disagreement: float = Field(
         0.0, ge=0.0, description="What is taken off an imagined return: this times the ensemble's standard deviation."
     )
     hindsight: float = Field(
-        1.0, ge=0.0, description="Weight of learning where the robot was when the task was solved, as a side task."
+        4.0, ge=0.0, description="Weight of learning where the robot was when the task was solved, as a side task."
     )
     audit_chunks: Positive = Field(512, description="Newest audited chunks by which the model is judged.")
-    audit_confidence: float = Field(
-        0.95,
-        ge=0.5,
-        lt=1.0,
-        description="Imagination is trained on while the audit finds it better than chance with this confidence.",
+    audit_prior: float = Field(
+        0.5, gt=0.0, le=1.0, description="Slope that the audit expects before it has seen anything; 1: a right model."
+    )
+    audit_prior_error: PositiveFloat = Field(
+        0.5, description="Standard error of that expectation: the larger, the sooner measurements prevail."
+    )
+    audit_least: PositiveFloat = Field(
+        0.15, description="The alarm: below this expected slope, nothing imagined is trained on."
     )
     max_scale: PositiveFloat = Field(
         2.0,

@@ -68,7 +68,8 @@ class Imagination:
         discount: float,
     ) -> None:
         self.meter = Meter()
-        self.audit = Audit(config.audit_chunks, config.audit_confidence, config.max_scale)
+        prior = config.audit_prior, config.audit_prior_error
+        self.audit = Audit(config.audit_chunks, prior, config.audit_least, config.max_scale)
         self.verdict: Verdict = self.audit.verdict()
         self._config, self._encoder, self._trainer, self._sink = config, encoder, trainer, sink
         self._discount = discount

@@ -128,8 +128,12 @@ def test_it_learns_which_chunk_reaches_the_goal(trained):
     assert trained.losses["proprio"] < 0.1, "a random guess has 1"
 
 
-def test_a_constant_input_does_no_harm(trained):
-    assert trained.archive.scales.features.std[2] == 1.0
+def test_inputs_of_one_unit_share_a_scale_and_constant_ones_are_zero(trained):
+    scales = trained.archive.scales
+    assert len(set(scales.features.std.tolist())) == 1
+    assert len(set(scales.actions.std.tolist())) == 1
+    assert len(set(scales.proprio.std.tolist())) == P
+    assert scales.features(np.array([[0.0, 0.0, 7.0, 0.0, 0.0]], np.float32))[0, 2] == 0.0
 
 
 def test_a_checkpoint_continues_bit_for_bit(trained, tmp_path):

@@ -63,8 +63,11 @@ class Scale:
     std: Array
 
     @classmethod
-    def of(cls, samples: Array) -> Self:
+    def of(cls, samples: Array, *, shared: bool) -> Self:
+        """``shared``: one deviation, the root mean square, for all dimensions, which have one unit. Those that hardly
+        vary then stay small, so that their noise is not taken for a signal."""
         std = samples.std(axis=0)
+        std = np.full_like(std, np.sqrt(np.square(std).mean())) if shared else std
         return cls(samples.mean(axis=0), np.where(std < _SMALLEST_STD, 1.0, std).astype(np.float32))
 
     def __call__(self, x: Array) -> Array:
@@ -117,9 +120,11 @@ class Archive:
         if not self._episodes:
             raise ValueError("an empty archive has no statistics")
         self.scales = Scales(
-            features=Scale.of(np.concatenate([e.features for e in self._episodes])),
-            proprio=Scale.of(np.concatenate([e.proprio for e in self._episodes])),
-            actions=Scale.of(np.concatenate([e.actions.reshape(-1, e.actions.shape[-1]) for e in self._episodes])),
+            features=Scale.of(np.concatenate([e.features for e in self._episodes]), shared=True),
+            proprio=Scale.of(np.concatenate([e.proprio for e in self._episodes]), shared=False),
+            actions=Scale.of(
+                np.concatenate([e.actions.reshape(-1, e.actions.shape[-1]) for e in self._episodes]), shared=True
+            ),
         )
         self._rows = None
         return self.scales

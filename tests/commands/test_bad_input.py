@@ -29,7 +29,7 @@ from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.trajectory_file import save_trajectories
 
 GOOD = "env: {name: workload}\ntrain: {eval_episodes: 0}\nplacement: {env_workers: 1}\nlog: {tensorboard: false}\n"
-DEEP, LONG = "[" * 5000, "9" * 5000
+DEEP, LONG = "[" * 100_000, "9" * 5000
 
 # (words of the command line after `vla-rl train CONFIG`, what the error says)
 OVERRIDES = [
@@ -151,6 +151,7 @@ COMMANDS = [
     ("train {bad}/loop", "cannot be read"),
     ("train {bad}/latin1.yaml", "cannot be read"),
     ("train {bad}/deep.yaml", "not valid YAML"),
+    ("train {bad}/blocks.yaml", "not valid YAML"),
     ("train {bad}/digits.yaml", "not valid YAML"),
     ("train {bad}/large.yaml", "longer than"),
     ("train {bad}/alias.yaml", "aliases"),
@@ -211,6 +212,7 @@ def _files(folder: Path) -> None:
     (folder / "file").write_text("")
     for name, text in {
         "deep.yaml": "train: " + DEEP,
+        "blocks.yaml": "\n".join(" " * level + "a:" for level in range(1200)),
         "digits.yaml": "seed: " + LONG,
         "large.yaml": GOOD + "#" * 10_000_000,
         "alias.yaml": "a: &a 1\nb: *a",

@@ -137,6 +137,8 @@ OVERRIDES = [
     ("placement.ray_address=host:port", "HOST:PORT"),
     ("placement.ray_address=host:99999", "HOST:PORT"),
     ("placement.ray_address=ray://host:1", "HOST:PORT"),
+    ("placement.ray_address=127.0.0.1:1", "no Ray cluster was joined there"),
+    ('placement.ray_address="[::1]:1"', "no Ray cluster was joined there"),
     # combinations
     ("placement.replan_every=3 placement.mode=collocated", "replan"),
     ("train.reuse=5", "train.reuse"),

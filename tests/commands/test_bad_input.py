@@ -70,7 +70,7 @@ OVERRIDES = [
     ("train.batch_episodes=1000000000000", "at most 2147483647"),
     ("train.batch_episodes=1000001", "at most 1000000"),
     ("train.batch_episodes=1e12", "whole number"),
-    ("train.batch_episodes=1000000", "of shared memory"),
+    ("train.batch_episodes=1000000 env.image_size=4096", "of shared memory"),
     ("train.max_staleness=1000000000000000000000", "at most 2147483647"),
     ("train.max_staleness=10001", "at most 10000"),
     ("train.max_staleness=-1", "at least 0"),
@@ -263,6 +263,7 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> NoReturn:
         raise _Wall
 
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(train, "Cluster", stop)
     monkeypatch.setattr(evaluate, "Cluster", stop)
 

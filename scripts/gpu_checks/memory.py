@@ -69,7 +69,7 @@ def _lend(setting: Setting, report: Report, policy: Any) -> str:
     expected, root = checksum(_frozen(policy)), Path(__file__).resolve().parents[2]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "message"
-        file.write_bytes(pickle.dumps((setting, share_frozen_weights(policy))))
+        file.write_bytes(pickle.dumps((setting, share_frozen_weights(policy, Path(folder) / "frozen"))))
         command = [sys.executable, "-c", _BORROW, str(root), str(root / "scripts"), str(file)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     if done.returncode:

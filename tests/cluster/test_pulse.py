@@ -13,9 +13,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from vla_rl.cluster import pulse
 from vla_rl.cluster import supervision as supervision_module
-from vla_rl.cluster.pulse import Limits, Pulse, Pulses
+from vla_rl.cluster.processes import pulse
+from vla_rl.cluster.processes.pulse import Limits, Pulse, Pulses
 from vla_rl.cluster.supervision import RestartRate, Supervision
 from vla_rl.config.run_config import RunConfig
 from vla_rl.observability.meter import Meter

@@ -39,8 +39,7 @@ def test_processes_import_the_drivers_code_and_work_in_its_folder(seen: dict) ->
 
 
 def test_a_scheduler_that_tells_all_processes_to_stop_reaches_the_driver_alone(seen: dict) -> None:
-    assert seen["processes"] >= 4
-    assert seen["alive"] == seen["processes"]
+    assert {"gcs_server", "raylet", "ray::Probe"} <= {name.split(".")[0] for name in seen["alive"]}
     assert seen["again"] == seen["pid"]
 
 

@@ -29,7 +29,7 @@ from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.trajectory_file import save_trajectories
 
 GOOD = "env: {name: workload}\ntrain: {eval_episodes: 0}\nplacement: {env_workers: 1}\nlog: {tensorboard: false}\n"
-DEEP, LONG = "[" * 5000, "9" * 5000
+DEEP, LONG = "[" * 100_000, "9" * 5000
 
 # (words of the command line after `vla-rl train CONFIG`, what the error says)
 OVERRIDES = [
@@ -70,7 +70,7 @@ OVERRIDES = [
     ("train.batch_episodes=1000000000000", "at most 2147483647"),
     ("train.batch_episodes=1000001", "at most 1000000"),
     ("train.batch_episodes=1e12", "whole number"),
-    ("train.batch_episodes=1000000", "of shared memory"),
+    ("train.batch_episodes=1000000 env.image_size=4096", "of shared memory"),
     ("train.max_staleness=1000000000000000000000", "at most 2147483647"),
     ("train.max_staleness=10001", "at most 10000"),
     ("train.max_staleness=-1", "at least 0"),
@@ -137,6 +137,8 @@ OVERRIDES = [
     ("placement.ray_address=host:port", "HOST:PORT"),
     ("placement.ray_address=host:99999", "HOST:PORT"),
     ("placement.ray_address=ray://host:1", "HOST:PORT"),
+    ("placement.ray_address=127.0.0.1:1", "no Ray cluster was joined there"),
+    ('placement.ray_address="[::1]:1"', "no Ray cluster was joined there"),
     # combinations
     ("placement.replan_every=3 placement.mode=collocated", "replan"),
     ("train.reuse=5", "train.reuse"),
@@ -151,6 +153,7 @@ COMMANDS = [
     ("train {bad}/loop", "cannot be read"),
     ("train {bad}/latin1.yaml", "cannot be read"),
     ("train {bad}/deep.yaml", "not valid YAML"),
+    ("train {bad}/blocks.yaml", "not valid YAML"),
     ("train {bad}/digits.yaml", "not valid YAML"),
     ("train {bad}/large.yaml", "longer than"),
     ("train {bad}/alias.yaml", "aliases"),
@@ -211,6 +214,7 @@ def _files(folder: Path) -> None:
     (folder / "file").write_text("")
     for name, text in {
         "deep.yaml": "train: " + DEEP,
+        "blocks.yaml": "\n".join(" " * level + "a:" for level in range(1200)),
         "digits.yaml": "seed: " + LONG,
         "large.yaml": GOOD + "#" * 10_000_000,
         "alias.yaml": "a: &a 1\nb: *a",
@@ -259,6 +263,7 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> NoReturn:
         raise _Wall
 
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(train, "Cluster", stop)
     monkeypatch.setattr(evaluate, "Cluster", stop)
 

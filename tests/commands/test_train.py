@@ -129,7 +129,9 @@ LONG = {"iterations": 500, "batch_episodes": 6, "eval_episodes": 0, "checkpoint_
 def test_being_asked_to_stop_ends_cleanly_with_a_checkpoint(tmp_path, number):
     process = _start(tmp_path, train=LONG)
     _wait_for_iteration(tmp_path / "run", 2, process)
-    process.send_signal(number)
+    others = psutil.Process(process.pid).children(recursive=True) if number == signal.SIGTERM else []
+    for each in (*others, process):  # schedulers tell all processes of a job
+        each.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert "--resume" in output

@@ -96,7 +96,8 @@ class Cluster:
         for node in {p.node for p in plan.servers}:
             addresses = [self._address(p.index) for p in plan.servers if p.node == node]
             self._session.call(node, "create_pools", addresses, spec, self.config.policy.spec(spec))
-        stall_s = self.config.placement.stall_timeout_s
+        placement = self.config.placement
+        stall_s = max(placement.stall_timeout_s, 2e-3 * placement.max_wait_ms)  # requests may wait for others so long
         self._supervision = Supervision(self._session, plan, stall_s, self.deadlines.setup)
         self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
         self.learners = [

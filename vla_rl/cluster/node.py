@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vla_rl.cluster.held_folder import HeldFolder, sweep_leftovers
-from vla_rl.cluster.pulse import Pulses
+from vla_rl.cluster.processes.pulse import Pulses
 from vla_rl.cluster.reaper import start_reaper
 from vla_rl.core.devices.lock import DeviceLockServer
 from vla_rl.core.gpus import Gpu

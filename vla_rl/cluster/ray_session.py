@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import CODE, Machine, code_version
+
+_CONNECT_TIMEOUT_S = 10.0
+_NOT_JOINED = "placement.ray_address={address}: no Ray cluster was joined there ({reason})"
+_START = (
+    "start one with `ray start --head` on this machine and `ray start --address=HOST:PORT` on the others, or use null"
+)
 
 
 class RaySession:
@@ -98,16 +105,27 @@ def _start_ray(session: Path, object_store_bytes: int) -> None:
         )
 
 
+def require_cluster(address: str | None) -> None:
+    """Raise UserError if nothing listens at ``placement.ray_address``. Ray itself would try for minutes."""
+    if address is None or address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise UserError(
+            f"placement.ray_address={address}: no Ray cluster was joined there ({error}); {_START}"
+        ) from None
+
+
 def _join_ray(address: str) -> None:
+    require_cluster(address)
     try:
         with _own_code_first():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(
-            f"placement.ray_address={address}: no Ray cluster was joined there ({reason}); start one "
-            "with `ray start --head` on this machine and `ray start --address=HOST:PORT` on the others, or use null"
-        ) from None
+        raise UserError(f"{_NOT_JOINED.format(address=address, reason=reason)}; {_START}") from None
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Ctrl-C as a request: the first asks for a clean end, the second interrupts."""
 
+import contextlib
 import os
 import signal
 from types import FrameType, TracebackType
@@ -37,4 +38,5 @@ class StopRequest:
         if self.requested or not self.graceful:
             raise KeyboardInterrupt
         self.requested = True
-        os.write(2, _ACKNOWLEDGED)  # at once, whatever the main thread is doing
+        with contextlib.suppress(OSError):  # standard error may be closed
+            os.write(2, _ACKNOWLEDGED)  # at once, whatever the main thread is doing

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.cluster.held_folder import sweep_leftovers
+from vla_rl.cluster.ray_session import require_cluster
 from vla_rl.commands.checkpoints import read_state
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.signals import StopRequest
@@ -46,6 +47,7 @@ def train(
 
     spec = env_spec(config.env)
     check_policy(config.policy, spec)
+    require_cluster(config.placement.ray_address)
     sweep_leftovers()  # of dead runs, before free memory is asked for
     plan = plan_run(config, spec)
     SharedMemoryNeeds.of(config, spec, plan).check()

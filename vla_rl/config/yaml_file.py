@@ -1,6 +1,7 @@
 """Reads YAML config files and their bases as plain values, with the line of each key."""
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from vla_rl.core.errors import UserError
 
 SHIPPED_CONFIGS = Path(__file__).parents[2] / "configs"
 _LARGEST = 1 << 20  # characters; the largest config that comes with vla_rl has a few thousand
+_DEEPEST = 100  # brackets within brackets
 UNREADABLE = (ValueError, RecursionError)  # numbers of thousands of digits, thousands of nested brackets
 BASE = "base"  # key of a file: the config file that it changes, relative to its own folder
 
@@ -31,6 +33,7 @@ class ConfigFile:
 def parse_value(text: str) -> Any:
     """Parse YAML as OmegaConf does (``1e-4`` is a number). Raises yaml.YAMLError, OmegaConfBaseException or one of
     ``UNREADABLE``."""
+    _refuse_deep(text)
     return _plain(OmegaConf.from_dotlist([f"value={text}"]))["value"]
 
 
@@ -92,12 +95,20 @@ def _read(path: Path, file: ConfigFile) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a small file, or of a pipe. Raises OSError, UnicodeDecodeError, or ValueError if it is large."""
+    """The text of a small file or a pipe. Raises OSError, UnicodeDecodeError, or ValueError if it is large or deep."""
     with path.open(encoding="utf-8") as file:
         text = file.read(_LARGEST + 1)
     if len(text) > _LARGEST:
         raise ValueError(f"it is longer than {_LARGEST} characters")
+    _refuse_deep(text)
     return text
+
+
+def _refuse_deep(text: str) -> None:
+    """Raise ValueError for more open brackets than any config has: parsing them takes quadratic time."""
+    steps = (1 if c in "[{" else -1 for c in text if c in "[]{}")
+    if max(accumulate(steps), default=0) > _DEEPEST:
+        raise ValueError(f"it has more than {_DEEPEST} brackets within each other")
 
 
 def _note_keys(group: yaml.MappingNode, above: KeyPath, path: Path, file: ConfigFile) -> None:

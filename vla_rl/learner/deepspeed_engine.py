@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vla_rl.config.run_config import ZERO_BUCKET, ZERO_LIVE, LearnerConfig
 from vla_rl.core.devices.offload import Offloader
 from vla_rl.core.errors import UserError
+from vla_rl.learner.state_files import data_only_checkpoint_engine
 from vla_rl.policies.base.activation_checkpointing import checkpoint_activations
 from vla_rl.policies.base.policy import Policy
 
@@ -17,8 +18,6 @@ from vla_rl.policies.base.policy import Policy
 def make_engine(policy: Policy, settings: LearnerConfig) -> tuple[Any, Any]:
     """The engine and its optimizer: AdamW, with a separate learning rate for the value head. Collective."""
     import deepspeed
-
-    from vla_rl.learner.state_files import DataOnlyCheckpointEngine
 
     if settings.activation_checkpointing:
         checkpoint_activations(policy)
@@ -38,7 +37,7 @@ def make_engine(policy: Policy, settings: LearnerConfig) -> tuple[Any, Any]:
     weights = [weight for group in groups for weight in group["params"]]
     ds_config = _engine_config(settings, sum(weight.numel() for weight in weights), weights[0].is_cuda)
     engine, wrapped, _, _ = deepspeed.initialize(model=policy, optimizer=optimizer, config=ds_config)
-    engine.checkpoint_engine = DataOnlyCheckpointEngine()
+    engine.checkpoint_engine = data_only_checkpoint_engine()
     if settings.precision == "bf16" and settings.zero_stage == 0:
         for weight in weights:
             weight.grad_dtype = torch.float32  # DeepSpeed accumulates in float32 under ZeRO only

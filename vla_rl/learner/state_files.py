@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
 from vla_rl.core.errors import UserError
 
 
-class DataOnlyCheckpointEngine(TorchCheckpointEngine):
+def data_only_checkpoint_engine() -> Any:
     """What DeepSpeed reads and writes its checkpoints with, here without code in them."""
+    from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
-    def load(self, path: str, map_location: Any = None) -> Any:
-        return load_data(Path(path), map_location)
+    class DataOnlyCheckpointEngine(TorchCheckpointEngine):
+        def load(self, path: str, map_location: Any = None) -> Any:
+            return load_data(Path(path), map_location)
+
+    return DataOnlyCheckpointEngine()
 
 
 def load_data(path: Path, map_location: Any = None) -> Any:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cluster.pulse import Limits, Pulse
+from vla_rl.cluster.processes.pulse import Limits, Pulse
 from vla_rl.core.devices.lock import DeviceLease, DeviceLock
 from vla_rl.placement.plan import Process
 

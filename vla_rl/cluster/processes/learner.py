@@ -26,9 +26,17 @@ class LearnerProcess:
         return ray.util.get_node_ip_address(), free_port()
 
     def setup(
-        self, address: tuple[str, int], weights: Path, state: Path | None, policy_version: int, pulse: PulseAddress
+        self,
+        address: tuple[str, int],
+        weights: Path,
+        state: Path | None,
+        policy_version: int,
+        pulse: PulseAddress | None = None,
     ) -> None:
-        """Build the model, join the other ranks, continue from ``state`` if given, and publish ``policy_version``."""
+        """Build the model, join the other ranks, continue from ``state`` if given, and publish ``policy_version``.
+
+        ``pulse``: where to show progress; None: nobody watches.
+        """
         from algos import make_algorithm
         from vla_rl.core.devices.settings import set_up_torch
         from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers
@@ -57,7 +65,8 @@ class LearnerProcess:
             create_weight_buffers(weights, self._learner.published_nbytes())
             self._publisher, self._reader = WeightPublisher(weights), WeightReader(weights)
         self.publish(policy_version)
-        self._learner.meter.observer = pulse.open(self._process)
+        if pulse is not None:
+            self._learner.meter.observer = pulse.open(self._process)
 
     def _anchors(self, policy: Any) -> Any:
         from vla_rl.learner.anchors import Anchors

@@ -116,7 +116,12 @@ class VirtualLearner:
 
 class VirtualLearnerProcess(LearnerProcess):
     def setup(
-        self, address: tuple[str, int], weights: Path, state: Path | None, policy_version: int, pulse: PulseAddress
+        self,
+        address: tuple[str, int],
+        weights: Path,
+        state: Path | None,
+        policy_version: int,
+        pulse: PulseAddress | None = None,
     ) -> None:
         """See LearnerProcess. There is no state to continue from."""
         config, env = self._config, self._config.env

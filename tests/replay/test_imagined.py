@@ -77,9 +77,9 @@ def test_a_real_episode_waits_for_its_bundle_only_while_the_audit_passes(make_st
     assert (batch.new_episodes, batch.imagined_episodes) == (4, 0)
 
 
-def test_surplus_real_episodes_displace_imagined_ones(make_store):  # noqa: F811
+def test_real_episodes_that_would_be_too_stale_displace_imagined_ones(make_store):  # noqa: F811
     """Those that were started before the audit passed are neither dropped nor make the batch larger."""
-    store = make_store(branches=BRANCHES, batch_episodes=8, max_staleness=1)
+    store = make_store(branches=BRANCHES, batch_episodes=8, max_staleness=0)
     play(store, 5, passed=False)
     late = [trajectory(e, 2) for e in store.take(0, 1, 0.0)]
     store.add(0, late[0])
@@ -87,6 +87,11 @@ def test_surplus_real_episodes_displace_imagined_ones(make_store):  # noqa: F811
     batch = store.next_batch(5.0)
     assert batch.new_episodes == 5, "of six: so that three imagined ones fill the batch"
     assert batch.imagined_episodes == 0, "but the bundles of these five did not pass"
+    young = make_store(branches=BRANCHES, batch_episodes=8, max_staleness=1)
+    young._bundles.passed = True
+    play(young, 4)
+    batch = young.next_batch(5.0)
+    assert (batch.new_episodes, batch.imagined_episodes) == (2, 12), "the others can wait for the next batch"
     assert _imagined_balanced(store)
     assert _balanced(store)
 

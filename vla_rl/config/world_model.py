@@ -21,13 +21,13 @@ class WorldModelConfig(ConfigGroup):
     lr: PositiveFloat = Field(1e-3, description="Learning rate of AdamW.")
     weight_decay: float = Field(1e-2, ge=0.0, description="Weight decay of AdamW.")
     batch: Positive = Field(128, description="Chunks per optimizer step and network.")
-    samples_per_chunk: Positive = Field(256, description="Chunks that each network learns from for each one played.")
+    samples_per_chunk: Positive = Field(64, description="Chunks that each network learns from for each one played.")
     archive_episodes: Positive = Field(4096, description="Real episodes that are kept to learn from: the last ones.")
     disagreement: float = Field(
         0.0, ge=0.0, description="What is taken off an imagined return: this times the ensemble's standard deviation."
     )
     hindsight: float = Field(
-        4.0, ge=0.0, description="Weight of learning where the robot was when the task was solved, as a side task."
+        1.0, ge=0.0, description="Weight of learning where the robot was when the task was solved, as a side task."
     )
     audit_chunks: Positive = Field(512, description="Newest audited chunks by which the model is judged.")
     audit_prior: float = Field(

@@ -195,12 +195,14 @@ class ReplayStore:
     def _next_sizes(self) -> tuple[int, int]:
         """New episodes of the next super-batch, if it can be formed now, and how many of them bring what is imagined.
 
-        More real episodes than necessary, which were started before the audit passed, displace imagined ones.
+        Real episodes that would be too stale for the batch after it displace imagined ones; there are some after the
+        audit has begun to pass.
         """
         b, size, branches = self.rules.batch_episodes, self.rules.groups.size, self.rules.branches
         if not (branches and self._bundles.passed):
             return b, 0
-        missing = max(0, b - self._buffer.ready)
+        expiring = self._buffer.older_than(self._next_version + 1 - self.rules.max_staleness)
+        missing = max(0, b - expiring)
         imagining = min(-(-missing // (branches * size)) * size, self._fewest_new())
         return b - branches * imagining, imagining
 

@@ -175,7 +175,7 @@ class Algorithm(ABC):
         check_rows(logprobs, entropy, values, rows)
         tokens = token_mask(rows.num_steps, *logprobs.shape[1:])
         policy, metrics = self.policy_loss(logprobs, rows, tokens)
-        value = self.value_loss(values, rows, element_mask(tokens, "chunk") & rows.trains_value)
+        value = self.value_loss(values, rows, element_mask(tokens, "chunk") & rows.trains_value.bool())
         entropies = pool(entropy, tokens, "chunk")
         divergences = reference_divergence(logprobs, rows, tokens, weighted=c.kl_estimate == "weighted_k3")
         terms = LossTerms(policy, value, (rows.weights * entropies).sum(), (rows.weights * divergences).sum())

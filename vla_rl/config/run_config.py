@@ -250,8 +250,8 @@ class RunConfig(ConfigGroup):
     algo: AlgoConfig = Field(default_factory=PPOConfig)
     sft: SftConfig = Field(default_factory=SftConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
-    learner: LearnerConfig = Field(default_factory=LearnerConfig)
     world_model: WorldModelConfig | None = Field(None, description="null: no world model.")
+    learner: LearnerConfig = Field(default_factory=LearnerConfig)
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     log: LogConfig = Field(default_factory=LogConfig)
 

@@ -1,14 +1,14 @@
 """Off-screen rendering with the pixels of robosuite's renderer, at lower cost.
 
-One GL context serves the whole process; it holds each model's meshes and textures once, for all environments. The
+A thread has one GL context, which holds each model's meshes and textures once, for all of its environments. The
 renderer leaves out work that changes no pixel: shadow maps if no light casts shadows, and shapes outside the camera's
 view (in software rendering, time goes into triangles, not into pixels). A mirror makes MuJoCo draw everything twice; if
 it covers little of the image, only that window is drawn with the mirror, and the rest without.
 """
 
 import ctypes
+import threading
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 from typing import Any
 
@@ -23,6 +23,8 @@ _VIEW_SLACK = 1e-3  # metres by which a shape must be outside the view
 _WINDOW_SLACK = 2  # pixels drawn around the mirror
 _SHAPE_FACES = 500  # about what a box or cylinder costs, in faces of meshes
 
+_of_thread = threading.local()
+
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
@@ -33,9 +35,15 @@ class _Pass:
     window: tuple[int, int, int, int]  # left, right, bottom, top: pixels, from the lower left corner
 
 
-@cache
 def _gl_context() -> Any:
-    """The process's GL context, of the kind that MUJOCO_GL names (see ``bootstrap``)."""
+    """The thread's GL context: only one thread at a time can use a context."""
+    if not hasattr(_of_thread, "context"):
+        _of_thread.context = _new_gl_context()
+    return _of_thread.context
+
+
+def _new_gl_context() -> Any:
+    """Of the kind that MUJOCO_GL names (see ``bootstrap``)."""
     from robosuite.utils.binding_utils import GLContext
 
     try:

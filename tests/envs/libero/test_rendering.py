@@ -1,5 +1,7 @@
 """What the renderer leaves out changes no pixel; anti-aliasing does, and is on unless switched off."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import mujoco
 import numpy as np
 import pytest
@@ -113,3 +115,21 @@ def test_antialiasing_is_a_choice(scene):
     assert np.array_equal(images(smooth, model, state), one)
     smooth.close()
     rough.close()
+
+
+def test_another_thread_draws_the_same(scene):
+    """Each thread has a context of its own; this one's stays current meanwhile."""
+    model, state = scene
+    here = Renderer(model.model, SIZE)
+    drawn = images(here, model, state)
+
+    def draw() -> np.ndarray:
+        there = Renderer(model.model, SIZE)
+        found = images(there, model, state)
+        there.close()
+        return found
+
+    with ThreadPoolExecutor(1) as thread:
+        assert np.array_equal(thread.submit(draw).result(), drawn)
+    assert np.array_equal(images(here, model, state), drawn)
+    here.close()

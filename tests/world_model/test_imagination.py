@@ -64,6 +64,16 @@ def test_before_the_model_is_ready_real_episodes_are_learned_at_once(made):
     assert imagination.take(0, 5, 0.0) == []
 
 
+def test_real_episodes_that_come_too_fast_are_learned_without_being_imagined_on(made):
+    imagination, trainer, sink = made
+    for number in range(2 + 70):
+        imagination.observe(real(number))
+    waiting = len(imagination.take(0, 10_000, 0.0)) // (3 * CONFIG.branches)
+    assert waiting == 64
+    assert trainer.archive.num_added == 2 + 70 - waiting
+    assert sink.bundles[71] == ([], True), "not waited for"
+
+
 def test_a_bundle_is_complete_when_all_branches_of_all_chunks_are(made):
     imagination, trainer, sink = made
     for number in range(3):

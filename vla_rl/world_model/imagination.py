@@ -30,6 +30,7 @@ from vla_rl.world_model.imagined_env import ChunkRating, Start
 from vla_rl.world_model.trainer import ModelTrainer
 
 _CHUNK_BITS = 20  # chunks of one episode are fewer than 2 to this power
+_MOST_PENDING = 64  # real episodes
 _FIRST_GROUP = -2  # and downwards: real episodes have groups from 0 on, evaluations have -1
 
 
@@ -80,13 +81,18 @@ class Imagination:
         self._changed = threading.Condition()
 
     def observe(self, trajectory: Trajectory) -> None:
-        """A real episode has ended: imagine from its states, or learn from it at once if the model is not ready."""
+        """A real episode has ended: imagine from its states.
+
+        Learn from it at once if the model is not ready, or if simulators are so much faster than imagination that too
+        many episodes wait.
+        """
         episode = Episode.of(
             trajectory, self._encoder.features(trajectory), self._encoder.actions(trajectory), self._discount
         )
-        if not self._trainer.ready:
+        ready = self._trainer.ready
+        if not ready or len(self._pending) >= _MOST_PENDING:
             self._trainer.learn([episode])
-            self._sink.add_imagined(trajectory.episode.id, [], False)
+            self._sink.add_imagined(trajectory.episode.id, [], ready and self.verdict.passed)
             return
         with self._changed:
             self._pending[trajectory.episode.id] = _Pending(trajectory, episode)

@@ -20,7 +20,7 @@ from vla_rl.world_model.model import WorldModel
 
 
 class ModelTrainer:
-    """Model, optimizer and archive. Thread-safe: one thread may train while another rates."""
+    """Model, optimizer and archive. Thread-safe: one thread trains while others rate."""
 
     def __init__(self, config: WorldModelConfig, seed: int, discount: float) -> None:
         self.meter = Meter()
@@ -32,6 +32,7 @@ class ModelTrainer:
         self._model: WorldModel | None = None
         self._optimizer: torch.optim.AdamW
         self._lock = threading.Lock()  # of weights and archive
+        self._learning = threading.Lock()
 
     @property
     def ready(self) -> bool:
@@ -43,6 +44,10 @@ class ModelTrainer:
 
         The first training makes up for the episodes that came before.
         """
+        with self._learning:
+            self._learn(episodes)
+
+    def _learn(self, episodes: Sequence[Episode]) -> None:
         with self._lock:
             self.archive.add(episodes)
         if self.archive.num_added < self._config.warmup_episodes:

@@ -34,6 +34,10 @@ class ActorCriticConfig(AlgorithmConfig):
     value_warmup: NonNegative = Field(0, description="First iterations, in which only the value head is trained.")
 
     @property
+    def discount(self) -> float:
+        return self.gamma
+
+    @property
     def bootstrap_rule(self) -> BootstrapRule:
         return self.bootstrap
 

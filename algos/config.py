@@ -90,6 +90,11 @@ class AlgorithmConfig(ConfigGroup):
         return np.zeros(len(draws), np.int64)
 
     @property
+    def discount(self) -> float:
+        """Discount per chunk."""
+        return 1.0
+
+    @property
     def groups(self) -> GroupRules:
         """Which episodes form a group."""
         return GroupRules()

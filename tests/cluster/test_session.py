@@ -19,7 +19,7 @@ from vla_rl.core.errors import UserError
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """What the processes of a session see that was started beside packages named like ours."""
+    """What the processes of a session see if it was started in a folder that holds packages with the names of ours."""
     folder = tmp_path_factory.mktemp("a_working_directory_with_a_name_that_is_long")
     for package in ("algos", "envs", "vla_rl"):
         (folder / package).mkdir()

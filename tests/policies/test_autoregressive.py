@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +33,6 @@ from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.sizes import openvla_sizes
 
 CLOSE = 5e-5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def arch(chunk_size: int = 2, views: int = 1, proprio_dim: int = 8) -> Architecture:

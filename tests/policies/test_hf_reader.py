@@ -6,7 +6,6 @@ import json
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,14 +49,6 @@ from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_token
 TASK = "Pick up the Bowl"
 SPEC = EnvSpec("fake", ("main",), 56, 0, 7, 12, (TASK,))
 CLOSE = 1e-5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

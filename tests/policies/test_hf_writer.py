@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,6 @@ from vla_rl.policies.openvla_oft.lora import merged_state
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 SPEC = EnvSpec("fake", ("main",), 56, 0, 7, 12, ("pick up the bowl", "push it"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

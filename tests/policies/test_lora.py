@@ -32,15 +32,6 @@ LORA = {"rank": 4, "alpha": 8}
 OFT = ("vision", "projector", "language_model")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """For such small networks, threads cost more than they save."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint to start from."""

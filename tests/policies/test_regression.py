@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,14 +32,6 @@ from vla_rl.policies.openvla_oft.regression import OpenVLARegression, sample_lap
 
 SPEC = EnvSpec("fake", ("main", "wrist"), 56, 8, 7, 12, INSTRUCTIONS)
 CLOSE = 1e-5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Imagined episodes in the replay store: their place in super-batches, and their ledger beside the real one."""
+"""Imagined episodes in the replay store: their place in super-batches, and a ledger of their own."""
 
 import json
 import random
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.replay.test_store import _balanced, make_store  # noqa: F401  (a fixture)
+from tests.replay.test_store import _balanced
 from tests.runtime_fakes import trajectory
 from vla_rl.core.records import EpisodeSpec, Trajectory
 
@@ -38,7 +38,7 @@ def play(store, count: int, passed: bool = True, chunks: int = 2) -> list[Trajec
     return played
 
 
-def test_imagined_episodes_take_the_place_of_real_ones_in_a_batch_of_the_same_size(make_store):  # noqa: F811
+def test_imagined_episodes_take_the_place_of_real_ones_in_a_batch_of_the_same_size(make_store):
     store = make_store(branches=BRANCHES, batch_episodes=4, max_staleness=0)
     play(store, 4, passed=False)
     batch = store.next_batch(5.0)
@@ -57,7 +57,7 @@ def test_imagined_episodes_take_the_place_of_real_ones_in_a_batch_of_the_same_si
     assert _imagined_balanced(store)
 
 
-def test_a_real_episode_waits_for_its_bundle_only_while_the_audit_passes(make_store):  # noqa: F811
+def test_a_real_episode_waits_for_its_bundle_only_while_the_audit_passes(make_store):
     store = make_store(branches=BRANCHES, batch_episodes=4, max_staleness=1)
     store._bundles.passed = True
     real = [trajectory(e, 2) for e in store.take(0, 1, 0.0)]
@@ -77,7 +77,7 @@ def test_a_real_episode_waits_for_its_bundle_only_while_the_audit_passes(make_st
     assert (batch.new_episodes, batch.imagined_episodes) == (4, 0)
 
 
-def test_real_episodes_that_would_be_too_stale_displace_imagined_ones(make_store):  # noqa: F811
+def test_real_episodes_that_would_be_too_stale_displace_imagined_ones(make_store):
     """Those that were started before the audit passed are neither dropped nor make the batch larger."""
     store = make_store(branches=BRANCHES, batch_episodes=8, max_staleness=0)
     play(store, 5, passed=False)
@@ -97,7 +97,7 @@ def test_real_episodes_that_would_be_too_stale_displace_imagined_ones(make_store
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_both_ledgers_add_up_whatever_happens(make_store, seed):  # noqa: F811
+def test_both_ledgers_add_up_whatever_happens(make_store, seed):
     draw = random.Random(seed)
     store = make_store(branches=2, batch_episodes=6, max_staleness=1, iterations=12)
     version, under_way = 0, []
@@ -124,7 +124,7 @@ def test_both_ledgers_add_up_whatever_happens(make_store, seed):  # noqa: F811
     assert version > 2
 
 
-def test_a_checkpoint_keeps_both_ledgers_and_waits_for_no_lost_bundle(make_store):  # noqa: F811
+def test_a_checkpoint_keeps_both_ledgers_and_waits_for_no_lost_bundle(make_store):
     store = make_store(branches=BRANCHES, batch_episodes=4, max_staleness=3)
     store._bundles.passed = True
     real = [trajectory(e, 2) for e in store.take(0, 2, 0.0)]

@@ -11,27 +11,9 @@ import pytest
 from tests.runtime_fakes import result, trajectory
 from vla_rl.core.records import GroupRules
 from vla_rl.replay.schedule import TaskSchedule, evaluation_episodes, start_state, training_episode
-from vla_rl.replay.store import ReplayStore, StoreRules
+from vla_rl.replay.store import ReplayStore
 from vla_rl.replay.super_batch import collate, describe
 from vla_rl.replay.trajectory_file import load_trajectories, save_trajectories
-
-
-def _rules(**changes) -> StoreRules:
-    rules = {"batch_episodes": 4, "max_staleness": 1, "num_tasks": 2, "max_episode_steps": 12}
-    return StoreRules(**(rules | {"seed": 0, "iterations": 100} | changes))
-
-
-@pytest.fixture
-def make_store():
-    stores = []
-
-    def make(**changes) -> ReplayStore:
-        stores.append(ReplayStore(_rules(**changes)))
-        return stores[-1]
-
-    yield make
-    for store in stores:
-        store.stop()
 
 
 def _balanced(store: ReplayStore) -> bool:

@@ -11,7 +11,7 @@ from tests.runtime_fakes import SPEC, K, trajectory
 from vla_rl.config.world_model import WorldModelConfig
 from vla_rl.core.records import EpisodeSpec, Trajectory
 from vla_rl.world_model.imagination import Imagination
-from vla_rl.world_model.imagined_env import ChunkRating, ImaginedEnv
+from vla_rl.world_model.imagined_env import ChunkRating, ImaginedEnv, Start
 from vla_rl.world_model.trainer import ModelTrainer
 
 CONFIG = WorldModelConfig(warmup_episodes=2, branches=2, members=2, width=8, audit_chunks=64, disagreement=0.5)
@@ -123,19 +123,16 @@ def test_an_imagined_environment_shows_the_real_state_and_earns_the_rating(made)
 
 
 def test_a_chunk_ends_at_the_time_limit():
+    late = Start(np.zeros((1, 16, 16, 3), np.uint8), np.zeros(3, np.float32), 0, 1 - 1 / 12, np.zeros(2, np.float32))
+
     class Rater:
         def start(self, number):
-            raise NotImplementedError
+            return late
 
         def rate(self, starts, actions):
             return ChunkRating(np.array([0.9]), np.array([0.0]), np.full((1, K), 0.1, np.float32))
 
-    from vla_rl.world_model.imagined_env import Start
-
-    rater = Rater()
-    late = Start(np.zeros((1, 16, 16, 3), np.uint8), np.zeros(3, np.float32), 0, 1 - 1 / 12, np.zeros(2, np.float32))
-    rater.start = lambda number: late
-    env = ImaginedEnv(SPEC, 1, rater, 0.0)
+    env = ImaginedEnv(SPEC, 1, Rater(), 0.0)
     env.reset([0], [EpisodeSpec(0, 0, 0)])
     result = env.step([0], np.zeros((1, K, 7), np.float32))
     assert result.num_steps.tolist() == [1]

@@ -1,4 +1,4 @@
-"""Waiting for remote calls: each answer is looked at as it comes, so that one failure does not wait for the others."""
+"""Waiting for remote calls: each answer is checked as soon as it arrives, so that calls that hang hide no failure."""
 
 import time
 from collections.abc import Collection, Sequence

@@ -116,7 +116,9 @@ class Cluster:
             self._start_world_model(plan.world_model, state.parent if state else None)
 
     def _start_world_model(self, process: Process, checkpoint: Path | None) -> None:
-        self.world_model = self._actor(WorldModelProcess, process).remote(self.config, self.spec, process)
+        self.world_model = self._actor(WorldModelProcess, process).remote(
+            self.config, self.spec, process, self._lock_server(process)
+        )
         self.get(self.world_model.setup.remote(self.store, checkpoint), "the world model", self.deadlines.setup)
         self.call_store("attach_world_model", self.world_model)
         position = len(self.plan.workers_of(0))

@@ -6,7 +6,7 @@ from vla_rl.core.schema import ConfigGroup, NonNegative, Positive, PositiveFloat
 
 
 class WorldModelConfig(ConfigGroup):
-    """A model of the simulator, trained beside the policy, in which the policy practises (docs/world_model.md)."""
+    """A model of the simulator, trained along with the policy, which practises in it (docs/world_model.md)."""
 
     branches: int = Field(
         3,
@@ -29,7 +29,7 @@ class WorldModelConfig(ConfigGroup):
     hindsight: float = Field(
         1.0, ge=0.0, description="Weight of learning where the robot was when the task was solved, as a side task."
     )
-    audit_chunks: Positive = Field(512, description="Newest audited chunks by which the model is judged.")
+    audit_chunks: int = Field(512, ge=64, description="Newest audited chunks by which the model is judged.")
     audit_prior: float = Field(
         0.5, gt=0.0, le=1.0, description="Slope that the audit expects before it has seen anything; 1: a right model."
     )

@@ -273,7 +273,7 @@ def make_plan(config: RunConfig, resources: Resources, layout: Layout | None = N
 
 
 def _world_model(config: RunConfig, server: Process) -> Process | None:
-    """Beside the first inference server, on its device; on cores with threads of its own, and without a lease."""
+    """On the device of the first inference server; on cores with threads of its own, and without a lease."""
     if config.world_model is None:
         return None
     place = replace(server, role="world model", index=0, threads=config.world_model.threads)

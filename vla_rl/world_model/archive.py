@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -110,10 +110,15 @@ class Archive:
         return self._episodes[0].actions.shape[1]
 
     def add(self, episodes: Iterable[Episode]) -> None:
+        """The oldest ones leave when there are too many. Costs a copy of the rows, and no further computation."""
         for episode in episodes:
+            full = len(self._episodes) == self._episodes.maxlen
+            leaving = len(self._episodes[0].event) if full else 0
             self._episodes.append(episode)
             self.num_added += 1
-        self._rows = None
+            if self._rows is not None:
+                inputs, outcomes = self._flatten([episode])
+                self._rows = _joined(self._rows[0], inputs, leaving), _joined(self._rows[1], outcomes, leaving)
 
     def freeze_scales(self) -> Scales:
         """Standardize from now on by the statistics of what is here. Raises ValueError if that is nothing."""
@@ -131,14 +136,14 @@ class Archive:
 
     def sample(self, shape: tuple[int, int], generator: torch.Generator) -> tuple[ChunkInputs, ChunkOutcomes]:
         """Rows drawn with replacement, of the shape (members, n). Call ``freeze_scales`` first."""
-        inputs, outcomes = self._rows = self._rows or self._flatten()
+        inputs, outcomes = self._rows = self._rows or self._flatten(self._episodes)
         rows = torch.randint(len(outcomes.event), shape, generator=generator)
         return _take(inputs, rows), _take(outcomes, rows)
 
-    def _flatten(self) -> tuple[ChunkInputs, ChunkOutcomes]:
+    def _flatten(self, episodes: Collection[Episode]) -> tuple[ChunkInputs, ChunkOutcomes]:
         if self.scales is None:
             raise RuntimeError("call freeze_scales before sampling")
-        episodes, scale = self._episodes, self.scales.proprio
+        scale = self.scales.proprio
         inputs = self.scales.inputs(
             np.concatenate([e.features for e in episodes]),
             np.concatenate([e.proprio[:-1] for e in episodes]),
@@ -190,6 +195,12 @@ class Archive:
             names = [f.name for f in fields(Scales)]
             self.scales = Scales(**{n: Scale(arrays[f"{n}.mean"], arrays[f"{n}.std"]) for n in names})
         self._rows = None
+
+
+def _joined(rows: Rows, more: Rows, leaving: int) -> Rows:
+    """``rows`` without the first ``leaving`` ones, then ``more``."""
+    parts = {f.name: torch.cat([getattr(rows, f.name)[leaving:], getattr(more, f.name)]) for f in fields(rows)}
+    return type(rows)(**parts)
 
 
 def _take(rows: Rows, index: torch.Tensor) -> Rows:

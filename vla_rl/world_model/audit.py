@@ -1,4 +1,4 @@
-"""Is the world model right? Judged on real chunks that it has not learned from, at no extra cost.
+"""Is the world model right? Judged on real chunks that it has not learned from; no episode is played for it.
 
 For a real chunk the model says how much better it is than B other chunks of the policy from the same state, the
 imagined ones: ``Q - m``, with m the mean of their ratings Q_i and v their variance. The real chunk and the others are
@@ -24,7 +24,7 @@ import numpy as np
 
 from vla_rl.core.records import Array
 
-_LEAST = 64  # audited chunks, below which no verdict is given
+LEAST_CHUNKS = 64  # below which the slope is not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Audit:
     def verdict(self) -> Verdict:
         rating, mean, own, earned = np.array(self._chunks, np.float64).reshape(-1, 4).T
         power = (rating - mean) ** 2 - own
-        if len(rating) < min(_LEAST, self._chunks.maxlen or _LEAST) or power.sum() <= 0.0:
+        if len(rating) < LEAST_CHUNKS or power.sum() <= 0.0:
             return self._verdict(np.nan, np.inf, chunks=len(rating), auroc=np.nan, bias=np.nan)
         covariance = (rating - mean) * (earned - mean) - own
         slope = float(covariance.sum() / power.sum())

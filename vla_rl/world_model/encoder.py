@@ -7,9 +7,12 @@ the model has learned stays valid while the policy moves.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import torch
 
+from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import Array, PolicySpec, Trajectory
 from vla_rl.policies.base.policy import Policy, PolicyInput
 
@@ -19,7 +22,15 @@ _ROWS = 64  # of one forward pass
 class FrozenEncoder:
     """Encodes trajectories. ``policy`` is not changed, and must not be changed by others."""
 
-    def __init__(self, policy: Policy, spec: PolicySpec, temperature: float, device: str) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        spec: PolicySpec,
+        temperature: float,
+        device: str,
+        lease: DeviceLease = nullcontext,  # of the device, if others share it; for each forward pass
+    ) -> None:
+        self._lease = lease
         self._policy = policy.to(device).eval()
         self._spec, self._temperature, self._device = spec, temperature, torch.device(device)
 
@@ -43,7 +54,10 @@ class FrozenEncoder:
         count = len(seen.task)
         draws = {n: torch.zeros(count, *d.shape, device=self._device) for n, d in self._spec.draws.items()}
         greedy = torch.ones(count, dtype=torch.bool, device=self._device)
-        likely = self._policy.act(seen, draws, greedy, self._temperature)
-        state = self._policy(seen, likely.record, self._temperature).features
-        chunk = self._policy.normalized_actions({name: x.cpu().numpy() for name, x in likely.record.items()})
-        return np.concatenate([state.float().cpu().numpy(), chunk.reshape(count, -1)], axis=1, dtype=np.float32)
+        with self._lease():
+            likely = self._policy.act(seen, draws, greedy, self._temperature)
+            features = self._policy(seen, likely.record, self._temperature).features
+            # copies to the host: the device has finished
+            state, record = features.float().cpu().numpy(), {name: x.cpu().numpy() for name, x in likely.record.items()}
+        chunk = self._policy.normalized_actions(record).reshape(count, -1)
+        return np.concatenate([state, chunk], axis=1, dtype=np.float32)

@@ -161,7 +161,8 @@ class Imagination:
 
     def rate(self, starts: Sequence[Start], actions: Array) -> ChunkRating:
         """See ``ChunkRater``."""
-        return self._trainer.rate_from(starts, actions)
+        features, proprio = np.stack([s.features for s in starts]), np.stack([s.proprio for s in starts])
+        return self._trainer.rate(features, proprio, np.array([s.elapsed for s in starts], np.float32), actions)
 
     def stop(self) -> None:
         """Release every waiting caller."""

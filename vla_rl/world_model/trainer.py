@@ -15,7 +15,7 @@ from vla_rl.config.world_model import WorldModelConfig
 from vla_rl.core.records import Array
 from vla_rl.observability.meter import Meter
 from vla_rl.world_model.archive import Archive, Episode
-from vla_rl.world_model.imagined_env import ChunkRating, Start
+from vla_rl.world_model.imagined_env import ChunkRating
 from vla_rl.world_model.model import WorldModel
 
 
@@ -55,7 +55,7 @@ class ModelTrainer:
         due = self.archive.num_chunks if self._model is None else sum(len(e.event) for e in episodes)
         if self._model is None:
             with self._lock:
-                self._make(self.archive)
+                self._make()
         steps = max(1, round(due * self._config.samples_per_chunk / self._config.batch))
         sums: dict[str, float] = {}
         with self.meter.time("model_train", steps):
@@ -65,15 +65,14 @@ class ModelTrainer:
         self.losses = sums
         self.version += 1
 
-    def _make(self, archive: Archive) -> None:
-        scales = archive.scales or archive.freeze_scales()
-        c = self._config
+    def _make(self) -> None:
+        scales, c = self.archive.scales or self.archive.freeze_scales(), self._config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             self._model = WorldModel(
                 len(scales.features.mean),
                 len(scales.proprio.mean),
-                archive.chunk_size,
+                self.archive.chunk_size,
                 len(scales.actions.mean),
                 c.members,
                 c.width,
@@ -102,11 +101,6 @@ class ModelTrainer:
             rating = self._model.rate(inputs, self._discount)
         return ChunkRating(*(x.numpy() for x in (rating.mean, rating.deviation, rating.success_at)))
 
-    def rate_from(self, starts: Sequence[Start], actions: Array) -> ChunkRating:
-        """Likewise, of chunks in these states."""
-        features, proprio = (np.stack([getattr(s, name) for s in starts]) for name in ("features", "proprio"))
-        return self.rate(features, proprio, np.array([s.elapsed for s in starts], np.float32), actions)
-
     def save(self, folder: Path) -> dict[str, Any]:
         """Write archive, weights and optimizer; returns JSON-able counters for ``load``."""
         with self._lock:
@@ -128,7 +122,7 @@ class ModelTrainer:
             self.version = counters["version"]
             if not (folder / "model.safetensors").is_file():
                 return
-            self._make(self.archive)
+            self._make()
             assert self._model is not None
             self._model.load_state_dict(load_file(folder / "model.safetensors"))
             state: dict[int, dict[str, torch.Tensor]] = {}

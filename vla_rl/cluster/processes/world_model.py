@@ -1,5 +1,6 @@
 """The process of the world model: it learns, and plays imagined episodes like an env worker."""
 
+import queue
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from vla_rl.cluster.processes.common import PulseAddress
+from vla_rl.cluster.processes.common import PulseAddress, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec, Trajectory
@@ -29,9 +30,10 @@ class StoreSink:
 class WorldModelProcess:
     """Real episodes come by ``observe``, imagined ones go to the store."""
 
-    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process) -> None:
-        self._config, self._spec, self._process = config, spec, process
-        self._observing = threading.Lock()
+    def __init__(self, config: RunConfig, spec: EnvSpec, process: Process, lock_server: Path) -> None:
+        self._config, self._spec, self._process, self._lock_server = config, spec, process, lock_server
+        self._inbox = queue.SimpleQueue[Trajectory | None]()  # None: the end
+        self._failure: Exception | None = None  # of the thread that observes
         self._imagination: Any = None
         self._trainer: Any = None
         self._worker: Any = None
@@ -51,22 +53,26 @@ class WorldModelProcess:
         prompts = config.algo.prompts(self._spec.instructions)
         dtype = torch_dtype(config.learner.precision)
         policy = build_policy(config.policy, self._spec, config.seed, prompts, device=device, dtype=dtype)
-        policy_spec = config.policy.spec(self._spec)
-        temperature = config.policy.temperature_at(0)
-        discount = getattr(config.algo, "gamma", 1.0)
-        self._trainer = ModelTrainer(config.world_model, config.seed, discount)
+        encoder = FrozenEncoder(
+            policy,
+            config.policy.spec(self._spec),
+            config.policy.temperature_at(0),
+            device,
+            device_lease(self._process, self._lock_server),
+        )
+        self._trainer = ModelTrainer(config.world_model, config.seed, config.algo.discount)
         self._imagination = Imagination(
-            config.world_model,
-            FrozenEncoder(policy, policy_spec, temperature, device),
-            self._trainer,
-            StoreSink(store),
-            discount=discount,
+            config.world_model, encoder, self._trainer, StoreSink(store), discount=config.algo.discount
         )
         if checkpoint is not None:
             load_world_model(checkpoint / _FOLDER, self._trainer, self._imagination)
+        threading.Thread(target=self._observe_all, name="observe", daemon=True).start()
 
     def run(self, address: PoolAddress, position: int, plan: Plan, pulse: PulseAddress) -> None:
-        """Imagine until ``stop``. ``position``: of the row of environments among those of the inference server."""
+        """Imagine until ``stop``. ``position``: of the row of environments among those of the inference server.
+
+        Raises what went wrong with a real episode.
+        """
         from vla_rl.core.ipc.mailbox import WorkerMailbox
         from vla_rl.rollout.env_worker import EnvWorker
         from vla_rl.world_model.imagined_env import ImaginedEnv
@@ -86,14 +92,25 @@ class WorldModelProcess:
         progress = pulse.open(self._process)
         self._worker.meter.observer = progress
         try:
-            self._worker.run()
+            if self._failure is None:
+                self._worker.run()
         finally:
             progress.rest()
+        if self._failure is not None:
+            raise self._failure
 
     def observe(self, trajectory: Trajectory) -> None:
-        """A real episode has ended."""
-        with self._observing:
-            self._imagination.observe(trajectory)
+        """A real episode has ended. Returns at once."""
+        self._inbox.put(trajectory)
+
+    # consumes: real episodes. waits for: the inbox. unblocked by: an episode, stop().
+    def _observe_all(self) -> None:
+        try:
+            while (trajectory := self._inbox.get()) is not None:
+                self._imagination.observe(trajectory)
+        except Exception as error:  # run() raises it
+            self._failure = error
+            self.stop()
 
     def save(self, folder: Path) -> list[str]:
         """Write model, archive and audit into a checkpoint; returns the files, relative to ``folder``."""
@@ -110,6 +127,7 @@ class WorldModelProcess:
         return self._worker.meter.snapshot() | self._trainer.meter.snapshot() | self._imagination.meter.snapshot()
 
     def stop(self) -> None:
+        self._inbox.put(None)
         if self._imagination:
             self._imagination.stop()
         if self._worker:

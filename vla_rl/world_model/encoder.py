@@ -38,11 +38,17 @@ class FrozenEncoder:
         """float32 [T, F] of the observations before each chunk."""
         count = trajectory.num_chunks
         task = np.full(count, trajectory.episode.task, np.int32)
-        parts = [
-            self._encode(trajectory.images[rows], trajectory.proprio[rows], task[rows], trajectory.elapsed[rows])
-            for rows in (slice(i, min(i + _ROWS, count)) for i in range(0, count, _ROWS))
-        ]
+        return self.encode(trajectory.images[:count], trajectory.proprio[:count], task, trajectory.elapsed[:count])
+
+    def encode(self, images: Array, proprio: Array, task: Array, elapsed: Array) -> Array:
+        """float32 [n, F] of n observations."""
+        observation = images, proprio, task, elapsed
+        parts = [self._encode(*(a[i : i + _ROWS] for a in observation)) for i in range(0, len(task), _ROWS)]
         return np.concatenate(parts)
+
+    def likely_chunks(self, features: Array) -> Array:
+        """float32 [n, K A]: the part of the features that is the most likely chunk, normalized."""
+        return features[:, -self._spec.chunk_size * self._spec.action_dim :]
 
     def actions(self, trajectory: Trajectory) -> Array:
         """float32 [T, K, A]: the chosen chunks, in physical units."""

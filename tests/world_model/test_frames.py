@@ -135,7 +135,9 @@ def as_episode(played: Trajectory, places: Places) -> Episode:
     actions = np.zeros((CHUNKS, 1, 2), np.float32)
     actions[:, 0] = played.proprio[1:]
     features = places.encode(played.images, None, None, None)
-    return Episode(features, played.proprio, played.elapsed[:CHUNKS], actions, np.zeros(CHUNKS), np.zeros(CHUNKS), False)
+    return Episode(
+        features, played.proprio, played.elapsed[:CHUNKS], actions, np.zeros(CHUNKS), np.zeros(CHUNKS), False
+    )
 
 
 def judged(frames: FrameTrainer, *, misled: bool = False) -> Futures:

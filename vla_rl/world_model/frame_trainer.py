@@ -58,7 +58,7 @@ class FrameTrainer:
             assert self._model is not None
             chunks = len(episode.images) - 1
             steps = max(1, round(chunks * self._config.frame_samples_per_chunk / self._config.frame_batch))
-            with self.meter.time("frame_train", steps):
+            with self.meter.time("frame_train", chunks):
                 self.loss = sum(self._step() for _ in range(steps)) / steps
             with self._lock:
                 self._published = copy.deepcopy(self._model).eval()

@@ -60,7 +60,7 @@ class ModelTrainer:
                 self._make()
         steps = max(1, round(due * self._config.samples_per_chunk / self._config.batch))
         sums: dict[str, float] = {}
-        with self.meter.time("model_train", steps):
+        with self.meter.time("model_train", due):
             for _ in range(steps):
                 for name, value in self._step().items():
                     sums[name] = sums.get(name, 0.0) + value / steps / self._config.members

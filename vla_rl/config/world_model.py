@@ -4,6 +4,8 @@ from pydantic import Field
 
 from vla_rl.core.schema import ConfigGroup, NonNegative, Positive, PositiveFloat, Threads
 
+ENCODER_ROWS = 64  # observations that the frozen policy encodes at a time
+
 
 class WorldModelConfig(ConfigGroup):
     """A model of the simulator, trained along with the policy, which practises in it (docs/world_model.md)."""

@@ -12,11 +12,10 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 
+from vla_rl.config.world_model import ENCODER_ROWS
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import Array, PolicySpec, Trajectory
 from vla_rl.policies.base.policy import Policy, PolicyInput
-
-_ROWS = 64  # of one forward pass
 
 
 class FrozenEncoder:
@@ -43,7 +42,9 @@ class FrozenEncoder:
     def encode(self, images: Array, proprio: Array, task: Array, elapsed: Array) -> Array:
         """float32 [n, F] of n observations."""
         observation = images, proprio, task, elapsed
-        parts = [self._encode(*(a[i : i + _ROWS] for a in observation)) for i in range(0, len(task), _ROWS)]
+        parts = [
+            self._encode(*(a[i : i + ENCODER_ROWS] for a in observation)) for i in range(0, len(task), ENCODER_ROWS)
+        ]
         return np.concatenate(parts)
 
     def likely_chunks(self, features: Array) -> Array:

@@ -14,17 +14,20 @@ import shutil
 import signal
 import string
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+from pydantic import BaseModel
 
 from tests.runtime_fakes import trajectory
 from vla_rl.commands import evaluate, train
+from vla_rl.commands.chaos import command
 from vla_rl.commands.cli import main
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.config.loading import load_config
+from vla_rl.config.run_config import RunConfig
 from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.trajectory_file import save_trajectories
 
@@ -146,6 +149,9 @@ OVERRIDES = [
     ("algo=grpo train.batch_episodes=7", "multiple"),
     ("learner.offload_optimizer=cpu", "zero_stage"),
 ]
+# for every key: a mapping, and a list of lists; for paths, also a character that none can have
+WRONG_KINDS = ['{{"a":1}}', "[[1]]"]
+PATHS = ("log.dir", "policy.checkpoint", "placement.profile", "placement.virtual")
 # (the whole command line, what the error says)
 COMMANDS = [
     ("train {tmp}/none.yaml", "does not exist"),
@@ -162,6 +168,7 @@ COMMANDS = [
     ("train {bad}/itself.yaml", "is this file itself"),
     ("train {bad}/based.yaml", "there is no file"),
     ("train {bad}/tab.yaml", "not valid YAML"),
+    ("train {config} policy.checkpoint={bad}/policy", "statistics.json is of another policy: it has 6 dimensions"),
     ("train /dev/zero", "longer than"),
     ("train --resume {tmp}", "no run folder"),
     ("train --resume {config}", "no run folder"),
@@ -180,6 +187,17 @@ COMMANDS = [
     ("eval {bad} --best", "not the folder of a run"),
     ("eval {run} --config {bad}/deep.yaml", "not valid YAML"),
     ("export {tmp} --format native --output {tmp}", "exists; name a new folder"),
+    ("chaos {tmp}/none.yaml", "does not exist"),
+    ("chaos {config} --faults flood", "'flood' is none; choose from all, kill"),
+    ("chaos {config} --faults kill,,driver", "'' is none"),
+    ("chaos {config} --minutes 0", "'0' is not a number above 0"),
+    ("chaos {config} --minutes nan", "'nan' is not a number"),
+    ("chaos {config} --every soon", "'soon' is not a number"),
+    ("chaos {config} --seed -1", "'-1' is not a whole number"),
+    ("chaos {config} --count 0", "is not a whole number above 0"),
+    ("chaos {config} --undisturbed {tmp}", "metrics.jsonl does not exist"),
+    ("chaos {config} log.dir=/proc", "no folder can be made there"),
+    ("chaos {config} train.iterations=0", "at least 1"),
     ("plan {config} placement.profile={tmp}/none.yaml", "placement.profile"),
     ("plan {bad}/deep.yaml", "not valid YAML"),
     ("profile {tmp}/none.yaml --output {tmp}/p.yaml", "does not exist"),
@@ -206,6 +224,19 @@ DAMAGE = [
 ]
 
 
+def _keys(group: Any, prefix: str = "") -> Iterator[str]:
+    """Every key of a config, such as ``train.iterations``."""
+    for name in type(group).model_fields:
+        value = getattr(group, name)
+        if isinstance(value, BaseModel):
+            yield from _keys(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+KEYS = list(_keys(RunConfig.model_validate({"env": {"name": "workload"}})))
+
+
 def _files(folder: Path) -> None:
     """Files that are wrong in themselves."""
     folder.mkdir()
@@ -227,6 +258,11 @@ def _files(folder: Path) -> None:
         "garbage.jsonl": '{"iteration": 1}\ngarbage\n',
     }.items():
         (folder / name).write_text(text)
+    policy = Path("checkpoints/tabletop_reach")
+    shutil.copytree(policy, folder / "policy")
+    statistics = json.loads((policy / "statistics.json").read_text())
+    statistics["action"] = {name: values[1:] for name, values in statistics["action"].items()}
+    (folder / "policy/statistics.json").write_text(json.dumps(statistics))
     (folder / "latin1.yaml").write_bytes("log: {name: ü}".encode("latin1"))
 
 
@@ -266,6 +302,7 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(train, "Cluster", stop)
     monkeypatch.setattr(evaluate, "Cluster", stop)
+    monkeypatch.setattr(command.TrainingRun, "start", stop)
 
 
 @pytest.fixture
@@ -305,6 +342,17 @@ def test_good_input_is_accepted(places: dict[str, Path], tmp_path: Path) -> None
 def test_a_bad_override(given: str, expected: str, refused, tmp_path: Path) -> None:
     where = "" if "log.dir" in given else "log.dir={tmp} "
     refused(f"train {{config}} {where}{given}", expected)
+
+
+@pytest.mark.parametrize("wrong", WRONG_KINDS)
+@pytest.mark.parametrize("key", KEYS)
+def test_a_value_of_another_kind(key: str, wrong: str, refused) -> None:
+    refused(f"train {{config}} {key}={wrong}", key)
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_a_path_that_cannot_be(key: str, refused) -> None:
+    refused(f'train {{config}} {key}="\\0"', key)
 
 
 @pytest.mark.parametrize(("line", "expected"), COMMANDS, ids=_id)
@@ -358,4 +406,5 @@ def test_output_that_cannot_be_written(
 
 
 def test_the_list_is_long() -> None:
-    assert len(OVERRIDES) + len(COMMANDS) + len(DAMAGE) >= 150
+    assert len(OVERRIDES) + len(COMMANDS) + len(DAMAGE) >= 170
+    assert len(KEYS) * len(WRONG_KINDS) >= 250

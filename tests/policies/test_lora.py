@@ -253,7 +253,8 @@ def test_a_run_saves_a_plain_policy_and_resumes_its_adapters_exactly(base, tmp_p
     straight.update(random_batch(0))
     live = straight._learner
     adapters = parameters(live)
-    straight.save(tmp_path / "000001", {})
+    straight.snapshot(tmp_path / "000001", {})
+    assert straight.write(tmp_path / "000001").problem is None
     assert all(np.array_equal(adapters[name], p) for name, p in parameters(live).items()), "saving changes nothing"
 
     plain, start = load_policy(tmp_path / "000001" / "policy"), load_policy(base)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from vla_rl.cluster.calls import ProcessDied, describe
 from vla_rl.cluster.held_folder import HeldFolder, session_root
 from vla_rl.cluster.node import Node
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
@@ -67,10 +69,13 @@ class RaySession:
         return {"scheduling_strategy": where, "num_cpus": 0, "num_gpus": 0}
 
     def call(self, node: int, method: str, *args: Any) -> Any:
-        """Call a method of a node's ``Node``."""
+        """Call a method of a node's ``Node``. Raises ProcessDied if the node is lost."""
         if node == 0:
             return getattr(self._here, method)(*args)
-        return ray.get(getattr(self._others[node - 1], method).remote(*args), timeout=CALL_TIMEOUT_S)
+        try:
+            return ray.get(getattr(self._others[node - 1], method).remote(*args), timeout=CALL_TIMEOUT_S)
+        except (RayActorError, GetTimeoutError) as error:
+            raise ProcessDied(f"node {node} is lost: {describe(error)}") from None
 
     def lock_use(self) -> dict[str, dict[str, float]]:
         """Totals of every device of every node that was leased."""

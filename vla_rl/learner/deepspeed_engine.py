@@ -38,6 +38,7 @@ def make_engine(policy: Policy, settings: LearnerConfig) -> tuple[Any, Any]:
     ds_config = _engine_config(settings, sum(weight.numel() for weight in weights), weights[0].is_cuda)
     engine, wrapped, _, _ = deepspeed.initialize(model=policy, optimizer=optimizer, config=ds_config)
     engine.checkpoint_engine = data_only_checkpoint_engine()
+    engine._copy_recovery_script = lambda folder: None  # a program, which nobody needs there
     if settings.precision == "bf16" and settings.zero_stage == 0:
         for weight in weights:
             weight.grad_dtype = torch.float32  # DeepSpeed accumulates in float32 under ZeRO only

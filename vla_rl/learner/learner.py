@@ -289,8 +289,11 @@ class Learner:
                 deque(tensors, maxlen=0)  # take part in gathering, and keep nothing
 
     def save(self, folder: Path) -> None:
-        """Save trained weights, optimizer and sharded state; collective. Frozen weights stay in their checkpoint."""
-        self._engine.save_checkpoint(str(folder), tag="state", exclude_frozen_parameters=True)
+        """Save trained weights, optimizer and sharded state; collective. Frozen weights stay in their checkpoint.
+
+        Files are written now or later (``postponed``).
+        """
+        self._engine.save_checkpoint(str(folder), tag="state", save_latest=False, exclude_frozen_parameters=True)
         if self._anchors is not None and self._rank == 0:
             self._anchors.save(folder / "anchors.npz")
         if self._critic is not None and self._rank == 0:

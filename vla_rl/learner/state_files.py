@@ -4,13 +4,14 @@ A pickle file can run any code where it is loaded, and a run folder may come fro
 therefore read with torch's restricted unpickler: tensors, plain values, and three of DeepSpeed's plain classes.
 """
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.postponed import are_postponed, write
 
 
 def data_only_checkpoint_engine() -> Any:
@@ -18,10 +19,30 @@ def data_only_checkpoint_engine() -> Any:
     from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
     class DataOnlyCheckpointEngine(TorchCheckpointEngine):
+        def save(self, state_dict: Any, path: str) -> None:
+            save_data(state_dict, Path(path))
+
         def load(self, path: str, map_location: Any = None) -> Any:
             return load_data(Path(path), map_location)
 
     return DataOnlyCheckpointEngine()
+
+
+def save_data(state: Any, path: Path) -> None:
+    """``torch.save``, now or later (``postponed``)."""
+    kept = on_host(state) if are_postponed() else state
+    write(path, partial(torch.save, kept, path))
+
+
+def on_host(state: Any) -> Any:
+    """A copy of a nested state whose tensors are all new and on the host."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: on_host(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)) and type(state) in (list, tuple):
+        return type(state)(on_host(value) for value in state)
+    return state
 
 
 def load_data(path: Path, map_location: Any = None) -> Any:

@@ -1,0 +1,64 @@
+"""Faults of nearly all kinds on whole runs: each is got over, and no episode is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vla_rl.commands.chaos.command import Schedule, chosen, torment
+from vla_rl.commands.chaos.faults import FAULTS
+from vla_rl.commands.chaos.report import summarize, write_report
+from vla_rl.commands.chaos.training_run import TrainingRun, ledger
+from vla_rl.commands.cli import FAULT_NAMES
+from vla_rl.core.errors import UserError
+from vla_rl.core.ipc.shared_memory import shared_root
+
+CHEAP = ["exception", "nan_observation", "nan_loss", "delay", "full_disk"]  # replaced or skipped within the cluster
+DEAR = ["corrupt_checkpoint", "driver"]  # the run starts again
+
+
+def test_the_command_knows_the_faults() -> None:
+    assert tuple(FAULTS) == FAULT_NAMES
+    assert set(chosen("all")) == set(FAULTS) - {"tree"}
+    with pytest.raises(UserError, match="--faults kill,flood: 'flood' is none; choose from all, kill"):
+        chosen("kill,flood")
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_run_gets_over_faults_of_all_kinds(tmp_path: Path) -> None:
+    values = {
+        "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5, "step_ms": 10.0},
+        "policy": {"name": "openvla_oft", "size": "nano", "chunk_size": 8},
+        "train": {"iterations": 5000, "batch_episodes": 6, "eval_episodes": 0, "checkpoint_every": 3},
+        "placement": {"env_workers": 2, "envs_per_worker": 2, "stall_timeout_s": 6.0},
+        "log": {"dir": str(tmp_path), "name": "run", "video": False, "tensorboard": False},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    before = set(shared_root().glob("vla_rl-*"))
+    run = TrainingRun(tmp_path / "config.yaml", tmp_path / "run", tmp_path / "orders")
+    kinds = [*CHEAP, *DEAR]
+    schedule = Schedule(kinds, seconds=270.0, every=0.5, seed=1, count=len(kinds))
+    events = list(torment(run, schedule, print))
+    assert {event.kind for event in events} == set(kinds), run.tail()
+    assert run.starts == 2, "only a killed driver needs the command again"
+    said = run.log.read_text()
+    for words in ("is replaced: Crash", "is replaced: NotFiniteError", "is passed over", "could not be written"):
+        assert words in said
+    records = run.records()
+    assert [record["iteration"] for record in records] == list(range(1, len(records) + 1)), "nothing twice"
+    assert all(ledger(record)["missing"] == 0 for record in records)
+    assert any(record.get("learner/skipped_steps") for record in records)
+    assert run.process.returncode == 0
+    assert run.checkpoints()[-1].name == f"{len(records):06d}"
+    assert not set(shared_root().glob("vla_rl-*")) - before
+    summary = summarize([{"kind": e.kind, "time": e.time, "seconds": e.seconds, "resumed": e.resumed} for e in events],
+                        run.folder, run.folder)  # fmt: skip
+    write_report(tmp_path, summary, records, records, "chaos")
+    assert (
+        f"| full_disk | 1 | {summary['faults']['full_disk']['median_s']:.1f} |" in (tmp_path / "report.md").read_text()
+    )
+    assert summary["equal_weights"] is True
+    assert (tmp_path / "report.png").stat().st_size > 10_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -41,7 +42,14 @@ def test_a_run_gets_over_faults_of_all_kinds(tmp_path: Path) -> None:
     run = TrainingRun(tmp_path / "config.yaml", tmp_path / "run", tmp_path / "orders")
     kinds = [*CHEAP, *DEAR]
     schedule = Schedule(kinds, seconds=270.0, every=0.5, seed=1, count=len(kinds))
-    events = list(torment(run, schedule, print))
+    events, processes = [], set()
+    for event in torment(run, schedule, print):
+        events.append(event)
+        processes.update(run.processes())
+        if len(events) == 1:
+            sockets = [c for process in run.processes() for c in process.net_connections("inet")]
+            hosts = {c.laddr.ip.removeprefix("::ffff:") for c in sockets if c.status == psutil.CONN_LISTEN}
+            assert hosts == {"127.0.0.1"}, "nothing listens to other machines"
     assert {event.kind for event in events} == set(kinds), run.tail()
     assert run.starts == 2, "only a killed driver needs the command again"
     said = run.log.read_text()
@@ -49,10 +57,13 @@ def test_a_run_gets_over_faults_of_all_kinds(tmp_path: Path) -> None:
         assert words in said
     records = run.records()
     assert [record["iteration"] for record in records] == list(range(1, len(records) + 1)), "nothing twice"
+    assert records[-1]["episodes/trained"] == 6 * len(records)
     assert all(ledger(record)["missing"] == 0 for record in records)
     assert any(record.get("learner/skipped_steps") for record in records)
     assert run.process.returncode == 0
     assert run.checkpoints()[-1].name == f"{len(records):06d}"
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive, [process.cmdline() for process in alive]
     assert not set(shared_root().glob("vla_rl-*")) - before
     summary = summarize([{"kind": e.kind, "time": e.time, "seconds": e.seconds, "resumed": e.resumed} for e in events],
                         run.folder, run.folder)  # fmt: skip

@@ -25,7 +25,7 @@ from vla_rl.cluster.processes.env_worker import EnvWorkerProcess
 from vla_rl.cluster.processes.inference import InferenceProcess
 from vla_rl.cluster.processes.learner import LearnerProcess
 from vla_rl.cluster.processes.store import StoreProcess
-from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
+from vla_rl.cluster.processes.weight_relay import WeightRelayProcess, relay_source
 from vla_rl.cluster.processes.world_model import WorldModelProcess
 from vla_rl.cluster.ray_session import RaySession
 from vla_rl.cluster.supervision import Replacements, Supervision
@@ -129,17 +129,22 @@ class Cluster:
         self.loops[loop] = ("world model", 0)
 
     def _set_up_learners(self, state: Path | None, policy_version: int) -> None:
-        address = self.get(self.learners[0].address.remote(), "the learner's address", self.deadlines.setup)
-        source = self.plan.learners[0].node
-        weights = _weights_path(self._session.folder(source))
+        address = None  # on one machine, the ranks find each other by a file, and nothing listens
+        if self._session.is_shared:
+            address = self.get(self.learners[0].address.remote(), "the learner's address", self.deadlines.setup)
+        home = self.plan.learners[0].node
+        weights = _weights_path(self._session.folder(home))
         setups = [
             learner.setup.remote(address, weights, state, policy_version, self._supervision.address(p))
             for learner, p in zip(self.learners, self.plan.learners, strict=True)
         ]
         self.get(setups, "the learner to be built", self.deadlines.setup)
-        for node in sorted({p.node for p in self.plan.servers} - {source}):
-            relay = self._actor(WeightRelayProcess, node=node).remote(_weights_path(self._session.folder(node)))
-            self.get(relay.connect.remote(self.learners[0]), "a relay of weights", self.deadlines.setup)
+        for node in sorted({p.node for p in self.plan.servers} - {home}):
+            relay = self._actor(WeightRelayProcess, concurrency=16, node=node).remote(
+                _weights_path(self._session.folder(node))
+            )
+            source = [self.learners[0], *self._relays][relay_source(len(self._relays) + 1)]
+            self.get(relay.connect.remote(source), "a relay of weights", self.deadlines.setup)
             self._relays.append(relay)
         self._relay(policy_version)
         if self.plan.offload:

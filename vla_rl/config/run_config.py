@@ -96,7 +96,7 @@ class TrainConfig(ConfigGroup):
         0, description="Stop after this many evaluations in a row below the highest greedy success; 0: never."
     )
     restarts: NonNegative = Field(
-        3,
+        5,
         description="How often within an hour the run is restarted from its newest checkpoint after it has lost a "
         "learner, the replay store or a node, or something took too long; one more failure ends it.",
     )

@@ -44,8 +44,12 @@ from vla_rl.policies.build import torch_dtype
 Share = Callable[[], tuple[torch.Tensor, dict[str, torch.Tensor]]]  # a share of a loss, and sums for the metrics
 
 
-def join_ranks(rank: int, world_size: int, address: str, port: int, device: str) -> None:
-    """Enter the learner's process group. Collective; called once, before a Learner is created."""
+def join_ranks(rank: int, world_size: int, meeting: tuple[str, int] | Path, device: str) -> None:
+    """Enter the learner's process group. Collective; called once, before a Learner is created.
+
+    ``meeting``: host and port of rank 0, or a new file that all ranks see: then nothing listens to other machines.
+    """
+    address, port = ("127.0.0.1", 0) if isinstance(meeting, Path) else meeting
     os.environ |= {
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
@@ -58,7 +62,16 @@ def join_ranks(rank: int, world_size: int, address: str, port: int, device: str)
     from deepspeed.ops import __compatible_ops__
 
     __compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled at first use, for tens of seconds
-    deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
+    method = None
+    if isinstance(meeting, Path):
+        method = f"file://{meeting.absolute()}?rank={rank}&world_size={world_size}"
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    deepspeed.init_distributed(
+        "nccl" if device == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+        init_method=method,
+    )
 
 
 class Learner:

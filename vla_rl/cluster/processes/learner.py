@@ -29,7 +29,7 @@ class LearnerProcess:
 
     def setup(
         self,
-        address: tuple[str, int],
+        address: tuple[str, int] | None,
         weights: Path,
         state: Path | None,
         policy_version: int,
@@ -37,6 +37,7 @@ class LearnerProcess:
     ) -> None:
         """Build the model, join the other ranks, continue from ``state`` if given, and publish ``policy_version``.
 
+        ``address``: of rank 0, where ranks of several machines meet; None: all are on this one.
         ``pulse``: where to show progress; None: nobody watches.
         """
         from algos import make_algorithm
@@ -47,7 +48,7 @@ class LearnerProcess:
 
         rank, device = self._process.index, self._process.torch_device
         set_up_torch(device, self._process.threads)
-        join_ranks(rank, self._world_size, *address, device)
+        join_ranks(rank, self._world_size, address or weights.with_name("ranks"), device)
         config, prompts = self._config, self._config.algo.prompts(self._spec.instructions)
         dtype = torch_dtype(config.learner.precision)
         policy = build_policy(config.policy, self._spec, config.seed, prompts, device=device, dtype=dtype)

@@ -117,7 +117,7 @@ class VirtualLearner:
 class VirtualLearnerProcess(LearnerProcess):
     def setup(
         self,
-        address: tuple[str, int],
+        address: tuple[str, int] | None,
         weights: Path,
         state: Path | None,
         policy_version: int,

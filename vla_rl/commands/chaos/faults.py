@@ -15,6 +15,7 @@ from vla_rl.commands.chaos.training_run import ROLES, TrainingRun
 from vla_rl.core.faults import order
 
 _LONGEST_DELAY_S = 3.0
+_AGAIN, _LONGEST_START_S = 0.3, 12.0  # probability of a kill while a run starts, and when
 _FULL_S = 8.0  # how long a disk stays full
 _FULL_BYTES = 512  # no file of the run may grow beyond, as if the disk was full
 
@@ -131,8 +132,16 @@ def _node(run: TrainingRun, rng: random.Random) -> Injected | None:
 
 
 def _tree(run: TrainingRun, rng: random.Random) -> Injected:
+    """All processes at once, some times once more while they start again."""
     run.kill()
-    return Injected("all processes")
+    writing = any((run.folder / "checkpoints").glob(".*.partial"))
+    kills = 1
+    while rng.random() < _AGAIN:
+        run.start()
+        time.sleep(rng.uniform(0.0, _LONGEST_START_S))
+        run.kill()
+        kills += 1
+    return Injected(f"all processes, {kills} times{', during a checkpoint' if writing else ''}")
 
 
 FAULTS: dict[str, Fault] = {

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
-import signal
 import string
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +19,7 @@ from typing import Any, NoReturn
 import pytest
 from pydantic import BaseModel
 
-from tests.runtime_fakes import trajectory
+from tests.runtime_fakes import limited_files, trajectory
 from vla_rl.commands import evaluate, train
 from vla_rl.commands.chaos import command
 from vla_rl.commands.cli import main
@@ -377,14 +375,8 @@ def test_a_damaged_run(
 
 def test_a_disk_without_room(refused, tmp_path: Path) -> None:
     """Here, a limit on the size of files."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
-    try:
+    with limited_files(16):
         refused("train {config} log.dir={tmp} log.name=run", "no run folder can be written there")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def test_output_that_cannot_be_written(

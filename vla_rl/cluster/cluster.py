@@ -282,7 +282,7 @@ class Cluster:
         """
         with self.learner_on_device():
             copies = [learner.snapshot.remote(folder, metadata) for learner in self.learners]
-            stored = self.store.snapshot.remote(folder)
+            stored: Any = self.store.snapshot.remote(folder)
             *_, record = self.get([*copies, stored], "a copy of the learner's state", self.deadlines.checkpoint)
         writers = [*self.learners, self.store, *([] if self.world_model is None else [self.world_model])]
         return record, [writer.write.remote(folder) for writer in writers]

@@ -33,7 +33,8 @@ class GpuClaim:
     @classmethod
     def make(cls, placed: dict[str, Any], count: int) -> Self:
         """Claim ``count`` GPUs. ``placed``: options that name the node. Raises UserError if so many are not free."""
-        holder = ray.remote(_Holder).options(**placed | {"num_gpus": count}).remote()
+        remote: Any = ray.remote(_Holder)
+        holder = remote.options(**placed | {"num_gpus": count}).remote()
         try:
             return cls(holder, ray.get(holder.entries.remote(), timeout=_TIMEOUT_S))
         except GetTimeoutError:

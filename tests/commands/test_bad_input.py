@@ -186,7 +186,7 @@ COMMANDS = [
     ("eval {run} --config {bad}/deep.yaml", "not valid YAML"),
     ("export {tmp} --format native --output {tmp}", "exists; name a new folder"),
     ("chaos {tmp}/none.yaml", "does not exist"),
-    ("chaos {config} --faults flood", "'flood' is none; choose from all, kill"),
+    ("chaos {config} --faults flood", "'flood' is none; choose from all, none, kill"),
     ("chaos {config} --faults kill,,driver", "'' is none"),
     ("chaos {config} --minutes 0", "'0' is not a number above 0"),
     ("chaos {config} --minutes nan", "'nan' is not a number"),

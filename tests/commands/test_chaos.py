@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ import yaml
 from vla_rl.commands.chaos.command import Schedule, chosen, torment
 from vla_rl.commands.chaos.faults import FAULTS
 from vla_rl.commands.chaos.report import summarize, write_report
+from vla_rl.commands.chaos.resources import draw_resources, sampled
 from vla_rl.commands.chaos.training_run import TrainingRun, ledger
 from vla_rl.commands.cli import FAULT_NAMES
 from vla_rl.core.errors import UserError
@@ -23,8 +25,23 @@ DEAR = ["corrupt_checkpoint", "driver"]  # the run starts again
 def test_the_command_knows_the_faults() -> None:
     assert tuple(FAULTS) == FAULT_NAMES
     assert set(chosen("all")) == set(FAULTS) - {"tree"}
-    with pytest.raises(UserError, match="--faults kill,flood: 'flood' is none; choose from all, kill"):
+    with pytest.raises(UserError, match="--faults kill,flood: 'flood' is none; choose from all, none, kill"):
         chosen("kill,flood")
+
+
+def test_what_processes_hold_is_sampled_and_drawn(tmp_path: Path) -> None:
+    kept = []
+    with sampled(lambda: [psutil.Process()], every=0.02) as samples:
+        deadline = time.monotonic() + 30.0
+        while len(samples.seconds) < 8 and time.monotonic() < deadline:
+            kept.append((tmp_path / f"{len(kept)}").open("w"))
+            time.sleep(0.02)
+    assert samples.growth()["descriptors"] > 0
+    assert samples.series["memory"][-1] > 0.05
+    for file in kept:
+        file.close()
+    draw_resources(tmp_path / "resources.png", samples, "a test")
+    assert (tmp_path / "resources.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -25,6 +25,11 @@ class RestartRate:
         self.most, self.window_s = most, window_s
         self._times: deque[float] = deque()
 
+    @property
+    def recent(self) -> int:
+        """How many were counted within the window."""
+        return len(self._times)
+
     def count(self, now: float) -> bool:
         """Count one at the time ``now``, in seconds; whether they are too many."""
         self._times.append(now)
@@ -51,9 +56,12 @@ class Replacements:
         self.count += 1
         now = time.monotonic()
         if isinstance(failure, RayTaskError):
-            first = self._first.setdefault(name, reason)
-            if self._errors[name].count(now):
-                raise ProcessFailed(f"{name} failed {_ERRORS_EACH + 1} times within {_WINDOW_S:.0f} s: {first}")
+            too_many = self._errors[name].count(now)
+            if self._errors[name].recent == 1:
+                self._first[name] = reason
+            if too_many:
+                times = f"{_ERRORS_EACH + 1} times within {_WINDOW_S:.0f} s"
+                raise ProcessFailed(f"{name} failed {times}: {self._first[name]}")
         if self._deaths.count(now):
             others = f"{self._deaths.most} others within {self._deaths.window_s:.0f} s before"
             raise ProcessDied(f"{name} died ({reason}), and {others}")

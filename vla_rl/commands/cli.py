@@ -257,7 +257,9 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             CONFIG,
             OVERRIDES,
             _option("--minutes", metavar="M", type=_amount, default=10.0, help="of training with faults"),
-            _option("--faults", metavar="KIND,...", default="all", help="all, or some of: " + ", ".join(FAULT_NAMES)),
+            _option(
+                "--faults", metavar="KIND,...", default="all", help="all, none, or some of: " + ", ".join(FAULT_NAMES)
+            ),
             _option("--every", metavar="SECONDS", type=_amount, default=20.0, help="mean pause before a fault"),
             _count("--count", "end after so many faults"),
             _option("--seed", metavar="N", type=_whole, default=0, help="of the faults and their moments"),

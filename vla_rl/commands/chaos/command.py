@@ -17,6 +17,7 @@ import psutil
 
 from vla_rl.commands.chaos.faults import FAULTS, Injected
 from vla_rl.commands.chaos.report import summarize, write_report
+from vla_rl.commands.chaos.resources import draw_resources, sampled
 from vla_rl.commands.chaos.training_run import TrainingRun
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
@@ -52,7 +53,11 @@ def chaos_command(args: argparse.Namespace) -> int:
     console.print(f"chaos for {args.minutes:g} minutes, seed {args.seed}: {root}", highlight=False, markup=False)
     run = _run_in(root, "run", config)
     schedule = Schedule(kinds, 60 * args.minutes, args.every, args.seed, args.count)
-    events = list(torment(run, schedule, console.print))
+    with sampled(run.processes) as samples:
+        events = list(torment(run, schedule, console.print))
+    draw_resources(root / "resources.png", samples, "all processes of the run")
+    if undisturbed is None and not kinds:
+        args.undisturbed, undisturbed = run.folder, run.records()
     if undisturbed is None:
         console.print("the same without faults, for comparison")
         calm = _run_in(root, "undisturbed", config)
@@ -60,6 +65,7 @@ def chaos_command(args: argparse.Namespace) -> int:
         undisturbed = calm.records()
         args.undisturbed = calm.folder
     summary = summarize([asdict(e) for e in events], run.folder, args.undisturbed)
+    summary["growth"] = samples.growth()
     write_report(root, summary, run.records(), undisturbed, f"chaos, seed {args.seed}")
     console.print((root / "report.md").read_text(), highlight=False, markup=False)
     return 0 if summary["ledger"]["missing"] == 0 else 1
@@ -67,9 +73,11 @@ def chaos_command(args: argparse.Namespace) -> int:
 
 def chosen(faults: str) -> list[str]:
     """The kinds that ``--faults`` names. Raises UserError for an unknown one."""
+    if faults == "none":
+        return []
     kinds = [kind for kind in FAULTS if kind != "tree"] if faults == "all" else faults.split(",")
     if unknown := [kind for kind in kinds if kind not in FAULTS]:
-        raise UserError(f"--faults {faults}: {unknown[0]!r} is none; choose from all, {', '.join(FAULTS)}")
+        raise UserError(f"--faults {faults}: {unknown[0]!r} is none; choose from all, none, {', '.join(FAULTS)}")
     return kinds
 
 

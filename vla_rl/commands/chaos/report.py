@@ -100,6 +100,11 @@ def _markdown(summary: Mapping[str, Any], title: str) -> str:
         f"- Success of the last {_WINDOW} iterations: {_percent(success['disturbed'])} with faults, "
         f"{_percent(success['undisturbed'])} without.",
     ]
+    if growth := summary.get("growth"):
+        found = ", ".join(f"{name} {value:+.2f}" for name, value in growth.items())
+        lines.append(
+            f"- From the second quarter to the last (memory and shared memory in GiB, over all processes): {found}."
+        )
     if summary["equal_weights"] is not None:
         equal = "equal bit for bit" if summary["equal_weights"] else "not equal"
         lines.append(f"- Final weights of both runs: {equal}.")

@@ -31,7 +31,7 @@ from vla_rl.cluster.ray_session import RaySession
 from vla_rl.cluster.supervision import Replacements, Supervision
 from vla_rl.cluster.variables import variables
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import RecoverableError, UserError
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.plan import STORE, Plan, Process, sharing_learner
@@ -71,22 +71,23 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.shutdown()
+        if not isinstance(error, RecoverableError):  # after which some never answer, and a new start is waited for
+            self._stop_loops()
+        self._session.close()
 
     @property
     def restarts(self) -> int:
         """Of env workers and inference servers."""
         return self._replacements.count
 
-    def shutdown(self) -> None:
-        """Ask all loops to stop, give them a few seconds, then end everything."""
+    def _stop_loops(self) -> None:
+        """Ask all loops to stop, and give them a few seconds."""
         if ray.is_initialized():
             models = () if self.world_model is None else (self.world_model,)
             stops = [a.stop.remote() for a in (*self._workers, *self._servers, *models)]
             if hasattr(self, "store"):
                 stops.append(self.store.stop.remote())
             ray.wait([*stops, *self.loops], num_returns=len(stops) + len(self.loops), timeout=5.0)
-        self._session.close()
 
     def start(self, state: Path | None, policy_version: int) -> None:
         """Create all processes, and wait until ``policy_version`` is published and inference answers.

@@ -212,8 +212,8 @@ DAMAGE = [
     ("state.json", None, "state.json is missing"),
     ("trajectories.npz", b"PK", "trajectories.npz is damaged"),
     ("trajectories.npz", None, "trajectories.npz is missing"),
-    ("learner/state/mp_rank_00_model_states.pt", b"half", "mp_rank_00_model_states.pt is damaged"),
-    ("learner/state/mp_rank_00_model_states.pt", None, "mp_rank_00_model_states.pt is missing"),
+    ("learner/state/0-of-1.safetensors", b"half", "0-of-1.safetensors is damaged"),
+    ("learner/state/0-of-1.safetensors", None, "0-of-1.safetensors is missing"),
     ("files.json", b"[", "files.json is damaged"),
     ("files.json", b"[1]", "files.json is damaged"),
     ("../../metrics.jsonl", b'{"iteration": 1}\ngarbage\n', "metrics.jsonl:2 is not JSON"),
@@ -274,7 +274,7 @@ def _run(folder: Path, config: Path) -> None:
         (partial / "state.json").write_text(json.dumps({"policy_version": 4, "seconds": 1.0, "store": {}}))
         save_trajectories(partial / "trajectories.npz", [trajectory(training_episode(0, 0, 0))])
         (partial / "learner/state").mkdir(parents=True)
-        (partial / "learner/state/mp_rank_00_model_states.pt").write_bytes(b"whole")
+        (partial / "learner/state/0-of-1.safetensors").write_bytes(b"whole")
         (partial / "policy").mkdir()
 
 

@@ -3,7 +3,7 @@
 checkpoints/
     000040/
         policy/            the policy alone, for `vla-rl eval` and for another run's policy.checkpoint
-        learner/           DeepSpeed's state: trained weights, optimizer, shards of every rank
+        learner/           trained weights and the optimizer's moments, a part from every rank
         trajectories.npz   finished episodes that are still to be trained
         state.json         counters, versions, time spent
         files.json         all of these files, with their sizes, and checksums of the smaller ones

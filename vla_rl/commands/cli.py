@@ -261,7 +261,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
                 "--faults", metavar="KIND,...", default="all", help="all, none, or some of: " + ", ".join(FAULT_NAMES)
             ),
             _option("--every", metavar="SECONDS", type=_amount, default=20.0, help="mean pause before a fault"),
-            _count("--count", "end after so many faults"),
+            _count("--count", "no more faults after so many; the run goes on alone"),
             _option("--seed", metavar="N", type=_whole, default=0, help="of the faults and their moments"),
             _option(
                 "--undisturbed",

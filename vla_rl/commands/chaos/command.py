@@ -89,7 +89,7 @@ class Schedule:
     seconds: float  # of training
     every: float  # mean pause before a fault, in seconds
     seed: int
-    count: int | None = None  # of faults; None: as many as there is time for
+    count: int | None = None  # of faults, after which the run goes on alone; None: as many as there is time for
 
 
 def torment(run: TrainingRun, schedule: Schedule, say: Callable[[str], object]) -> Iterator[Event]:
@@ -104,7 +104,7 @@ def torment(run: TrainingRun, schedule: Schedule, say: Callable[[str], object]) 
     try:
         _next_batch(run, time.time())
         end = time.monotonic() + schedule.seconds
-        while kinds and time.monotonic() < end and run.process.poll() is None:
+        while kinds and done != schedule.count and time.monotonic() < end and run.process.poll() is None:
             _sleep(run, min(rng.expovariate(1 / every), end - time.monotonic()))
             deck = deck or rng.sample(kinds, len(kinds))
             kind = deck.pop()
@@ -116,8 +116,6 @@ def torment(run: TrainingRun, schedule: Schedule, say: Callable[[str], object]) 
             say(f"{kind} ({event.what}): {event.seconds:.1f} s until the next trained batch")
             yield event
             done += 1
-            if done == schedule.count:
-                end = 0.0
         _sleep(run, max(0.0, end - time.monotonic()))
         run.stop()
     finally:

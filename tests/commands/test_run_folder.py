@@ -230,3 +230,19 @@ def test_a_checkpoint_is_complete_when_all_have_written(tmp_path):
     elsewhere._cluster.written.append(Written(("learner/rank1.pt",)))
     with pytest.raises(RunError, match="a disk that all nodes share"):
         elsewhere.complete()
+
+
+def test_a_run_that_was_killed_at_its_start_can_be_started_or_resumed(tmp_path):
+    """Whatever a scheduler restarts after it: before config.yaml the command for a new run, then --resume."""
+    config = RunConfig.model_validate({"log": {"dir": str(tmp_path), "name": "run", "tensorboard": False}})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/lock").touch()
+    run = RunFolder.create(config, SPEC, ["vla-rl"])
+    run.log(1, {})
+    run.close()
+    with pytest.raises(UserError, match="continue that run with --resume"):
+        RunFolder.create(config, SPEC, ["vla-rl"])
+    resumed, checkpoint = RunFolder.reopen(tmp_path / "run", config)
+    assert checkpoint is None
+    assert resumed.metrics() == [], "from the beginning"
+    resumed.close()

@@ -51,6 +51,7 @@ class Cluster:
         self._roles = _roles(config)
         self.loops: dict[ray.ObjectRef, tuple[str, int]] = {}
         self.notify: Callable[[str], None] = lambda text: None  # called with what happens to processes
+        self.meanwhile: Callable[[], None] = lambda: None  # called every few seconds while somebody waits
         self._totals: dict[tuple[str, int], dict[str, float]] = {}  # of the meters of each process
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
@@ -195,6 +196,7 @@ class Cluster:
         """Kill processes that make no progress; whoever waits for them sees them die."""
         for killed in self._supervision.look():
             self.notify(killed)
+        self.meanwhile()
 
     def _lock_server(self, process: Process) -> Path:
         return lock_server_path(self._session.folder(process.node))

@@ -65,6 +65,7 @@ class Trainer:
         """
         self.view.status("starting processes")
         self.cluster.notify = self.view.say
+        self.cluster.meanwhile = self.settle
         self.stop.graceful = False
         self.stop.listen()  # again, since Ray has been started
         self.policy_version = self.published_version = state["policy_version"]
@@ -277,7 +278,8 @@ class Trainer:
         """Complete the checkpoint that is being written, if it is, or after waiting for that."""
         if self._saving is None or not (wait or self._saving.is_written()):
             return
-        self.view.status("completing a checkpoint")
+        if wait:
+            self.view.status("completing a checkpoint")
         start, saving, self._saving = time.monotonic(), self._saving, None
         with self._attempt("a checkpoint"):
             saving.complete()

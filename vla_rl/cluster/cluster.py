@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from vla_rl.cluster.calls import ProcessDied, ProcessFailed, describe, failure_of, gather
 from vla_rl.cluster.deadlines import Deadlines
@@ -72,9 +72,11 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if not isinstance(error, RecoverableError):  # after which some never answer, and a new start is waited for
+        if not isinstance(error, (RecoverableError, RayError)):  # then some never answer, and a new start is waited for
             self._stop_loops()
         self._session.close()
+        if isinstance(error, RayError):
+            raise ProcessDied(f"Ray has lost a process: {describe(error)}") from error
 
     @property
     def restarts(self) -> int:

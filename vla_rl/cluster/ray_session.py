@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from vla_rl.cluster.calls import ProcessDied, describe
@@ -114,16 +114,19 @@ def _start_ray(session: Path, object_store_bytes: int) -> None:
         "RAY_preallocate_plasma_memory", "1"
     )  # a sparse store would end processes when memory is full
     with _own_code_first(), _only_the_driver_is_told_to_stop(), _on_the_loopback_interface():
-        ray.init(
-            address="local",  # whatever RAY_ADDRESS names
-            num_cpus=0,  # actors reserve none; with more, Ray starts idle processes in advance
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=object_store_bytes,
-            _node_ip_address=_LOOPBACK,
-            _temp_dir=str(session),
-        )
+        try:
+            ray.init(
+                address="local",  # whatever RAY_ADDRESS names
+                num_cpus=0,  # actors reserve none; with more, Ray starts idle processes in advance
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=object_store_bytes,
+                _node_ip_address=_LOOPBACK,
+                _temp_dir=str(session),
+            )
+        except (RuntimeError, ConnectionError, RayError) as error:
+            raise ProcessDied(f"Ray did not start: {str(error).splitlines()[0]}") from error
 
 
 def require_cluster(address: str | None) -> None:

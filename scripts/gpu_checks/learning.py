@@ -23,7 +23,7 @@ def make_learner(config: RunConfig, policy: OpenVLAOFT, device: str) -> Learner:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    join_ranks(0, 1, "127.0.0.1", port, device)
+    join_ranks(0, 1, ("127.0.0.1", port), device)
     return Learner(config, policy, make_algorithm(config.algo), rank=0, world_size=1, device=device)
 
 

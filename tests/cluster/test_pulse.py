@@ -7,16 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from vla_rl.cluster import supervision as supervision_module
+from vla_rl.cluster.calls import ProcessDied, ProcessFailed
 from vla_rl.cluster.processes import pulse
 from vla_rl.cluster.processes.pulse import Limits, Pulse, Pulses
-from vla_rl.cluster.supervision import RestartRate, Supervision
+from vla_rl.cluster.supervision import Replacements, RestartRate, Supervision
 from vla_rl.config.run_config import RunConfig
 from vla_rl.observability.meter import Meter
 from vla_rl.placement.plan import Resources, make_plan
@@ -111,3 +114,36 @@ def test_a_long_run_may_replace_many_processes_and_a_broken_one_ends() -> None:
     rate = RestartRate(most=3, window_s=600.0)
     assert not any(rate.count(300.0 * number) for number in range(1000)), "three days"
     assert [rate.count(1e6 + number) for number in range(4)] == [False, False, False, True]
+
+
+def test_a_process_that_waits_to_be_called_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "_BEAT_S", 0.01)
+    pulses = Pulses.create(tmp_path / "p", 1)
+    beat, alive = Pulse(tmp_path / "p", 0, LIMITS), threading.Event()
+    beat.beat(alive.set)
+    assert alive.wait(10.0)
+    seen, deadline = pulses._rows[0, 1], time.monotonic() + 10.0
+    while pulses._rows[0, 1] == seen and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert pulses._rows[0, 1] > seen
+    assert allowed(pulses) == pytest.approx(60.0)
+    beat("train", None)
+    began = pulses._rows[0, 1]
+    time.sleep(0.1)
+    assert pulses._rows[0, 1] == began, "an activity has its own limit"
+
+
+def test_an_error_that_comes_back_at_once_ends_the_run_with_the_first_cause() -> None:
+    def raised(text: str) -> RayTaskError:
+        return RayTaskError("run", text, ValueError(text), pid=1, ip="", actor_repr=None)
+
+    found = Replacements(processes=10)
+    assert found.admit("env worker 0", raised("the first")) == "ValueError: the first"
+    found.admit("env worker 0", raised("the second"))
+    with pytest.raises(ProcessFailed, match="env worker 0 failed 3 times within 600 s: ValueError: the first"):
+        found.admit("env worker 0", raised("the third"))
+    assert found.admit("env worker 1", raised("another's")) == "ValueError: another's"
+    for _ in range(47):
+        found.admit("env worker 2", None)
+    with pytest.raises(ProcessDied, match=r"env worker 2 died \(it returned\), and 50 others"):
+        found.admit("env worker 2", None)

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 from ray.cluster_utils import Cluster as RayNodes
 
+from vla_rl.cluster import gpu_claims
+from vla_rl.cluster.gpu_claims import GpuClaim
 from vla_rl.commands.checkpoints import Checkpoints
 from vla_rl.commands.train import train
 from vla_rl.config.run_config import RunConfig
@@ -102,6 +105,23 @@ def test_a_run_over_two_nodes(two_nodes: str, tmp_path: Path) -> None:
     assert evaluation["policy_versions"] == [3], "on both nodes"
     assert Checkpoints(tmp_path / "run/checkpoints", 9).newest().name == "000003"
     _nothing_is_left(before)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_two_runs_do_not_take_the_same_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray counts what it is told to have; here these are no real GPUs."""
+    monkeypatch.setattr(gpu_claims, "_TIMEOUT_S", 15.0)
+    ray.init(address="local", num_cpus=0, num_gpus=3, include_dashboard=False, object_store_memory=80 << 20)
+    try:
+        placed = {"num_cpus": 0, "num_gpus": 0}
+        first, second = GpuClaim.make(placed, 2), GpuClaim.make(placed, 1)
+        assert sorted(first.entries + second.entries) == ["0", "1", "2"]
+        monkeypatch.setattr(gpu_claims, "_TIMEOUT_S", 3.0)
+        with pytest.raises(UserError, match="needs 1 GPUs of each node, and the whole cluster has 0"):
+            GpuClaim.make(placed, 1)
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.slow

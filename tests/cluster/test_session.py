@@ -38,6 +38,11 @@ def test_processes_import_the_drivers_code_and_work_in_its_folder(seen: dict) ->
     assert seen["folder"] == seen["where"]
 
 
+def test_nothing_listens_to_other_machines(seen: dict) -> None:
+    assert seen["listens"]
+    assert {host.removeprefix("::ffff:") for host in seen["listens"]} == {"127.0.0.1"}
+
+
 def test_a_scheduler_that_tells_all_processes_to_stop_reaches_the_driver_alone(seen: dict) -> None:
     assert {"gcs_server", "raylet", "ray::Probe"} <= {name.split(".")[0] for name in seen["alive"]}
     assert seen["again"] == seen["pid"]

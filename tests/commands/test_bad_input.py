@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
-import signal
 import string
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+from pydantic import BaseModel
 
-from tests.runtime_fakes import trajectory
+from tests.runtime_fakes import limited_files, trajectory
 from vla_rl.commands import evaluate, train
+from vla_rl.commands.chaos import command
 from vla_rl.commands.cli import main
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.config.loading import load_config
+from vla_rl.config.run_config import RunConfig
 from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.trajectory_file import save_trajectories
 
@@ -146,6 +147,9 @@ OVERRIDES = [
     ("algo=grpo train.batch_episodes=7", "multiple"),
     ("learner.offload_optimizer=cpu", "zero_stage"),
 ]
+# for every key: a mapping, and a list of lists; for paths, also a character that none can have
+WRONG_KINDS = ['{{"a":1}}', "[[1]]"]
+PATHS = ("log.dir", "policy.checkpoint", "placement.profile", "placement.virtual")
 # (the whole command line, what the error says)
 COMMANDS = [
     ("train {tmp}/none.yaml", "does not exist"),
@@ -162,6 +166,7 @@ COMMANDS = [
     ("train {bad}/itself.yaml", "is this file itself"),
     ("train {bad}/based.yaml", "there is no file"),
     ("train {bad}/tab.yaml", "not valid YAML"),
+    ("train {config} policy.checkpoint={bad}/policy", "statistics.json is of another policy: it has 6 dimensions"),
     ("train /dev/zero", "longer than"),
     ("train --resume {tmp}", "no run folder"),
     ("train --resume {config}", "no run folder"),
@@ -180,6 +185,17 @@ COMMANDS = [
     ("eval {bad} --best", "not the folder of a run"),
     ("eval {run} --config {bad}/deep.yaml", "not valid YAML"),
     ("export {tmp} --format native --output {tmp}", "exists; name a new folder"),
+    ("chaos {tmp}/none.yaml", "does not exist"),
+    ("chaos {config} --faults flood", "'flood' is none; choose from all, none, kill"),
+    ("chaos {config} --faults kill,,driver", "'' is none"),
+    ("chaos {config} --minutes 0", "'0' is not a number above 0"),
+    ("chaos {config} --minutes nan", "'nan' is not a number"),
+    ("chaos {config} --every soon", "'soon' is not a number"),
+    ("chaos {config} --seed -1", "'-1' is not a whole number"),
+    ("chaos {config} --count 0", "is not a whole number above 0"),
+    ("chaos {config} --undisturbed {tmp}", "metrics.jsonl does not exist"),
+    ("chaos {config} log.dir=/proc", "no folder can be made there"),
+    ("chaos {config} train.iterations=0", "at least 1"),
     ("plan {config} placement.profile={tmp}/none.yaml", "placement.profile"),
     ("plan {bad}/deep.yaml", "not valid YAML"),
     ("profile {tmp}/none.yaml --output {tmp}/p.yaml", "does not exist"),
@@ -196,14 +212,27 @@ DAMAGE = [
     ("state.json", None, "state.json is missing"),
     ("trajectories.npz", b"PK", "trajectories.npz is damaged"),
     ("trajectories.npz", None, "trajectories.npz is missing"),
-    ("learner/state/mp_rank_00_model_states.pt", b"half", "mp_rank_00_model_states.pt is damaged"),
-    ("learner/state/mp_rank_00_model_states.pt", None, "mp_rank_00_model_states.pt is missing"),
+    ("learner/state/0-of-1.safetensors", b"half", "0-of-1.safetensors is damaged"),
+    ("learner/state/0-of-1.safetensors", None, "0-of-1.safetensors is missing"),
     ("files.json", b"[", "files.json is damaged"),
     ("files.json", b"[1]", "files.json is damaged"),
     ("../../metrics.jsonl", b'{"iteration": 1}\ngarbage\n', "metrics.jsonl:2 is not JSON"),
     ("../../config.yaml", b"train: [", "not valid YAML"),
     ("../../config.yaml", b"policy: {size: nano}\nx: 1", "unknown key"),
 ]
+
+
+def _keys(group: Any, prefix: str = "") -> Iterator[str]:
+    """Every key of a config, such as ``train.iterations``."""
+    for name in type(group).model_fields:
+        value = getattr(group, name)
+        if isinstance(value, BaseModel):
+            yield from _keys(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+KEYS = list(_keys(RunConfig.model_validate({"env": {"name": "workload"}})))
 
 
 def _files(folder: Path) -> None:
@@ -227,6 +256,11 @@ def _files(folder: Path) -> None:
         "garbage.jsonl": '{"iteration": 1}\ngarbage\n',
     }.items():
         (folder / name).write_text(text)
+    policy = Path("checkpoints/tabletop_reach")
+    shutil.copytree(policy, folder / "policy")
+    statistics = json.loads((policy / "statistics.json").read_text())
+    statistics["action"] = {name: values[1:] for name, values in statistics["action"].items()}
+    (folder / "policy/statistics.json").write_text(json.dumps(statistics))
     (folder / "latin1.yaml").write_bytes("log: {name: ü}".encode("latin1"))
 
 
@@ -240,7 +274,7 @@ def _run(folder: Path, config: Path) -> None:
         (partial / "state.json").write_text(json.dumps({"policy_version": 4, "seconds": 1.0, "store": {}}))
         save_trajectories(partial / "trajectories.npz", [trajectory(training_episode(0, 0, 0))])
         (partial / "learner/state").mkdir(parents=True)
-        (partial / "learner/state/mp_rank_00_model_states.pt").write_bytes(b"whole")
+        (partial / "learner/state/0-of-1.safetensors").write_bytes(b"whole")
         (partial / "policy").mkdir()
 
 
@@ -266,6 +300,7 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(train, "Cluster", stop)
     monkeypatch.setattr(evaluate, "Cluster", stop)
+    monkeypatch.setattr(command.TrainingRun, "start", stop)
 
 
 @pytest.fixture
@@ -307,6 +342,17 @@ def test_a_bad_override(given: str, expected: str, refused, tmp_path: Path) -> N
     refused(f"train {{config}} {where}{given}", expected)
 
 
+@pytest.mark.parametrize("wrong", WRONG_KINDS)
+@pytest.mark.parametrize("key", KEYS)
+def test_a_value_of_another_kind(key: str, wrong: str, refused) -> None:
+    refused(f"train {{config}} {key}={wrong}", key)
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_a_path_that_cannot_be(key: str, refused) -> None:
+    refused(f'train {{config}} {key}="\\0"', key)
+
+
 @pytest.mark.parametrize(("line", "expected"), COMMANDS, ids=_id)
 def test_a_bad_command(line: str, expected: str, refused) -> None:
     refused(line, expected)
@@ -329,14 +375,8 @@ def test_a_damaged_run(
 
 def test_a_disk_without_room(refused, tmp_path: Path) -> None:
     """Here, a limit on the size of files."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
-    try:
+    with limited_files(16):
         refused("train {config} log.dir={tmp} log.name=run", "no run folder can be written there")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def test_output_that_cannot_be_written(
@@ -358,4 +398,5 @@ def test_output_that_cannot_be_written(
 
 
 def test_the_list_is_long() -> None:
-    assert len(OVERRIDES) + len(COMMANDS) + len(DAMAGE) >= 150
+    assert len(OVERRIDES) + len(COMMANDS) + len(DAMAGE) >= 170
+    assert len(KEYS) * len(WRONG_KINDS) >= 250

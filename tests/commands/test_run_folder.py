@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 
 from tests.learner.learner_tools import SPEC, random_batch
+from tests.runtime_fakes import limited_files
+from vla_rl.cluster.deadlines import Deadlines
 from vla_rl.commands.checkpoints import read_state
 from vla_rl.commands.divergence import DivergenceGuard
 from vla_rl.commands.run_folder import RunFolder
+from vla_rl.commands.saving import Saving
 from vla_rl.commands.train import main_loop
 from vla_rl.commands.trainer import Trainer
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import RunError, UserError
+from vla_rl.core.postponed import Written
 
 
 def run_folder(path: Path, evaluations: dict[int, float], **train: int) -> RunFolder:
@@ -173,3 +177,72 @@ def test_while_a_run_diverges_no_checkpoint_is_written(diverges: bool) -> None:
     trainer.has_converged.return_value = trainer.propose_migration.return_value = False
     main_loop(trainer)
     assert trainer.checkpoint.call_count == (1 if diverges else 2), "the last one is the exception"
+
+
+def test_metrics_for_which_the_disk_had_no_room_are_written_later(tmp_path):
+    run = RunFolder(tmp_path, RunConfig.model_validate({"log": {"tensorboard": False}}))
+    run.log(1, {"a": 1.0})
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    with limited_files(size + 10):
+        for iteration in (2, 3):
+            with pytest.raises(OSError, match="too large"):
+                run.log(iteration, {"a": 1.0})
+        assert (tmp_path / "metrics.jsonl").stat().st_size == size, "no part of a line"
+    run.log(4, {"a": 1.0})
+    assert [record["iteration"] for record in run.metrics()] == [1, 2, 3, 4]
+
+
+class _Cluster:
+    """One that has written what a test says."""
+
+    deadlines = Deadlines()
+
+    def __init__(self, *written: Written) -> None:
+        self.written = list(written)
+
+    def snapshot(self, folder, about):
+        for part in self.written:
+            for name in part.files:
+                (folder / name).write_text("")
+        return {"started": 0}, ["refs"]
+
+    def has_answered(self, refs) -> bool:
+        return refs == ["refs"]
+
+    def get(self, refs, what, timeout):
+        return self.written
+
+
+def test_a_checkpoint_is_complete_when_all_have_written(tmp_path):
+    run = RunFolder(tmp_path, RunConfig())
+    state = {"policy_version": 3, "seconds": 1.0}
+    whole = _Cluster(Written(("trajectories.npz",)), Written())
+    saving = Saving.begin(whole, run, 3, {}, state)
+    assert saving.is_written()
+    assert run.checkpoints.complete() == [], "not before"
+    saving.complete()
+    assert read_state(run.checkpoints.newest()) == state | {"store": {"started": 0}}
+    full = Saving.begin(_Cluster(Written(("trajectories.npz",)), Written(problem="no space")), run, 4, {}, state)
+    with pytest.raises(OSError, match="no space"):
+        full.complete()
+    assert [path.name for path in run.checkpoints.folder.iterdir()] == ["000003"], "the one before is whole"
+    elsewhere = Saving.begin(_Cluster(Written(("trajectories.npz",))), run, 5, {}, state)
+    elsewhere._cluster.written.append(Written(("learner/rank1.pt",)))
+    with pytest.raises(RunError, match="a disk that all nodes share"):
+        elsewhere.complete()
+
+
+def test_a_run_that_was_killed_at_its_start_can_be_started_or_resumed(tmp_path):
+    """Whatever a scheduler restarts after it: before config.yaml the command for a new run, then --resume."""
+    config = RunConfig.model_validate({"log": {"dir": str(tmp_path), "name": "run", "tensorboard": False}})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/lock").touch()
+    run = RunFolder.create(config, SPEC, ["vla-rl"])
+    run.log(1, {})
+    run.close()
+    with pytest.raises(UserError, match="continue that run with --resume"):
+        RunFolder.create(config, SPEC, ["vla-rl"])
+    resumed, checkpoint = RunFolder.reopen(tmp_path / "run", config)
+    assert checkpoint is None
+    assert resumed.metrics() == [], "from the beginning"
+    resumed.close()

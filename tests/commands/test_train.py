@@ -140,26 +140,6 @@ def test_being_asked_to_stop_ends_cleanly_with_a_checkpoint(tmp_path, number):
     assert not list(shared_root().glob(f"vla_rl-{process.pid}-*"))
 
 
-def test_a_killed_driver_leaves_no_process_and_a_run_that_resumes(tmp_path):
-    process = _start(tmp_path, train=LONG | {"checkpoint_every": 2})
-    _wait_for_iteration(tmp_path / "run", 5, process)
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert len(children) > 5
-    process.kill()
-    process.communicate()
-    _, alive = psutil.wait_procs(children, timeout=20)
-    assert not alive, [p.cmdline() for p in alive]
-    assert not list(shared_root().glob(f"vla_rl-{process.pid}-*"))
-    run = tmp_path / "run"
-    done = int(Checkpoints(run / "checkpoints", 9).newest().name)
-    assert done >= 4
-    assert train(_config(tmp_path, train=LONG | {"iterations": done + 2}), resume=run) == 0
-    metrics = _metrics(run)
-    assert [m["iteration"] for m in metrics] == list(range(1, done + 3))
-    assert metrics[-1]["episodes/trained"] == 6 * (done + 2)
-    assert _balanced(metrics[-1])
-
-
 def _send_to_one(driver: subprocess.Popen, role: str, number: int) -> None:
     for child in psutil.Process(driver.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -169,24 +149,22 @@ def _send_to_one(driver: subprocess.Popen, role: str, number: int) -> None:
     raise AssertionError(f"no {role} among the processes of the run")
 
 
-@pytest.mark.parametrize(("offload", "update_ms"), [("auto", 0.0), ("always", 300.0)], ids=["", "during an update"])
-def test_dead_workers_and_servers_are_replaced(tmp_path, offload, update_ms):
-    placement = {"offload": offload, "stall_timeout_s": 8.0}
-    costs = {"env": {"step_ms": 10.0}, "learner": {"latency_ms": update_ms}, "placement": placement}
+def test_dead_workers_and_servers_are_replaced_during_an_update(tmp_path):
+    """While inference is offloaded. Other deaths: test_chaos."""
+    costs = {"env": {"step_ms": 10.0}, "learner": {"latency_ms": 300.0}, "placement": {"offload": "always"}}
     process = _start(tmp_path, train=LONG | {"iterations": 24}, **costs)
     run = tmp_path / "run"
     _wait_for_iteration(run, 2, process)
-    frozen_or_dead = [(signal.SIGSTOP, "EnvWorkerProcess"), (signal.SIGKILL, "InferenceProcess")]
-    for number, role in frozen_or_dead if offload == "auto" else [(signal.SIGKILL, role) for _, role in frozen_or_dead]:
-        _send_to_one(process, role, number)
+    for role in ("EnvWorkerProcess", "InferenceProcess"):
+        _send_to_one(process, role, signal.SIGKILL)
         _wait_for_iteration(run, _metrics(run)[-1]["iteration"] + 4, process)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
-    assert ("made no progress for" in output) == (offload == "auto")
     assert "env worker 0 is replaced: " in output
     assert "inference server 0 is replaced: " in output
     last = _metrics(run)[-1]
     assert last["restarts"] >= 2
+    assert last["restarts_of_run"] == 0
     assert last["episodes/lost"] > 0
     assert last["episodes/trained"] == 144
     assert _balanced(last)

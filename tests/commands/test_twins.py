@@ -130,7 +130,7 @@ def running(
 
 
 def learner_of(config: RunConfig, env: VectorEnv) -> Learner:
-    join_ranks(0, 1, "127.0.0.1", free_port(), "cpu")
+    join_ranks(0, 1, ("127.0.0.1", free_port()), "cpu")
     policy = build_policy(config.policy, env.spec, config.seed)
     return Learner(config, policy, make_algorithm(config.algo), rank=0, world_size=1, device="cpu")
 

@@ -182,26 +182,37 @@ def test_a_saved_learner_goes_on_as_if_nothing_had_happened(tmp_path):
         resumed.load(tmp_path / "nowhere")
 
 
-def _goes_on_from(rank: int, world_size: int, port: int, folder: Path, precision: str) -> dict:
-    learner = make_learner(config(learner={"ranks": world_size, "precision": precision}), rank, world_size, port)
+def _goes_on_from(rank: int, world_size: int, port: int, folder: Path, settings: dict) -> dict:
+    learner = make_learner(config(learner={"ranks": world_size} | settings), rank, world_size, port)
     learner.load(folder)
     learner.update(random_batch(1, policy_version=1))
+    learner.save(folder.with_name("again"))
     return parameters(learner)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_without_zero_another_number_of_ranks_goes_on(tmp_path, precision):
-    """As when a run moves to another plan: weights and both moments are there on every rank."""
+@pytest.mark.parametrize(
+    "settings", [{"zero_stage": 3}, {"zero_stage": 1, "precision": "bf16"}], ids=["zero 3", "zero 1, bf16"]
+)
+def test_another_number_of_ranks_goes_on_under_another_zero_stage(tmp_path, settings):
+    """As when a run moves to another plan: from one rank to two that divide the state, and back to one."""
     torch.set_num_threads(1)
-    straight = make_learner(config(learner={"precision": precision, "lr": 1e-3}))
+    precision = {"precision": settings.get("precision", "fp32")}
+    straight = make_learner(config(learner=precision))
     straight.update(random_batch(0))
     straight.save(tmp_path / "state")
     before = parameters(straight)
     straight.update(random_batch(1, policy_version=1))
-    ranks = run_ranks(_goes_on_from, 2, tmp_path, tmp_path / "state", precision)
+    ranks = run_ranks(_goes_on_from, 2, tmp_path, tmp_path / "state", settings)
     assert _largest_difference(*ranks) == 0.0
-    assert _apart(parameters(straight), ranks[0], before) < (1e-3 if precision == "fp32" else 0.05)
+    assert _apart(parameters(straight), ranks[0], before) < (1e-3 if precision["precision"] == "fp32" else 0.05)
+    alone = make_learner(config(learner=precision))
+    alone.load(tmp_path / "again")
+    assert _largest_difference(parameters(alone), ranks[0]) == 0.0
+    after = [parameters(straight), parameters(alone)]
+    for learner in (straight, alone):  # the moments are there, too
+        learner.update(random_batch(2, policy_version=2))
+    assert _apart(parameters(straight), parameters(alone), after[0]) < (0.01 if "precision" not in settings else 0.1)
 
 
 def test_recompute_makes_the_first_ratio_one():

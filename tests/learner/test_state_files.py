@@ -41,22 +41,54 @@ def test_a_truncated_file_is_one_clear_error(tmp_path: Path, kept: int) -> None:
         load_data(path)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_learner_under_zero_goes_on_from_data_alone(tmp_path: Path, stage: int, monkeypatch) -> None:
-    policy = {"name": "openvla_oft", "chunk_size": 4, "size": "nano"}
-    cfg = config(learner={"zero_stage": stage, "lr": 1e-3}, policy=policy)
-    straight, resumed = make_learner(cfg), make_learner(cfg)
+NANO = {"name": "openvla_oft", "chunk_size": 4, "size": "nano"}
+SETTINGS = {
+    "plain": {},
+    "bf16": {"precision": "bf16"},
+    "zero 1": {"zero_stage": 1},
+    "zero 2, offloaded": {"zero_stage": 2, "offload_optimizer": "cpu"},
+    "zero 3": {"zero_stage": 3},
+    "zero 3, bf16": {"zero_stage": 3, "precision": "bf16"},
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray]]:
+    """A state after an update without ZeRO, and the weights after one more."""
+    folder = tmp_path_factory.mktemp("saved")
+    learner = make_learner(config(policy=NANO))
+    learner.update(random_batch())
+    learner.save(folder)
+    learner.update(random_batch(1, policy_version=1))
+    return folder, parameters(learner)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_learner_goes_on_to_the_bit_and_from_any_other_setting(
+    name: str, tmp_path: Path, saved: tuple[Path, dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "load", None)  # no pickle is read
+    cfg = config(learner=SETTINGS[name], policy=NANO)
+    straight, resumed, other = (make_learner(cfg) for _ in range(3))
     straight.update(random_batch())
     straight.save(tmp_path)
-    load = torch.load
-
-    def restricted(*args: object, **options: object) -> object:
-        assert options["weights_only"] is True
-        return load(*args, **options)
-
-    monkeypatch.setattr(torch, "load", restricted)
     resumed.load(tmp_path)
-    for learner in (straight, resumed):
+    other.load(saved[0])
+    for learner in (straight, resumed, other):
         learner.update(random_batch(1, policy_version=1))
     after = parameters(resumed)
-    assert all(np.array_equal(value, after[name]) for name, value in parameters(straight).items())
+    assert all(np.array_equal(value, after[n]) for n, value in parameters(straight).items())
+    low = SETTINGS[name].get("precision") == "bf16"
+    for n, value in parameters(other).items():
+        assert np.abs(value - saved[1][n]).max() < (0.01 if low else 2e-4), n
+
+
+def test_what_is_missing_or_of_another_policy_is_one_clear_error(tmp_path: Path) -> None:
+    learner = make_learner(config(policy=NANO))
+    learner.save(tmp_path)
+    (tmp_path / "state/0-of-1.safetensors").rename(tmp_path / "state/0-of-2.safetensors")
+    with pytest.raises(UserError, match=r"1-of-2\.safetensors is missing"):
+        learner.load(tmp_path)
+    (tmp_path / "state/1-of-2.safetensors").write_bytes(b"half")
+    with pytest.raises(UserError, match=r"1-of-2\.safetensors is damaged .*RUN@ITERATION"):
+        learner.load(tmp_path)

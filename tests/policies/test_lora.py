@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.learner.learner_tools import SPEC, config, free_port, make_learner, parameters, random_batch
@@ -253,7 +254,8 @@ def test_a_run_saves_a_plain_policy_and_resumes_its_adapters_exactly(base, tmp_p
     straight.update(random_batch(0))
     live = straight._learner
     adapters = parameters(live)
-    straight.save(tmp_path / "000001", {})
+    straight.snapshot(tmp_path / "000001", {})
+    assert straight.write(tmp_path / "000001").problem is None
     assert all(np.array_equal(adapters[name], p) for name, p in parameters(live).items()), "saving changes nothing"
 
     plain, start = load_policy(tmp_path / "000001" / "policy"), load_policy(base)
@@ -283,8 +285,8 @@ def test_a_run_saves_a_plain_policy_and_resumes_its_adapters_exactly(base, tmp_p
 def test_a_learners_state_holds_no_frozen_weights_and_fits_its_own_policy_only(base, tmp_path):
     learner = make_learner(_config(base))
     learner.save(tmp_path)
-    saved = torch.load(tmp_path / "state" / "mp_rank_00_model_states.pt", weights_only=False)["module"]
-    assert saved.keys() == learner.policy.trained_parameters().keys()
+    saved = load_file(tmp_path / "state/0-of-1.safetensors")
+    assert {key.rpartition(":")[0] for key in saved} == learner.policy.trained_parameters().keys()
     for lora in (LORA | {"rank": 8}, LORA | {"targets": OFT}, None):
         other = make_learner(config(policy={"checkpoint": str(base), "chunk_size": 4, "lora": lora}))
         with pytest.raises(UserError, match=r"other weights .* resume with the run's own keys of the group policy"):

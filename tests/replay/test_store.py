@@ -115,6 +115,44 @@ def test_a_dead_workers_episodes_are_lost_and_played_again(make_store):
     assert _balanced(store)
 
 
+def test_an_episode_that_is_lost_twice_is_set_aside_with_its_group(make_store):
+    """It may be what crashes the simulator; the rest of its group must not wait for it."""
+    store = make_store(max_staleness=0, groups=GroupRules(2))
+    first, second = store.take(0, 2, 0.0)
+    store.add(0, trajectory(second))
+    store.take(0, 2, 0.0)  # another group
+    store.worker_lost(0)
+    (again,) = (e for e in store.take(1, 3, 0.0) if e.group == first.group)
+    assert (again.seed, again.member) == (first.seed, first.member)
+    store.worker_lost(1)
+    counters = store.counters()
+    assert counters["set_aside"] == 3, "this one, and both of the other group"
+    assert (counters["lost"], counters["filtered"], counters["buffered"]) == (6, 1, 0)
+    fresh = store.take(2, 4, 0.0)
+    assert len(fresh) == 4
+    assert not {e.group for e in fresh} & {0, 1}, "others take their place"
+    assert _balanced(store)
+    record, trajectories = store.state()
+    assert record["set_aside"] == 3
+    resumed = make_store(max_staleness=0, groups=GroupRules(2))
+    resumed.restore(record, trajectories)
+    assert resumed.counters()["set_aside"] == 3
+    assert _balanced(resumed)
+
+
+def test_an_evaluation_episode_that_is_lost_twice_counts_as_failed(make_store):
+    store = make_store()
+    store.assign_evaluation(evaluation_episodes(0, 1, 2, 50, seed=0))
+    for worker in (0, 1):
+        assert [e.evaluation for e in store.take(worker, 1, 0.0)] == [True]
+        store.worker_lost(worker)
+    (failed,) = store.evaluation_results(1, 0.0)
+    assert (failed.success, failed.steps) == (False, 0)
+    assert [e.evaluation for e in store.take(2, 1, 0.0)] == [False], "it is not played again"
+    assert (store.counters()["lost"], store.counters()["evaluated"]) == (2, 0)
+    assert _balanced(store)
+
+
 def test_a_dead_workers_waiting_call_takes_nothing(make_store):
     """Ray does not cancel it, and what it took would never be played."""
     store, taken = make_store(max_staleness=0), []

@@ -12,6 +12,9 @@ import pytest
 from envs.workload.config import WorkloadConfig
 from envs.workload.env import WorkloadVectorEnv, decode_image, plan_episode
 from tests.runtime_fakes import POLICY, A, EchoPolicy
+from vla_rl.cluster.processes.faults import Crash, unreliable
+from vla_rl.core.errors import NotFiniteError
+from vla_rl.core.faults import VARIABLE, order
 from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
 from vla_rl.core.records import ActionBatch, Observation
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
@@ -200,3 +203,26 @@ def test_a_worker_that_gets_no_more_episodes_fails(tmp_path):
     create_pool(address, env.spec, POLICY)
     with pytest.raises(TimeoutError, match="the store does not answer"):
         EnvWorker(0, env, WorkerMailbox(address, 0), _BrokenSource(), POLICY, 2).run()
+
+
+@pytest.mark.parametrize("kind", ["exception", "nan_observation"])
+def test_a_simulator_that_fails_ends_its_worker_before_anything_spreads(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    order(tmp_path, kind)
+    (tmp_path / "pool").mkdir()
+    store = ReplayStore(StoreRules(8, 3, 2, 12, 0, iterations=1000))
+    address = PoolAddress(str(tmp_path / "pool"), "server0", 1, 2)
+    env = unreliable(WorkloadVectorEnv(WorkloadConfig(step_ms=0.0), 2))
+    create_pool(address, env.spec, POLICY)
+    server = InferenceServer(EpisodePolicy(), ServerMailbox(address), BatchRule(2, 0.002))
+    serving = threading.Thread(target=server.run)
+    serving.start()
+    try:
+        with pytest.raises(Crash if kind == "exception" else NotFiniteError, match="simulator"):
+            EnvWorker(0, env, WorkerMailbox(address, 0), store, POLICY, 2).run()
+    finally:
+        server.stop()
+        serving.join(10.0)
+        store.stop()
+    assert store.worker_lost(0) == 2
+    assert store.counters()["played"] == 0

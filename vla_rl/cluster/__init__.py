@@ -1,1 +1,18 @@
 """The cluster: from a plan to supervised Ray actors. No other room imports Ray."""
+
+import os
+import secrets
+import sys
+
+
+def _ask_for_a_token() -> None:
+    """Let Ray's processes answer only who knows a secret: all users of a machine can reach its loopback interface.
+
+    Ray reads these variables when it is imported. A token of the user's own stays, since a running cluster knows it.
+    """
+    own = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if "ray" not in sys.modules and not own and not os.path.exists(os.path.expanduser("~/.ray/auth_token")):
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+_ask_for_a_token()

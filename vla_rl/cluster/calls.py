@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from vla_rl.core.errors import RunError, StallError, UserError
+from vla_rl.core.errors import RecoverableError, StallError, UserError
 
 _GRACE_S = 5.0  # in which the first cause may come after its consequences
 _LOOK_S = 2.0  # longest uninterrupted wait
@@ -15,11 +15,11 @@ _LOOK_S = 2.0  # longest uninterrupted wait
 _CONSEQUENCES = ("connection closed by peer", "connection reset", "gloo", "nccl", "distbackenderror", "socket timeout")
 
 
-class ProcessDied(RunError):
+class ProcessDied(RecoverableError):
     """A process that the run needs has died."""
 
 
-class ProcessFailed(RunError):
+class ProcessFailed(RecoverableError):
     """A process that the run needs has raised an error."""
 
 

@@ -6,7 +6,6 @@ knows nothing of Ray; ``vla_rl.cluster.processes`` builds them inside their proc
 """
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any, Self
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
-from vla_rl.cluster.calls import ProcessDied, describe, failure_of, gather
+from vla_rl.cluster.calls import ProcessDied, ProcessFailed, describe, failure_of, gather
 from vla_rl.cluster.deadlines import Deadlines
 from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.node import lock_server_path
@@ -26,21 +25,20 @@ from vla_rl.cluster.processes.env_worker import EnvWorkerProcess
 from vla_rl.cluster.processes.inference import InferenceProcess
 from vla_rl.cluster.processes.learner import LearnerProcess
 from vla_rl.cluster.processes.store import StoreProcess
-from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
+from vla_rl.cluster.processes.weight_relay import WeightRelayProcess, relay_source
 from vla_rl.cluster.processes.world_model import WorldModelProcess
 from vla_rl.cluster.ray_session import RaySession
-from vla_rl.cluster.supervision import RestartRate, Supervision
+from vla_rl.cluster.supervision import Replacements, Supervision
 from vla_rl.cluster.variables import variables
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import RecoverableError, UserError
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
-from vla_rl.placement.plan import Plan, Process, sharing_learner
+from vla_rl.placement.plan import STORE, Plan, Process, sharing_learner
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.store import StoreRules
 
 _STATS_TIMEOUT_S = 5.0
-_RESTARTS_EACH = 5  # within ten minutes
 
 
 class Cluster:
@@ -53,12 +51,12 @@ class Cluster:
         self._roles = _roles(config)
         self.loops: dict[ray.ObjectRef, tuple[str, int]] = {}
         self.notify: Callable[[str], None] = lambda text: None  # called with what happens to processes
+        self.meanwhile: Callable[[], None] = lambda: None  # called every few seconds while somebody waits
         self._totals: dict[tuple[str, int], dict[str, float]] = {}  # of the meters of each process
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
         self._incarnations = Counter[int]()  # how often each env worker was replaced
-        self._rate = RestartRate(_RESTARTS_EACH * (len(plan.workers) + len(plan.servers)))
-        self.restarts = 0  # of dead env workers and inference servers
+        self._replacements = Replacements(len(plan.workers) + len(plan.servers))
         self.store: ActorHandle
         self._workers: list[ActorHandle] = []
         self._servers: list[ActorHandle] = []
@@ -74,17 +72,25 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.shutdown()
+        if not isinstance(error, (RecoverableError, RayError)):  # then some never answer, and a new start is waited for
+            self._stop_loops()
+        self._session.close()
+        if isinstance(error, RayError):
+            raise ProcessDied(f"Ray has lost a process: {describe(error)}") from error
 
-    def shutdown(self) -> None:
-        """Ask all loops to stop, give them a few seconds, then end everything."""
+    @property
+    def restarts(self) -> int:
+        """Of env workers and inference servers."""
+        return self._replacements.count
+
+    def _stop_loops(self) -> None:
+        """Ask all loops to stop, and give them a few seconds."""
         if ray.is_initialized():
             models = () if self.world_model is None else (self.world_model,)
             stops = [a.stop.remote() for a in (*self._workers, *self._servers, *models)]
             if hasattr(self, "store"):
                 stops.append(self.store.stop.remote())
             ray.wait([*stops, *self.loops], num_returns=len(stops) + len(self.loops), timeout=5.0)
-        self._session.close()
 
     def start(self, state: Path | None, policy_version: int) -> None:
         """Create all processes, and wait until ``policy_version`` is published and inference answers.
@@ -100,6 +106,7 @@ class Cluster:
         stall_s = max(placement.stall_timeout_s, 2e-3 * placement.max_wait_ms)  # requests may wait for others so long
         self._supervision = Supervision(self._session, plan, stall_s, self.deadlines.setup)
         self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
+        self.store.beat.remote(self._supervision.address(STORE))
         self.learners = [
             self._actor(self._roles[1], p).remote(self.config, spec, p, len(plan.learners), self._lock_server(p))
             for p in plan.learners
@@ -126,17 +133,22 @@ class Cluster:
         self.loops[loop] = ("world model", 0)
 
     def _set_up_learners(self, state: Path | None, policy_version: int) -> None:
-        address = self.get(self.learners[0].address.remote(), "the learner's address", self.deadlines.setup)
-        source = self.plan.learners[0].node
-        weights = _weights_path(self._session.folder(source))
+        address = None  # on one machine, the ranks find each other by a file, and nothing listens
+        if self._session.is_shared:
+            address = self.get(self.learners[0].address.remote(), "the learner's address", self.deadlines.setup)
+        home = self.plan.learners[0].node
+        weights = _weights_path(self._session.folder(home))
         setups = [
             learner.setup.remote(address, weights, state, policy_version, self._supervision.address(p))
             for learner, p in zip(self.learners, self.plan.learners, strict=True)
         ]
         self.get(setups, "the learner to be built", self.deadlines.setup)
-        for node in sorted({p.node for p in self.plan.servers} - {source}):
-            relay = self._actor(WeightRelayProcess, node=node).remote(_weights_path(self._session.folder(node)))
-            self.get(relay.connect.remote(self.learners[0]), "a relay of weights", self.deadlines.setup)
+        for node in sorted({p.node for p in self.plan.servers} - {home}):
+            relay = self._actor(WeightRelayProcess, concurrency=16, node=node).remote(
+                _weights_path(self._session.folder(node))
+            )
+            source = [self.learners[0], *self._relays][relay_source(len(self._relays) + 1)]
+            self.get(relay.connect.remote(source), "a relay of weights", self.deadlines.setup)
             self._relays.append(relay)
         self._relay(policy_version)
         if self.plan.offload:
@@ -186,6 +198,7 @@ class Cluster:
         """Kill processes that make no progress; whoever waits for them sees them die."""
         for killed in self._supervision.look():
             self.notify(killed)
+        self.meanwhile()
 
     def _lock_server(self, process: Process) -> Path:
         return lock_server_path(self._session.folder(process.node))
@@ -228,28 +241,27 @@ class Cluster:
     def get(self, refs: Any, what: str, timeout: float) -> Any:
         """The results of remote calls; all processes are watched while waiting.
 
-        A dead env worker or inference server is replaced; a dead learner or store ends the run. Raises as ``gather``.
+        An env worker or inference server that has ended is replaced; without a learner or the store, the cluster is
+        at its end. Raises as ``gather``.
         """
         wanted = refs if isinstance(refs, list) else [refs]
         results = gather(wanted, what, timeout, self)
         return results if isinstance(refs, list) else results[0]
 
     def loop_ended(self, ref: ray.ObjectRef) -> None:
-        """Replace a worker or server whose loop ended. Raises UserError or ProcessDied if it ended with an error."""
+        """Replace a worker or server whose loop ended.
+
+        Raises UserError if it has found a mistake in the user's input, and ProcessDied or ProcessFailed if it, or too
+        many, cannot be replaced.
+        """
         role, index = self.loops.pop(ref)
         failure = failure_of(ref)
-        if isinstance(failure, RayTaskError):
-            if isinstance(failure.cause, UserError):
-                raise failure.cause from None
-            raise ProcessDied(f"{role} {index} failed: {describe(failure)}") from None
-        reason = "it returned" if failure is None else describe(failure)
+        if isinstance(failure, RayTaskError) and isinstance(failure.cause, UserError):
+            raise failure.cause from None
         if role == "world model":  # what it has learned is in the last checkpoint
-            raise ProcessDied(f"the world model's process died: {reason}")
-        self.notify(f"{role} {index} is replaced: {reason}")
-        self.restarts += 1
-        if self._rate.count(time.monotonic()):
-            others = f"{self._rate.most} others within {self._rate.window_s:.0f} s before"
-            raise ProcessDied(f"{role} {index} died ({reason}), and {others}")
+            kind = ProcessFailed if isinstance(failure, RayTaskError) else ProcessDied
+            raise kind(f"the world model's process ended: {'it returned' if failure is None else describe(failure)}")
+        self.notify(f"{role} {index} is replaced: {self._replacements.admit(f'{role} {index}', failure)}")
         if role == "env worker":
             self.store.worker_lost.remote(index + self._incarnations[index] * len(self._workers))
             self._incarnations[index] += 1
@@ -267,6 +279,22 @@ class Cluster:
     def call_store(self, method: str, *args: Any) -> Any:
         """A quick call of the store."""
         return self.get(getattr(self.store, method).remote(*args), f"the replay store ({method})", CALL_TIMEOUT_S)
+
+    def snapshot(self, folder: Path, metadata: dict[str, Any]) -> tuple[dict[str, Any], list[ray.ObjectRef]]:
+        """Copy everything that a checkpoint holds, between two updates, and begin to write it into ``folder``.
+
+        Returns the store's counters, and calls whose results are ``Written``.
+        """
+        with self.learner_on_device():
+            copies = [learner.snapshot.remote(folder, metadata) for learner in self.learners]
+            stored: Any = self.store.snapshot.remote(folder)
+            *_, record = self.get([*copies, stored], "a copy of the learner's state", self.deadlines.checkpoint)
+        writers = [*self.learners, self.store, *([] if self.world_model is None else [self.world_model])]
+        return record, [writer.write.remote(folder) for writer in writers]
+
+    def has_answered(self, refs: list[ray.ObjectRef]) -> bool:
+        """Whether all of these calls have ended."""
+        return len(ray.wait(refs, num_returns=len(refs), timeout=0.0)[1]) == 0
 
     def stats(self) -> dict[str, list[dict[str, float]]]:
         """Meter totals of every process; of one that does not answer in time, those of its last answer."""

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_constants
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from vla_rl.cluster.calls import ProcessDied, describe
+from vla_rl.cluster.gpu_claims import GpuClaim
 from vla_rl.cluster.held_folder import HeldFolder, session_root
 from vla_rl.cluster.node import Node
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
@@ -21,6 +25,7 @@ from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import CODE, Machine, code_version
 
 _CONNECT_TIMEOUT_S = 10.0
+_LOOPBACK = "127.0.0.1"
 _NOT_JOINED = "placement.ray_address={address}: no Ray cluster was joined there ({reason})"
 _START = (
     "start one with `ray start --head` on this machine and `ray start --address=HOST:PORT` on the others, or use null"
@@ -34,6 +39,7 @@ class RaySession:
         """Raises UserError if the Ray cluster does not answer, or does not have the configured nodes."""
         address = config.placement.ray_address
         session = [HeldFolder(session_root())] if address is None else []
+        self.is_shared = address is not None  # with other machines, or other runs
         self._here = Node(*session)
         self._others: list[Any] = []
         try:
@@ -46,12 +52,20 @@ class RaySession:
             self._others = [remote.options(**self.placed(n)).remote() for n in range(1, len(self._ids))]
             folders = [other.get_folder.remote() for other in self._others]
             self._folders = [self._here.folder, *ray.get(folders, timeout=CALL_TIMEOUT_S)]
-            gpus = [other.get_gpus.remote() for other in self._others]
-            self._gpus = [self._here.get_gpus(), *ray.get(gpus, timeout=CALL_TIMEOUT_S)]
+            self._gpus = self._claimed_gpus(config) if self.is_shared else [self._here.get_gpus()]
             _require_same_code([other.get_code.remote() for other in self._others])
         except BaseException:
             self.close()
             raise
+
+    def _claimed_gpus(self, config: RunConfig) -> list[tuple[Gpu, ...]]:
+        """Those of each node that are this run's alone, as long as it lives."""
+        devices = config.placement.devices
+        count = len(self._here.get_gpus()) if devices is None else devices // config.placement.nodes
+        if not self._here.get_gpus():
+            return [()] * len(self._ids)
+        self._claims = [GpuClaim.make(self.placed(node), count) for node in range(len(self._ids))]
+        return [claim.gpus() for claim in self._claims]
 
     def folder(self, node: int) -> Path:
         """The node's folder in shared memory."""
@@ -67,10 +81,13 @@ class RaySession:
         return {"scheduling_strategy": where, "num_cpus": 0, "num_gpus": 0}
 
     def call(self, node: int, method: str, *args: Any) -> Any:
-        """Call a method of a node's ``Node``."""
+        """Call a method of a node's ``Node``. Raises ProcessDied if the node is lost."""
         if node == 0:
             return getattr(self._here, method)(*args)
-        return ray.get(getattr(self._others[node - 1], method).remote(*args), timeout=CALL_TIMEOUT_S)
+        try:
+            return ray.get(getattr(self._others[node - 1], method).remote(*args), timeout=CALL_TIMEOUT_S)
+        except (RayActorError, GetTimeoutError) as error:
+            raise ProcessDied(f"node {node} is lost: {describe(error)}") from None
 
     def lock_use(self) -> dict[str, dict[str, float]]:
         """Totals of every device of every node that was leased."""
@@ -93,16 +110,23 @@ class RaySession:
 def _start_ray(session: Path, object_store_bytes: int) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 gives way to every other program
-    with _own_code_first(), _only_the_driver_is_told_to_stop():
-        ray.init(
-            address="local",  # whatever RAY_ADDRESS names
-            num_cpus=0,  # actors reserve none; with more, Ray starts idle processes in advance
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=object_store_bytes,
-            _temp_dir=str(session),
-        )
+    os.environ.setdefault(
+        "RAY_preallocate_plasma_memory", "1"
+    )  # a sparse store would end processes when memory is full
+    with _own_code_first(), _only_the_driver_is_told_to_stop(), _on_the_loopback_interface():
+        try:
+            ray.init(
+                address="local",  # whatever RAY_ADDRESS names
+                num_cpus=0,  # actors reserve none; with more, Ray starts idle processes in advance
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=object_store_bytes,
+                _node_ip_address=_LOOPBACK,
+                _temp_dir=str(session),
+            )
+        except (RuntimeError, ConnectionError, RayError) as error:
+            raise ProcessDied(f"Ray did not start: {str(error).splitlines()[0]}") from error
 
 
 def require_cluster(address: str | None) -> None:
@@ -133,6 +157,18 @@ def _own_code_first() -> Iterator[None]:
     """Ray's processes import what is in the driver's working directory first: within the block, that is this code."""
     with contextlib.chdir(CODE):
         yield
+
+
+@contextlib.contextmanager
+def _on_the_loopback_interface() -> Iterator[None]:
+    """Within the block, Ray takes this machine's loopback address as it is given. It would replace it by one that other
+    machines can reach, and listen there with all of its processes, unless it believes that there is one node only."""
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextlib.contextmanager

@@ -1,17 +1,20 @@
-"""Which of a run's processes make no progress, on all nodes."""
+"""Which of a run's processes make no progress, on all nodes, and how often one is replaced."""
 
 import contextlib
 import time
-from collections import deque
+from collections import defaultdict, deque
 
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
+from vla_rl.cluster.calls import ProcessDied, ProcessFailed, describe
 from vla_rl.cluster.processes.common import PulseAddress
 from vla_rl.cluster.ray_session import RaySession
-from vla_rl.placement.plan import Plan, Process
+from vla_rl.placement.plan import STORE, Plan, Process
 
 _LOOK_EVERY_S = 1.0
 _WINDOW_S = 600.0
+_DEATHS_EACH = 5  # of each process on average, within the window
+_ERRORS_EACH = 2  # of one process: what raises the same error at each start comes back at once
 
 
 class RestartRate:
@@ -22,12 +25,47 @@ class RestartRate:
         self.most, self.window_s = most, window_s
         self._times: deque[float] = deque()
 
+    @property
+    def recent(self) -> int:
+        """How many were counted within the window."""
+        return len(self._times)
+
     def count(self, now: float) -> bool:
         """Count one at the time ``now``, in seconds; whether they are too many."""
         self._times.append(now)
         while self._times[0] < now - self.window_s:
             self._times.popleft()
         return len(self._times) > self.most
+
+
+class Replacements:
+    """Env workers and inference servers that were replaced; too many end the run, with the first cause."""
+
+    def __init__(self, processes: int) -> None:
+        self.count = 0
+        self._deaths = RestartRate(_DEATHS_EACH * processes)
+        self._errors: defaultdict[str, RestartRate] = defaultdict(lambda: RestartRate(_ERRORS_EACH))
+        self._first: dict[str, str] = {}  # error of each process
+
+    def admit(self, name: str, failure: RayError | None) -> str:
+        """Why the process is replaced, in one line.
+
+        Raises ProcessFailed or ProcessDied if that has happened too often.
+        """
+        reason = "it returned" if failure is None else describe(failure)
+        self.count += 1
+        now = time.monotonic()
+        if isinstance(failure, RayTaskError):
+            too_many = self._errors[name].count(now)
+            if self._errors[name].recent == 1:
+                self._first[name] = reason
+            if too_many:
+                times = f"{_ERRORS_EACH + 1} times within {_WINDOW_S:.0f} s"
+                raise ProcessFailed(f"{name} failed {times}: {self._first[name]}")
+        if self._deaths.count(now):
+            others = f"{self._deaths.most} others within {self._deaths.window_s:.0f} s before"
+            raise ProcessDied(f"{name} died ({reason}), and {others}")
+        return reason.splitlines()[0]
 
 
 class Supervision:
@@ -38,7 +76,7 @@ class Supervision:
         self._session, self._plan = session, plan
         self._stall_s, self._setup_s = stall_s, setup_s
         self._looked = 0.0
-        self._watched = list(plan.processes)  # the rows of all nodes
+        self._watched = [*plan.processes, STORE]  # the rows of all nodes
         self._paths = {
             node: session.call(node, "create_pulses", len(self._watched)) for node in {p.node for p in self._watched}
         }
@@ -55,7 +93,7 @@ class Supervision:
         self._looked = now
         killed = []
         for node in self._paths:
-            with contextlib.suppress(RayError):  # a dead node's processes are found by their death
+            with contextlib.suppress(ProcessDied):  # a dead node's processes are found by their death
                 for row, silent in self._session.call(node, "kill_overdue").items():
                     process = self._watched[row]
                     killed.append(f"{process.role} {process.index} made no progress for {silent:.0f} s: killed")

@@ -3,17 +3,18 @@
 checkpoints/
     000040/
         policy/            the policy alone, for `vla-rl eval` and for another run's policy.checkpoint
-        learner/           DeepSpeed's state: trained weights, optimizer, shards of every rank
+        learner/           trained weights and the optimizer's moments, a part from every rank
         trajectories.npz   finished episodes that are still to be trained
         state.json         counters, versions, time spent
         files.json         all of these files, with their sizes, and checksums of the smaller ones
     after-000020/          later ones, which were set aside when the run was resumed at that iteration
 """
 
+import contextlib
 import json
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,23 @@ class Checkpoints:
             there = ", ".join(str(int(p.name)) for p in self.complete()) or "none"
             raise UserError(f"{self.folder}: no complete checkpoint of iteration {iteration}; there are: {there}")
         return path
+
+    def newest_undamaged(self, say: Callable[[str], None] = print) -> Path:
+        """The newest checkpoint whose files are as they were written. ``say``: called with what is passed over.
+
+        Raises UserError if the run has none; it is about the newest.
+        """
+        newest, *older = [self.newest(), *reversed(self.complete()[:-1])]
+        try:
+            read_state(newest)
+            return newest
+        except UserError as error:
+            for path in older:
+                with contextlib.suppress(UserError):
+                    read_state(path)
+                    say(f"{newest} is passed over: {error}")
+                    return path
+            raise
 
     def newest(self) -> Path:
         """Raises UserError if the run has no checkpoint."""

@@ -1,6 +1,7 @@
 """The command line `vla-rl`. A command is imported when it runs, so that help and mistakes are answered at once."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -72,6 +73,22 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _whole(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number below 1000000000")
+    return int(text)
+
+
+def _amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and below a million")
+    return value
+
+
 def _numbers(text: str) -> list[int]:
     return [_positive(part) for part in text.split(",")]
 
@@ -133,6 +150,11 @@ OVERRIDES = _option(
 )
 JSON = _file("--json", "also write the figures to this file")
 PICTURE = _file("--output", "draw a picture, a png file")
+
+FAULT_NAMES = (
+    *("kill", "freeze", "delay", "exception", "nan_observation", "nan_loss", "full_disk", "full_shared_memory"),
+    *("corrupt_checkpoint", "driver", "node", "tree"),
+)
 
 # name: (handler, summary, arguments); a handler is a function, or "module:function" below vla_rl.commands
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]] = {
@@ -226,6 +248,27 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             _count("--jobs", "runs at a time", 1),
             PICTURE,
             JSON,
+        ),
+    ),
+    "chaos": (
+        "chaos.command:chaos_command",
+        "train while processes are killed, frozen and fed with nonsense, and report what each fault cost",
+        (
+            CONFIG,
+            OVERRIDES,
+            _option("--minutes", metavar="M", type=_amount, default=10.0, help="of training with faults"),
+            _option(
+                "--faults", metavar="KIND,...", default="all", help="all, none, or some of: " + ", ".join(FAULT_NAMES)
+            ),
+            _option("--every", metavar="SECONDS", type=_amount, default=20.0, help="mean pause before a fault"),
+            _count("--count", "no more faults after so many; the run goes on alone"),
+            _option("--seed", metavar="N", type=_whole, default=0, help="of the faults and their moments"),
+            _option(
+                "--undisturbed",
+                metavar="RUN",
+                type=Path,
+                help="a run of this config and seed to compare with; by default one is trained afterwards",
+            ),
         ),
     ),
     "plan": (

@@ -25,11 +25,10 @@ class LastingOutput:
         self._attempt(self._stream.flush)
 
     def _attempt(self, action: Callable[..., Any], *args: str) -> None:
-        if self.error is None:
-            try:
-                action(*args)
-            except OSError as error:
-                self.error = error
+        try:
+            action(*args)
+        except OSError as error:  # a full disk may have room later
+            self.error = self.error or error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,6 +53,8 @@ class RunFolder:
         self.config = config
         self.checkpoints = Checkpoints(path / "checkpoints", config.train.keep_checkpoints)
         self._evaluations = [found for record in self.metrics() if (found := _evaluation(record))]
+        self._unwritten: list[str] = []  # records for which the disk had no room
+        self.updates = 0  # logged by this process
         self._lock: FileLock | None = None
         self._is_new = False
         self._tensorboard: Any = None
@@ -69,12 +71,13 @@ class RunFolder:
                 path = new_folder(parent, f"{config.algo.name}-{config.env.name}-{started}")
             else:
                 path = parent / name
-                path.mkdir(parents=True)
+                path.mkdir(parents=True, exist_ok=_is_stillborn(path))
             run = cls(path, config)
             run._is_new = True
             run._take_lock()
-            (path / "config.yaml").write_text(dump_config(config))
             write_json(path / "metadata.json", metadata(spec, argv))
+            with replacing(path / "config.yaml") as partial:  # the last: with it, the run can be resumed
+                partial.write_text(dump_config(config))
             run._open_loggers(0)
             return run
         except BaseException as error:
@@ -89,18 +92,23 @@ class RunFolder:
             raise
 
     @classmethod
-    def reopen(cls, path: Path, config: RunConfig, iteration: int | None = None) -> tuple[Self, Path]:
-        """Continue from the checkpoint of an iteration, or from the newest; returns it, too.
+    def reopen(cls, path: Path, config: RunConfig, iteration: int | None = None) -> tuple[Self, Path | None]:
+        """Continue from the checkpoint of an iteration, or from the newest; returns it, too (None: there is none yet).
 
-        Later metrics are removed, later checkpoints set aside. Raises UserError if there is no such checkpoint, or
-        another process continues the run.
+        Later metrics are removed, later checkpoints set aside; damaged ones do not count as the newest. Raises
+        UserError if there is no checkpoint of ``iteration``, or another process continues the run.
         """
         run = cls(path, config)
         run._take_lock()
         try:
-            checkpoint = run.checkpoints.newest() if iteration is None else run.checkpoints.of(iteration)
-            read_state(checkpoint)
-            run._rewind(int(checkpoint.name))
+            if iteration is None:
+                checkpoint = run.go_back(print)
+            else:
+                read_state(checkpoint := run.checkpoints.of(iteration))
+                run._rewind(iteration)
+            with replacing(path / "config.yaml") as partial:
+                partial.write_text(dump_config(config))
+            run._open_loggers(int(checkpoint.name) if checkpoint else 0)
         except BaseException:
             run.close()
             raise
@@ -119,8 +127,16 @@ class RunFolder:
             partial.write_text("".join(kept))
         self.checkpoints.set_aside_after(iteration)
         self._evaluations = [found for found in self._evaluations if found[0] <= iteration]
-        (self.path / "config.yaml").write_text(dump_config(self.config))
-        self._open_loggers(iteration)
+
+    def go_back(self, say: Callable[[str], None]) -> Path | None:
+        """Continue from the newest undamaged checkpoint, in the same process; None: from the beginning.
+
+        Raises UserError if there are checkpoints, and all are damaged.
+        """
+        checkpoint = self.checkpoints.newest_undamaged(say) if self.checkpoints.complete() else None
+        self._unwritten.clear()
+        self._rewind(int(checkpoint.name) if checkpoint else -1)
+        return checkpoint
 
     @property
     def _metrics_file(self) -> Path:
@@ -170,17 +186,32 @@ class RunFolder:
             )
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of an iteration to all loggers. ``iteration``: updates done."""
+        """Write the metrics of an iteration to all loggers. ``iteration``: updates done.
+
+        Raises OSError if the disk has no room; the record is then written with a later one.
+        """
         record = {"iteration": iteration, "time": time.time()} | {k: _rounded(v) for k, v in metrics.items()}
-        with self._metrics_file.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        self.updates += iteration > 0
+        self._unwritten.append(json.dumps(record) + "\n")
         if found := _evaluation({"iteration": iteration} | dict(metrics)):
             self._evaluations.append(found)
+        if self._wandb:
+            self._wandb.log(dict(metrics), step=iteration)
+        self._append_metrics()
         if self._tensorboard:
             self._tensorboard.add_event(_tensorboard_event(iteration, metrics))
             self._tensorboard.flush()
-        if self._wandb:
-            self._wandb.log(dict(metrics), step=iteration)
+
+    def _append_metrics(self) -> None:
+        """Whole lines, or none; what does not fit now is written later."""
+        before = self._metrics_file.stat().st_size if self._metrics_file.exists() else 0
+        try:
+            with self._metrics_file.open("ab") as file:
+                file.write("".join(self._unwritten).encode())
+        except OSError:
+            os.truncate(self._metrics_file, before)
+            raise
+        self._unwritten.clear()
 
     def save_profile(self, profile: Profile) -> None:
         save_profile(profile, self.path / "profile.yaml")
@@ -207,6 +238,11 @@ class RunFolder:
             shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             self._lock.release()
+
+
+def _is_stillborn(path: Path) -> bool:
+    """Whether the folder is that of a run that was killed before it could be resumed."""
+    return (path / "lock").is_file() and not (path / "config.yaml").exists()
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:

@@ -7,31 +7,30 @@
         advance      the store's admission gate opens further
         evaluate, log, migrate to a better plan, checkpoint: if due
 
-A migration is a resume in the same process: the checkpoint names the next plan, and the run continues from it.
+A migration is a resume in the same process: the checkpoint names the next plan, and the run continues from it. So is
+the restart after a failure (``recovery``).
 """
 
 import sys
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
 
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.ray_session import require_cluster
-from vla_rl.commands.checkpoints import read_state
+from vla_rl.commands.recovery import Recovery, Start
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.signals import StopRequest
 from vla_rl.commands.trainer import Trainer
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import RunError, UserError
 from vla_rl.core.files import write_json
-from vla_rl.core.records import EnvSpec, Trajectory
+from vla_rl.core.records import EnvSpec
 from vla_rl.observability.console import TrainingView
 from vla_rl.placement.plan import Plan
-from vla_rl.placement.planner import plan_of_record, plan_run
+from vla_rl.placement.planner import plan_run
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.store import StoreRules
-from vla_rl.replay.trajectory_file import load_trajectories
 
 
 def train(
@@ -55,44 +54,35 @@ def train(
         RunFolder.reopen(resume, config, iteration) if resume else (RunFolder.create(config, spec, sys.argv), None)
     )
     with closing(folder):
-        start = _Start.of(checkpoint, config) if checkpoint else _Start()
+        start = Start.of(checkpoint, config) if checkpoint else Start()
         _run(config, spec, folder, plan, start)
     if json_file is not None:
         write_json(json_file, {"run": str(folder.path), "metrics": folder.metrics()[-1]})
     return 0
 
 
-def _run(config: RunConfig, spec: EnvSpec, folder: RunFolder, plan: Plan, start: "_Start") -> None:
-    """Train on one cluster after the other, as often as the run migrates."""
+def _run(config: RunConfig, spec: EnvSpec, folder: RunFolder, plan: Plan, start: Start) -> None:
+    """Train on one cluster after the other, as often as the run migrates or is restarted."""
     done = start.state["policy_version"]
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {folder.path}"
     with StopRequest() as stop, TrainingView(title, spec, config.train.iterations, done) as view:
-        migrates = True
-        while migrates:
-            with Cluster(config, start.plan or plan, spec, StoreRules.of(config, spec)) as cluster:
-                trainer = Trainer(config, spec, folder, cluster, view, stop)
-                trainer.start(start.checkpoint, start.state, start.trajectories)
-                start = _Start()  # frees what it holds
-                migrates = main_loop(trainer)
-            if migrates:
-                start = _Start.of(folder.checkpoints.newest(), config)
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """Where a run, or its part up to a migration, starts from."""
-
-    checkpoint: Path | None = None
-    state: dict[str, Any] = field(default_factory=lambda: {"policy_version": 0, "seconds": 0.0})
-    trajectories: list[Trajectory] = field(default_factory=list)
-    plan: Plan | None = None  # None: the one for a new run
-
-    @classmethod
-    def of(cls, checkpoint: Path, config: RunConfig) -> Self:
-        """Raises UserError if the checkpoint is damaged."""
-        state = read_state(checkpoint)
-        plan = plan_of_record(config, state["layout"]) if config.placement.replan_every and "layout" in state else None
-        return cls(checkpoint, state, load_trajectories(checkpoint / "trajectories.npz"), plan)
+        recovery = Recovery(config, folder, start.state["seconds"], view.say)
+        unfinished = True
+        while unfinished:
+            try:
+                with Cluster(config, start.plan or plan, spec, StoreRules.of(config, spec)) as cluster:
+                    trainer = Trainer(config, spec, folder, cluster, view, stop)
+                    trainer.restarts = recovery.restarts
+                    trainer.start(start.checkpoint, start.state, start.trajectories)
+                    start = Start()  # frees what it holds
+                    unfinished = main_loop(trainer)
+                if unfinished:
+                    start = Start.of(folder.checkpoints.newest(), config)
+            except (RunError, UserError, OSError) as error:
+                stop.graceful = False  # nothing is done meanwhile that a checkpoint would save
+                if stop.requested:
+                    raise
+                start = recovery.start_after(error)
 
 
 # consumes: super-batches. waits for: the store, the learners. unblocked by: their answers, time limits, Ctrl-C.
@@ -117,12 +107,15 @@ def main_loop(t: Trainer) -> bool:
         if train.eval_episodes and (last or t.due(train.eval_every)):
             metrics |= t.evaluate()
         t.log(metrics)
+        t.settle()
         last = last or t.has_converged()
         if not last and (migration := t.propose_migration()):
             t.drain()
             t.checkpoint(migration.plan)
-            if not t.stop.requested:
+            t.settle(wait=True)
+            if t.is_saved() and not t.stop.requested:
                 return True
+            t.cluster.call_store("open")
         elif last or t.stop.requested or (not t.diverges and (t.due(train.checkpoint_every) or t.improved())):
             t.checkpoint(t.cluster.plan)
     t.finish()

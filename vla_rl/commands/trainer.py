@@ -1,23 +1,22 @@
 """What the main loop of a training run does: one method for each step, over a started cluster."""
 
+import contextlib
 import sys
 import time
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from vla_rl.cluster.cluster import Cluster
-from vla_rl.commands.checkpoints import require_parts
 from vla_rl.commands.divergence import DivergenceGuard
 from vla_rl.commands.evaluate import STALL_S, run_evaluation
 from vla_rl.commands.run_folder import RunFolder, metadata
+from vla_rl.commands.saving import Saving
 from vla_rl.commands.signals import StopRequest
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.errors import StallError
-from vla_rl.core.files import write_json
+from vla_rl.core.errors import RunError, StallError
 from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec, Trajectory
 from vla_rl.observability.console import TrainingView
@@ -47,8 +46,11 @@ class Trainer:
         self.cluster, self.view, self.stop = cluster, view, stop
         self.policy_version = 0  # updates done: the version of the learner's weights
         self.published_version = 0  # the version that inference acts with
+        self.restarts = 0  # of the run, in this session
         self._guard = DivergenceGuard(folder.path, config.learner.max_skipped_updates)
         self._longest_update = 0.0  # seconds
+        self._saving: Saving | None = None  # the checkpoint that is being written
+        self._saving_s = 0.0  # for which checkpoints have held up the main loop since the last log
         self._started = time.monotonic()
         self._earlier_s = 0.0  # training time of earlier sessions of this run
         self._throughput = Throughput()
@@ -63,6 +65,7 @@ class Trainer:
         """
         self.view.status("starting processes")
         self.cluster.notify = self.view.say
+        self.cluster.meanwhile = self.settle
         self.stop.graceful = False
         self.stop.listen()  # again, since Ray has been started
         self.policy_version = self.published_version = state["policy_version"]
@@ -159,7 +162,8 @@ class Trainer:
             if evaluation is None:
                 break
             self.view.say(f"iteration {self.policy_version}: {evaluation.text()}")
-            self.folder.save_evaluation(f"{self.policy_version:06d}-{kind}", evaluation.record(), evaluation.frames)
+            with self._attempt("the evaluation"):
+                self.folder.save_evaluation(f"{self.policy_version:06d}-{kind}", evaluation.record(), evaluation.frames)
             names = (f"eval/{kind}_success", f"eval/{kind}_low95", f"eval/{kind}_high95")
             metrics |= dict(zip(names, (evaluation.success, *evaluation.interval), strict=True))
         self.measure()  # leaves the evaluation out of the next iteration's rates
@@ -192,13 +196,24 @@ class Trainer:
         metrics = metrics | {f"episodes/{name}": float(value) for name, value in counters.items()}
         elapsed = self._elapsed()
         metrics |= {"time/seconds": elapsed, "restarts": float(self.cluster.restarts), "memory/gib": resident_gib()}
+        metrics["restarts_of_run"] = float(self.restarts)
         if self.config.placement.replan_every:
             metrics["placement/migrations"] = float(self._replanner.migrations)
         metrics["machine/cpu"] = psutil.cpu_percent() / 100  # share of all cores since the previous iteration
+        metrics["time/checkpoint_s"], self._saving_s = self._saving_s, 0.0
         if self.policy_version:
             metrics["time/left_s"] = self._time_left(elapsed)
-        self.folder.log(self.policy_version, metrics)
+        with self._attempt("the metrics"):
+            self.folder.log(self.policy_version, metrics)
         self.view.update(self.policy_version, metrics)
+
+    @contextlib.contextmanager
+    def _attempt(self, what: str) -> Iterator[None]:
+        """A full disk does not end a run: within the block it is said, and what is left out is not vital."""
+        try:
+            yield
+        except OSError as error:
+            self.view.say(f"iteration {self.policy_version}: {what} could not be written ({error}); the run goes on")
 
     def _elapsed(self) -> float:
         return self._earlier_s + time.monotonic() - self._started
@@ -219,7 +234,8 @@ class Trainer:
             return None
         if migration is not None:
             self.view.say(f"iteration {self.policy_version}: {migration.text()}")
-            self.folder.log_migration(self.policy_version, migration.record())
+            with self._attempt("the migration"):
+                self.folder.log_migration(self.policy_version, migration.record())
         return migration
 
     def drain(self) -> None:
@@ -233,37 +249,60 @@ class Trainer:
             time.sleep(_DRAIN_POLL_S)
 
     def checkpoint(self, plan: Plan) -> None:
-        """Write a checkpoint. ``plan``: the one with which to continue."""
-        self.view.status("writing a checkpoint")
-        best = self.folder.best_iteration() if self.config.train.keep_best else None
-        with self.folder.checkpoints.write(self.policy_version, best) as folder:
-            about = {"run": self.folder.path.name, "iteration": self.policy_version} | metadata(self.spec, sys.argv)
-            with self.cluster.learner_on_device():
-                saves = [learner.save.remote(folder, about) for learner in self.cluster.learners]
-                if self.cluster.world_model is not None:
-                    saves.append(self.cluster.world_model.save.remote(folder))
-                stored: Any = self.cluster.store.save.remote(folder)
-                record = self.cluster.get(stored, "the store's state", self.cluster.deadlines.checkpoint)
-                seen = self.cluster.get(saves, "the learner's checkpoint", self.cluster.deadlines.checkpoint)
-            require_parts(folder, chain.from_iterable(seen))
-            state = {
-                "policy_version": self.policy_version,
-                "seconds": self._elapsed(),
-                "store": record,
-                "replanner": self._replanner.state(),
-                "layout": layout_record(plan),
-            }
-            write_json(folder / "state.json", state)
+        """Begin a checkpoint of this moment, which is written while training goes on; see ``settle``.
+
+        ``plan``: the one with which to continue.
+        """
+        self.settle(wait=True)
+        self.view.status("copying for a checkpoint")
+        start = time.monotonic()
+        with self._attempt("a checkpoint"):
+            self._saving = Saving.begin(
+                self.cluster,
+                self.folder,
+                self.policy_version,
+                about={"run": self.folder.path.name, "iteration": self.policy_version} | metadata(self.spec, sys.argv),
+                state={
+                    "policy_version": self.policy_version,
+                    "seconds": self._elapsed(),
+                    "replanner": self._replanner.state(),
+                    "layout": layout_record(plan),
+                },
+            )
+        self._saving_s += time.monotonic() - start
         if (profile := self._replanner.profile()) is not None:
-            self.folder.save_profile(profile)
+            with self._attempt("the profile"):
+                self.folder.save_profile(profile)
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Complete the checkpoint that is being written, if it is, or after waiting for that."""
+        if self._saving is None or not (wait or self._saving.is_written()):
+            return
+        if wait:
+            self.view.status("completing a checkpoint")
+        start, saving, self._saving = time.monotonic(), self._saving, None
+        with self._attempt("a checkpoint"):
+            saving.complete()
+        self._saving_s += time.monotonic() - start
+
+    def is_saved(self) -> bool:
+        """Whether there is a checkpoint of this iteration."""
+        complete = self.folder.checkpoints.complete()
+        return bool(complete) and complete[-1].name == f"{self.policy_version:06d}"
 
     def finish(self) -> None:
         """The last checkpoint, if it is missing, the curves, and a word about what comes next."""
         from vla_rl.observability.plots import draw_curves
 
-        complete = self.folder.checkpoints.complete()
-        if not complete or complete[-1].name != f"{self.policy_version:06d}":
+        self.settle(wait=True)
+        if not self.is_saved():
             self.checkpoint(self.cluster.plan)
+            self.settle(wait=True)
+        if not self.is_saved():
+            raise RunError(
+                f"the last checkpoint, of iteration {self.policy_version}, could not be written to {self.folder.path}; "
+                f"make room, then continue from the one before: vla-rl train --resume {self.folder.path}"
+            )
         draw_curves(self.folder.metrics(), self.folder.path / "curves.png", self.folder.path.name)
         if self.has_converged():
             self.view.say(f"stopped early: the highest success was reached at iteration {self.folder.best_iteration()}")

@@ -95,6 +95,11 @@ class TrainConfig(ConfigGroup):
     patience: NonNegative = Field(
         0, description="Stop after this many evaluations in a row below the highest greedy success; 0: never."
     )
+    restarts: NonNegative = Field(
+        5,
+        description="How often within an hour the run is restarted from its newest checkpoint after it has lost a "
+        "learner, the replay store or a node, or something took too long; one more failure ends it.",
+    )
     max_minutes: PositiveFloat | None = Field(
         None,
         description="Time limit: evaluate, write a checkpoint and stop, after the first update at the earliest; null: "

@@ -10,9 +10,13 @@ class RunError(RuntimeError):
     """A run cannot go on: exit status 1. The text names the first cause, where its evidence is, and what to do."""
 
 
-class StallError(RunError, TimeoutError):
+class RecoverableError(RunError):
+    """Processes have died, failed or hang; the run can go on from its newest checkpoint."""
+
+
+class StallError(RecoverableError, TimeoutError):
     """Nothing has happened for longer than it may take."""
 
 
 class NotFiniteError(ValueError):
-    """Data for training holds a NaN or an infinity."""
+    """Numbers of a simulator, or data for training, hold a NaN or an infinity."""

@@ -24,7 +24,7 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.{unique}{_PARTIAL}")
     try:
         yield partial
-        _write_to_disk(partial)
+        write_to_disk(partial)
         if path.is_dir():  # only an empty folder can be replaced in one step
             retired = path.with_name(f".{path.name}.{unique}{_RETIRED}")
             path.rename(retired)
@@ -50,11 +50,11 @@ def remove_partial(folder: Path) -> None:
                 left.unlink(missing_ok=True)
 
 
-def _write_to_disk(path: Path) -> None:
+def write_to_disk(path: Path) -> None:
     """A file, or all files below a folder, and the folders."""
     if path.is_dir():
         for inner in path.iterdir():
-            _write_to_disk(inner)
+            write_to_disk(inner)
     _sync(path)
 
 

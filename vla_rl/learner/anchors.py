@@ -7,12 +7,14 @@ run's seed, the policy version and the step alone.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from vla_rl.core.postponed import write
 from vla_rl.core.records import Array, EnvSpec, Record, SuperBatch, join_records, take_rows
 
 if TYPE_CHECKING:
@@ -93,7 +95,8 @@ class Anchors:
             joined = _joined(list(self._episodes))
             arrays = {name: getattr(joined, name) for name in _ARRAYS}
             arrays |= {_RECORD + name: array for name, array in joined.record.items()}
-        np.savez(path, lengths=np.array([len(e) for e in self._episodes], np.int64), **arrays)
+        lengths = np.array([len(e) for e in self._episodes], np.int64)
+        write(path, partial(np.savez, path, lengths=lengths, **arrays))
 
     def load(self, path: Path) -> None:
         with np.load(path, allow_pickle=False) as data:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from algos.advantages import chunk_rewards
 from vla_rl.core.records import SuperBatch
-from vla_rl.learner.state_files import load_data
+from vla_rl.learner.state_files import load_data, save_data
 
 if TYPE_CHECKING:
     from algos.critic import CriticAlgorithm
@@ -97,7 +97,7 @@ class CriticTrainer:
         if self._online is None:
             return
         networks = {"online": self._online.state_dict(), "target": self._target.state_dict()}
-        torch.save(networks | {"optimizer": self._optimizer.state_dict()}, path)
+        save_data(networks | {"optimizer": self._optimizer.state_dict()}, path)
 
     def load(self, path: Path) -> None:
         """Continue from ``save``. Raises UserError if the file is damaged."""

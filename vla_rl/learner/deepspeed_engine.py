@@ -1,4 +1,4 @@
-"""DeepSpeed around a policy: its engine, the tensors it holds on the device, and loading its state."""
+"""DeepSpeed around a policy: its engine, and the tensors it holds on the device."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from vla_rl.config.run_config import ZERO_BUCKET, ZERO_LIVE, LearnerConfig
 from vla_rl.core.devices.offload import Offloader
-from vla_rl.core.errors import UserError
-from vla_rl.learner.state_files import data_only_checkpoint_engine
 from vla_rl.policies.base.activation_checkpointing import checkpoint_activations
 from vla_rl.policies.base.policy import Policy
 
@@ -37,7 +35,6 @@ def make_engine(policy: Policy, settings: LearnerConfig) -> tuple[Any, Any]:
     weights = [weight for group in groups for weight in group["params"]]
     ds_config = _engine_config(settings, sum(weight.numel() for weight in weights), weights[0].is_cuda)
     engine, wrapped, _, _ = deepspeed.initialize(model=policy, optimizer=optimizer, config=ds_config)
-    engine.checkpoint_engine = data_only_checkpoint_engine()
     if settings.precision == "bf16" and settings.zero_stage == 0:
         for weight in weights:
             weight.grad_dtype = torch.float32  # DeepSpeed accumulates in float32 under ZeRO only
@@ -128,17 +125,3 @@ def tensors_held(*roots: object) -> Iterator[Tensor]:
             rest += item
         if isinstance(item, (Tensor, torch.optim.Optimizer)) or type(item).__module__.startswith("deepspeed."):
             rest += getattr(item, "__dict__", {}).values()
-
-
-def load_trained(src: dict[str, Tensor], dst: Policy) -> None:
-    """Load the trained weights; the others are not part of a learner's state. Raises UserError if they do not fit."""
-    try:
-        keys = dst.load_state_dict(src, strict=False)
-        wrong = [*(dst.trained_parameters().keys() & keys.missing_keys), *keys.unexpected_keys]
-    except RuntimeError as error:  # shapes, one a line
-        wrong = [line.strip() for line in str(error).splitlines()[1:]]
-    if wrong:
-        raise UserError(
-            f"policy: the saved learner has other weights ({len(wrong)} differ, such as {min(wrong)}); resume with "
-            "the run's own keys of the group policy, or start a new run from its policy by policy.checkpoint"
-        )

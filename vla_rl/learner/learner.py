@@ -33,10 +33,11 @@ from vla_rl.core.ipc.weights import WeightPublisher, weights_nbytes
 from vla_rl.core.records import Observation, SuperBatch, take_rows
 from vla_rl.learner.anchors import Anchors
 from vla_rl.learner.critic import CriticTrainer
-from vla_rl.learner.deepspeed_engine import load_trained, make_engine, make_offloader, reset_unused_steps
+from vla_rl.learner.deepspeed_engine import make_engine, make_offloader, reset_unused_steps
 from vla_rl.learner.device_timer import DeviceTimer
 from vla_rl.learner.forward_passes import ForwardPasses
 from vla_rl.learner.optimizer_steps import OptimizerSteps
+from vla_rl.learner.whole_state import WholeState
 from vla_rl.observability.meter import Meter
 from vla_rl.policies.base.policy import Policy
 from vla_rl.policies.build import torch_dtype
@@ -44,8 +45,12 @@ from vla_rl.policies.build import torch_dtype
 Share = Callable[[], tuple[torch.Tensor, dict[str, torch.Tensor]]]  # a share of a loss, and sums for the metrics
 
 
-def join_ranks(rank: int, world_size: int, address: str, port: int, device: str) -> None:
-    """Enter the learner's process group. Collective; called once, before a Learner is created."""
+def join_ranks(rank: int, world_size: int, meeting: tuple[str, int] | Path, device: str) -> None:
+    """Enter the learner's process group. Collective; called once, before a Learner is created.
+
+    ``meeting``: host and port of rank 0, or a new file that all ranks see: then nothing listens to other machines.
+    """
+    address, port = ("127.0.0.1", 0) if isinstance(meeting, Path) else meeting
     os.environ |= {
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
@@ -58,7 +63,16 @@ def join_ranks(rank: int, world_size: int, address: str, port: int, device: str)
     from deepspeed.ops import __compatible_ops__
 
     __compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled at first use, for tens of seconds
-    deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
+    method = None
+    if isinstance(meeting, Path):
+        method = f"file://{meeting.absolute()}?rank={rank}&world_size={world_size}"
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    deepspeed.init_distributed(
+        "nccl" if device == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+        init_method=method,
+    )
 
 
 class Learner:
@@ -99,6 +113,7 @@ class Learner:
         self._engine, self._optimizer = make_engine(policy, config.learner)
         self.policy: Policy = self._engine.module
         self._steps = OptimizerSteps(self._engine, self.policy, world_size, self._device)
+        self._state = WholeState(self._engine, self.policy, rank, world_size)
         self._memory = make_offloader(self._engine, self._reference, self._device)
 
     def update(self, batch: SuperBatch) -> dict[str, float]:
@@ -289,8 +304,11 @@ class Learner:
                 deque(tensors, maxlen=0)  # take part in gathering, and keep nothing
 
     def save(self, folder: Path) -> None:
-        """Save trained weights, optimizer and sharded state; collective. Frozen weights stay in their checkpoint."""
-        self._engine.save_checkpoint(str(folder), tag="state", exclude_frozen_parameters=True)
+        """Save trained weights and their moments (``WholeState``); collective. Frozen weights stay in their checkpoint.
+
+        Files are written now or later (``postponed``).
+        """
+        self._state.save(folder / "state")
         if self._anchors is not None and self._rank == 0:
             self._anchors.save(folder / "anchors.npz")
         if self._critic is not None and self._rank == 0:
@@ -301,7 +319,7 @@ class Learner:
         finite."""
         if not (folder / "state").is_dir():
             raise FileNotFoundError(f"no learner state in {folder}")
-        self._engine.load_checkpoint(str(folder), tag="state", custom_load_fn=load_trained)
+        self._state.load(folder / "state")
         require_finite(self.policy.trained_parameters().values(), str(folder))
         if self._anchors is not None and (folder / "anchors.npz").is_file():
             self._anchors.load(folder / "anchors.npz")

@@ -88,7 +88,7 @@ class Layout:
 class Process:
     """One process of the plan."""
 
-    role: str  # "env worker", "inference server", "learner" or "world model"
+    role: str  # "env worker", "inference server", "learner", "world model" or "replay store"
     index: int
     kind: Kind  # where it computes
     devices: tuple[int, ...]  # empty: on cores, without a lease
@@ -99,6 +99,9 @@ class Process:
     @property
     def torch_device(self) -> str:
         return "cuda" if self.kind == "cuda" and self.devices else "cpu"
+
+
+STORE = Process("replay store", 0, "cpu", (), 1, None)  # of every plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,10 @@ class Groups:
         differ = len(group) == 1 or max(returns) - min(returns) > _SAME_RETURN
         return differ and self.rules.success_low <= success <= self.rules.success_high
 
+    def give_up(self, group: int) -> int:
+        """Drop a group that will not be complete. Returns how many of its episodes were here."""
+        return len(self._partial.pop(group, ()))
+
     def drop_older_than(self, version: int) -> int:
         """Drop groups with any chunk from an older policy version. Returns the number of dropped episodes."""
         before = len(self)

@@ -98,6 +98,9 @@ class ReplayStore:
         self._next_id = 0
         self._running: dict[int, tuple[int, EpisodeSpec]] = {}  # id -> (worker, episode)
         self._dead = set[int]()  # workers
+        self._lost_once = set[EpisodeSpec]()  # without their ids
+        self._given_up = set[int]()  # groups with an episode that was set aside
+        self._set_aside = 0
         self._next_group = 0
         self._played = self._succeeded = self._steps = 0  # of finished training episodes, including filtered ones
         self._tasks = TaskSchedule(rules.num_tasks, rules.seed, rules.task_rule)
@@ -148,7 +151,8 @@ class ReplayStore:
                 self._succeeded += finished.success
                 self._steps += finished.steps
                 self._tasks.observe(finished.episode.task, finished.success)
-                self.ledger.filtered += self._buffer.add(finished)
+                given_up = finished.episode.group in self._given_up
+                self.ledger.filtered += 1 if given_up else self._buffer.add(finished)
             self._changed.notify_all()
             return True
 
@@ -160,7 +164,10 @@ class ReplayStore:
             self._changed.notify_all()
 
     def worker_lost(self, worker: int) -> int:
-        """A worker died: count its episodes as lost and schedule them again. Returns how many."""
+        """A worker died: count its episodes as lost and schedule them again. Returns how many.
+
+        Those that are lost for the second time may have crashed their simulator: they are set aside.
+        """
         with self._changed:
             self._dead.add(worker)
             lost = [e for owner, e in self._running.values() if owner == worker]
@@ -171,8 +178,23 @@ class ReplayStore:
     def _lose(self, episodes: Sequence[EpisodeSpec]) -> None:
         for episode in episodes:
             del self._running[episode.id]
-            (self._evaluations if episode.evaluation else self._due).append(episode)
+            if (content := replace(episode, id=0)) in self._lost_once:
+                self._put_aside(episode)
+            elif episode.group not in self._given_up:
+                self._lost_once.add(content)
+                (self._evaluations if episode.evaluation else self._due).append(episode)
         self.ledger.lost += len(episodes)
+
+    def _put_aside(self, episode: EpisodeSpec) -> None:
+        """Play it no more. The rest of its group would wait for it and is dropped; an evaluation counts a failure."""
+        self._set_aside += 1
+        if episode.evaluation:
+            version = self.published_version
+            self._results.append(EpisodeResult(episode, False, 0, 0.0, version, version, 0.0))
+        else:
+            self._given_up.add(episode.group)
+            self.ledger.filtered += self._buffer.give_up(episode.group)
+            self._due = deque(e for e in self._due if e.group != episode.group)
 
     def _available(self) -> int:
         if not self._is_open:
@@ -328,6 +350,7 @@ class ReplayStore:
             buffered = len(self._buffer) + len(self._taken)
             outcomes = {"played": self._played, "succeeded": self._succeeded, "control_steps": self._steps}
             under_way = {"running": len(self._running), "buffered": buffered, "in_training": self._in_training}
+            under_way["set_aside"] = self._set_aside
             gate = {"published_version": self.published_version, "capacity": self.capacity()}
             imagined = self._bundles.counters() if self.rules.branches else {}
             return asdict(self.ledger) | under_way | outcomes | gate | imagined
@@ -341,7 +364,9 @@ class ReplayStore:
             self._changed.wait_for(lambda: not self._taken or self._filled is not None, timeout=60.0)
             if self._in_training:
                 raise RuntimeError(f"{self._in_training} episodes are being trained: checkpoint after advance()")
-            running = [asdict(e) for _, e in self._running.values() if not e.evaluation]
+            running = [
+                asdict(e) for _, e in self._running.values() if not e.evaluation and e.group not in self._given_up
+            ]
             record = {
                 "ledger": asdict(self.ledger),
                 "policy_version": self._next_version,
@@ -350,6 +375,7 @@ class ReplayStore:
                 "task_failure": list(self._tasks.failure),
                 "due": running + [asdict(e) for e in self._due],
                 "lost": len(self._running),
+                "set_aside": self._set_aside,
                 "control_steps": self._steps,
                 "earlier": [len(part) for part in self._earlier],
                 "imagined": self._bundles.state(),
@@ -369,6 +395,7 @@ class ReplayStore:
             self._tasks.restore(record["task_failure"])
             self._due.extend(EpisodeSpec(**e) for e in record["due"])
             self._steps = record["control_steps"]
+            self._set_aside = record.get("set_aside", 0)
             rest = iter(trajectories)
             self._earlier.extend(list(islice(rest, count)) for count in record["earlier"])
             self.ledger.filtered += sum(self._buffer.add(trajectory) for trajectory in rest)

@@ -16,6 +16,7 @@ import numpy as np
 
 from envs.base import VectorEnv
 from vla_rl.core.devices.lock import DeviceLease
+from vla_rl.core.errors import NotFiniteError
 from vla_rl.core.ipc.mailbox import WorkerMailbox
 from vla_rl.core.records import (
     ActionBatch,
@@ -75,7 +76,8 @@ class EnvWorker:
     def run(self) -> None:
         """Play until ``stop()``. Unfinished episodes are abandoned, and the store counts them as lost.
 
-        Raises what the simulator or the source of episodes raises.
+        Raises what the simulator or the source of episodes raises, and NotFiniteError if numbers of the simulator
+        are not finite.
         """
         receiver = threading.Thread(target=self._receive_assignments, name="assignments", daemon=True)
         receiver.start()
@@ -144,6 +146,7 @@ class EnvWorker:
         """Observe these environments and request their next chunks."""
         with self._lease(), self.meter.time("render", len(env_ids)):
             self.env.observe(env_ids, self.mailbox.observation)
+        self._require_finite("observed", env_ids, self.mailbox.observation.proprio[env_ids])
         draws = {
             name: np.zeros((len(env_ids), *numbers.shape), np.float32) for name, numbers in self._policy.draws.items()
         }
@@ -174,6 +177,7 @@ class EnvWorker:
             result = self.env.step(moving, batch.actions[rows])
             executed = int(result.num_steps.sum())
             call.size = executed / self._policy.chunk_size  # in whole chunks: an episode may end within one
+        self._require_finite("rewarded", moving, result.rewards)
         self.meter.count("env_steps", executed)
         self.meter.count("chunks", len(moving))
         to_observe: list[int] = []
@@ -191,6 +195,13 @@ class EnvWorker:
                 self._finish(env_id, 0.0, terminated, success)
         if to_observe:
             self._request(to_observe)
+
+    def _require_finite(self, what: str, env_ids: list[int], numbers: np.ndarray) -> None:
+        """A simulator that has blown up must not reach the learner. Raises NotFiniteError."""
+        for env_id, row in zip(env_ids, numbers, strict=True):
+            if not np.isfinite(row).all():
+                episode = self._running[env_id].episode
+                raise NotFiniteError(f"the simulator {what} numbers that are not finite in {episode}: {row}")
 
     def _needs_bootstrap_value(self, episode: EpisodeSpec, terminated: bool) -> bool:
         if episode.evaluation or self._bootstrap_rule == "never":

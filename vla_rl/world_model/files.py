@@ -26,13 +26,12 @@ from vla_rl.world_model.imagination import Imagination
 from vla_rl.world_model.trainer import ModelTrainer
 
 
-def save_world_model(folder: Path, trainer: ModelTrainer, imagination: Imagination) -> list[str]:
-    """Write a new folder; returns the names of its files."""
+def save_world_model(folder: Path, trainer: ModelTrainer, imagination: Imagination) -> None:
+    """Write a new folder."""
     folder.mkdir()
     counters = trainer.save(folder)
     futures = None if imagination.futures is None else imagination.futures.save(folder)
     write_json(folder / "state.json", {"trainer": counters, "imagination": imagination.state(), "futures": futures})
-    return sorted(path.name for path in folder.iterdir())
 
 
 def load_world_model(folder: Path, trainer: ModelTrainer, imagination: Imagination) -> None:

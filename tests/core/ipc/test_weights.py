@@ -1,11 +1,15 @@
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from vla_rl.cluster.processes.weight_relay import relay_source
 from vla_rl.core.ipc import weights
 from vla_rl.core.ipc.pinned import PinnedCopies
 from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, WeightRelay, create_weight_buffers, weights_nbytes
@@ -112,6 +116,41 @@ def test_a_relay_copies_a_version_bucket_by_bucket(tmp_path, monkeypatch):
     assert relay.relay(6, buckets(6))
     assert reader.refresh(target)
     assert all(torch.equal(target[name], p) for name, p in _parameters(6.0).items())
+
+
+def test_relays_pass_on_what_has_arrived_and_none_sends_to_more_than_two(tmp_path, monkeypatch):
+    """A tree of six nodes: all of them pull at the same time, the leaves from relays that are still receiving."""
+    monkeypatch.setattr(weights, "_BUCKET_BYTES", 32)
+    create_weight_buffers(tmp_path / "0", _nbytes(_parameters(0.0)))
+    publisher, origin = WeightPublisher(tmp_path / "0"), WeightReader(tmp_path / "0")
+    sources = {0: lambda version, index: origin.bucket(version, index)}
+    sent: Counter[tuple[int, int]] = Counter()
+
+    def bucket_of(number: int, version: int, index: int):
+        source = relay_source(number)
+        sent[source, number] += 1
+        return sources[source](version, index)
+
+    relays = {}
+    for number in range(1, 6):
+        create_weight_buffers(tmp_path / str(number), origin.nbytes)
+        relays[number] = relay = WeightRelay(tmp_path / str(number))
+        sources[number] = partial(relay.bucket, timeout=30.0)
+    for version in (4, 5):
+        publisher.publish(version, _parameters(float(version)).values())
+        with ThreadPoolExecutor(5) as pool:  # the last ones first
+            pulls = [
+                pool.submit(relay.relay, version, map(partial(bucket_of, number, version), range(relay.num_buckets)))
+                for number, relay in reversed(relays.items())
+            ]
+            assert all(pull.result(60.0) for pull in pulls)
+        for number in relays:
+            target = _parameters(0.0)
+            assert WeightReader(tmp_path / str(number)).refresh(target)
+            assert all(torch.equal(target[name], p) for name, p in _parameters(float(version)).items())
+    assert max(Counter(source for source, _ in sent).values()) == 2
+    assert set(sent.values()) == {2 * relays[1].num_buckets}
+    assert relays[1].bucket(4, 0, 0.0) is None, "a newer one is here"
 
 
 # --- copies ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """What all processes share: where they run, time limits, and the lease of the device that a process computes on."""
 
 import contextlib
-import math
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -44,8 +43,8 @@ class PulseAddress:
 
     def open(self, process: Process) -> Pulse:
         lease = 0.0 if process.lock is None else LEASE_TIMEOUT_S
-        between = math.inf if process.role == "learner" else self.stall_s + lease
-        return Pulse(self.path, self.row, Limits(self.stall_s, max(self.stall_s, self.setup_s), lease, between))
+        limits = Limits(self.stall_s, max(self.stall_s, self.setup_s), lease, self.stall_s + lease)
+        return Pulse(self.path, self.row, limits)
 
 
 def device_lease(process: Process, lock_server: Path) -> DeviceLease:

@@ -41,11 +41,12 @@ class EnvWorkerProcess:
         progress.expect(pulse.setup_s)
         from envs import make_env
         from envs.base.shaping import shaped
+        from vla_rl.cluster.processes.faults import unreliable
         from vla_rl.core.ipc.mailbox import WorkerMailbox
         from vla_rl.rollout.env_worker import EnvWorker
 
         config = self._config
-        env = shaped(make_env(config.env, plan.envs_per_worker), config.env.shaping)
+        env = unreliable(shaped(make_env(config.env, plan.envs_per_worker), config.env.shaping))
         self._worker = EnvWorker(
             worker=self._number,
             env=env,

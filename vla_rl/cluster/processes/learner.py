@@ -9,6 +9,7 @@ import ray
 from vla_rl.cluster.processes.common import PulseAddress, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import free_port
+from vla_rl.core.postponed import Writes, Written, postponed
 from vla_rl.core.records import EnvSpec, SuperBatch
 from vla_rl.placement.plan import Process
 
@@ -20,6 +21,7 @@ class LearnerProcess:
         self._learner: Any = None
         self._publisher: Any = None
         self._reader: Any = None
+        self._writes = Writes()
 
     def address(self) -> tuple[str, int]:
         """A free port on this process's node, for the process group."""
@@ -27,7 +29,7 @@ class LearnerProcess:
 
     def setup(
         self,
-        address: tuple[str, int],
+        address: tuple[str, int] | None,
         weights: Path,
         state: Path | None,
         policy_version: int,
@@ -35,6 +37,7 @@ class LearnerProcess:
     ) -> None:
         """Build the model, join the other ranks, continue from ``state`` if given, and publish ``policy_version``.
 
+        ``address``: of rank 0, where ranks of several machines meet; None: all are on this one.
         ``pulse``: where to show progress; None: nobody watches.
         """
         from algos import make_algorithm
@@ -45,7 +48,7 @@ class LearnerProcess:
 
         rank, device = self._process.index, self._process.torch_device
         set_up_torch(device, self._process.threads)
-        join_ranks(rank, self._world_size, *address, device)
+        join_ranks(rank, self._world_size, address or weights.with_name("ranks"), device)
         config, prompts = self._config, self._config.algo.prompts(self._spec.instructions)
         dtype = torch_dtype(config.learner.precision)
         policy = build_policy(config.policy, self._spec, config.seed, prompts, device=device, dtype=dtype)
@@ -66,7 +69,9 @@ class LearnerProcess:
             self._publisher, self._reader = WeightPublisher(weights), WeightReader(weights)
         self.publish(policy_version)
         if pulse is not None:
-            self._learner.meter.observer = pulse.open(self._process)
+            progress = pulse.open(self._process)
+            self._learner.meter.observer = progress
+            progress.beat()
 
     def _anchors(self, policy: Any) -> Any:
         from vla_rl.learner.anchors import Anchors
@@ -80,7 +85,9 @@ class LearnerProcess:
         return Anchors.of_demonstrations(paths, self._spec, policy, self._config.policy.chunk_size)
 
     def update(self, batch: SuperBatch) -> dict[str, float]:
-        return self._learner.update(batch)
+        from vla_rl.cluster.processes.faults import unreliable_batch
+
+        return self._learner.update(unreliable_batch(batch))
 
     def publish(self, policy_version: int) -> None:
         self._learner.publish(policy_version, self._publisher)
@@ -108,19 +115,19 @@ class LearnerProcess:
         """A part of a published version, for another node; rank 0. See ``WeightReader.bucket``."""
         return self._reader.bucket(policy_version, number)
 
-    def save(self, folder: Path, metadata: dict[str, Any]) -> list[str]:
-        """Save the learner's state on all ranks; rank 0 also saves the policy as a checkpoint of its own.
-
-        Returns the files that are in ``folder`` then, on this process's node.
-        """
+    def snapshot(self, folder: Path, metadata: dict[str, Any]) -> None:
+        """Copy the learner's state on all ranks, and on rank 0 also the policy as a checkpoint of its own."""
         from vla_rl.policies.build import save_policy
 
-        self._learner.save(folder / "learner")
-        with self._learner.whole_policy() as policy:
-            if self._process.index == 0:
-                save_policy(self._config.policy, policy, folder / "policy", metadata)
-        parts = (path for part in ("learner", "policy") for path in (folder / part).rglob("*"))
-        return [str(path.relative_to(folder)) for path in parts if path.is_file()]
+        with postponed() as self._writes:
+            self._learner.save(folder / "learner")
+            with self._learner.whole_policy() as policy:
+                if self._process.index == 0:
+                    save_policy(self._config.policy, policy, folder / "policy", metadata)
+
+    def write(self, folder: Path) -> Written:
+        """Write what the last ``snapshot`` has copied. Meanwhile everything else may be called."""
+        return self._writes.run(folder)
 
     def stats(self) -> dict[str, float]:
         return self._learner.meter.snapshot()

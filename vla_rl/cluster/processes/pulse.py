@@ -8,7 +8,9 @@ their meters tell when an activity starts and ends.
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,6 +20,7 @@ from vla_rl.core.ipc.shared_memory import SharedArrays
 _TIMES_LONGEST = 20  # an activity may take so many times its longest call so far
 _UNWATCHED = 0  # in place of a limit
 _PATIENT_S = 30.0  # whoever looks less often than that was frozen itself, or busy
+_BEAT_S = 1.0
 _MAY_WAIT_FOREVER = frozenset({"offloaded"})
 _LEASES_INSIDE = frozenset({"infer", "train"})  # activities that wait for a device that others may hold
 
@@ -29,11 +32,14 @@ class Limits:
     least: float  # of any activity
     first: float  # of an activity's first call: loading, compiling
     lease: float  # added to activities that wait for a shared device; 0 on a device of its own
-    between: float  # two activities; infinity: if the process waits to be called
+    between: float  # two activities
 
 
 class Pulse:
-    """A process's side; for one thread. Call it as the observer of a ``Meter``."""
+    """A process's side. Call it as the observer of a ``Meter``, in one thread.
+
+    A process that waits to be called makes no progress of its own: ``beat`` shows that it is not frozen.
+    """
 
     def __init__(self, path: Path, row: int, limits: Limits) -> None:
         self._row = SharedArrays.attach(path)["rows"][row]
@@ -41,16 +47,33 @@ class Pulse:
         self._limits = limits
         self._longest: dict[str, float] = {}
         self._inside: list[str] = []
+        self._lock = threading.Lock()
 
     def __call__(self, activity: str, seconds: float | None) -> None:
         """The activity starts (None), or has ended after so many seconds."""
-        if seconds is None:
-            self._inside.append(activity)
-        else:
-            self._longest[activity] = max(seconds, self._longest.get(activity, 0.0))
-            if self._inside:
-                self._inside.pop()
-        self.expect(self._allowed())
+        with self._lock:
+            if seconds is None:
+                self._inside.append(activity)
+            else:
+                self._longest[activity] = max(seconds, self._longest.get(activity, 0.0))
+                if self._inside:
+                    self._inside.pop()
+            self.expect(self._allowed())
+
+    def beat(self, alive: Callable[[], object] = lambda: None) -> None:
+        """Show progress every second, in a thread, while no activity is under way.
+
+        ``alive``: called before each beat; it returns unless the process hangs.
+        """
+        threading.Thread(target=self._beat, args=(alive,), name="pulse", daemon=True).start()
+
+    def _beat(self, alive: Callable[[], object]) -> None:
+        while True:
+            alive()
+            with self._lock:
+                if not self._inside:
+                    self.expect(self._limits.between)
+            time.sleep(_BEAT_S)
 
     def expect(self, seconds: float) -> None:
         """There was progress, and there will be more within so many seconds; infinity: whenever it may be."""

@@ -1,11 +1,15 @@
 """The process of the replay store."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ray.actor import ActorHandle
 
+from vla_rl.cluster.processes.common import PulseAddress
+from vla_rl.core.postponed import Writes, Written
 from vla_rl.core.records import EpisodeResult, Trajectory
+from vla_rl.placement.plan import STORE
 from vla_rl.replay.store import ReplayStore, StoreRules
 from vla_rl.replay.trajectory_file import save_trajectories
 
@@ -16,6 +20,11 @@ class StoreProcess(ReplayStore):
     def __init__(self, rules: StoreRules) -> None:
         super().__init__(rules, is_open=False)
         self._world_model: ActorHandle | None = None
+        self._writes = Writes()
+
+    def beat(self, pulse: PulseAddress) -> None:
+        """Show that this process is not frozen."""
+        pulse.open(STORE).beat(self.counters)
 
     def attach_world_model(self, process: ActorHandle) -> None:
         """Pass all real training episodes on to it."""
@@ -27,8 +36,12 @@ class StoreProcess(ReplayStore):
             self._world_model.observe.remote(finished)
         return accepted
 
-    def save(self, folder: Path) -> dict[str, Any]:
-        """Write the finished but untrained trajectories; returns the counters."""
+    def snapshot(self, folder: Path) -> dict[str, Any]:
+        """Note the finished but untrained trajectories, which ``write`` will write; returns the counters."""
         record, trajectories = self.state()
-        save_trajectories(folder / "trajectories.npz", trajectories)
+        path = folder / "trajectories.npz"
+        self._writes.add(path, partial(save_trajectories, path, trajectories))
         return record
+
+    def write(self, folder: Path) -> Written:
+        return self._writes.run(folder)

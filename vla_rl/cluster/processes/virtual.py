@@ -117,7 +117,7 @@ class VirtualLearner:
 class VirtualLearnerProcess(LearnerProcess):
     def setup(
         self,
-        address: tuple[str, int],
+        address: tuple[str, int] | None,
         weights: Path,
         state: Path | None,
         policy_version: int,
@@ -144,10 +144,9 @@ class VirtualLearnerProcess(LearnerProcess):
     def share_frozen_weights(self, path: Path) -> None:
         """There are no weights."""
 
-    def save(self, folder: Path, metadata: dict[str, Any]) -> list[str]:
+    def snapshot(self, folder: Path, metadata: dict[str, Any]) -> None:
         """There is nothing to save."""
         (folder / "learner").mkdir(parents=True, exist_ok=True)
-        return []
 
 
 class Rendezvous:

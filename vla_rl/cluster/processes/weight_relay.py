@@ -14,30 +14,44 @@ from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
 _BUCKETS_AHEAD = 2
 
 
+def relay_source(number: int) -> int:
+    """Where relay ``number`` >= 1 gets its buckets from: another relay, or the learner (0). None sends to more than
+    two."""
+    return (number - 1) // 2
+
+
 class WeightRelayProcess:
     def __init__(self, weights: Path) -> None:
         self._path = weights
-        self._learner: Any = None
+        self._source: Any = None
         self._relay: Any = None
 
-    def connect(self, learner: ActorHandle) -> None:
-        """Call after the learner has published its first weights."""
+    def connect(self, source: ActorHandle) -> None:
+        """``source``: the learner, which has published its first weights, or a relay that is connected."""
         from vla_rl.core.ipc.weights import WeightRelay, create_weight_buffers
 
-        nbytes: Any = ray.get(learner.weights_nbytes.remote(), timeout=CALL_TIMEOUT_S)
+        nbytes: Any = ray.get(source.weights_nbytes.remote(), timeout=CALL_TIMEOUT_S)
         create_weight_buffers(self._path, nbytes)
-        self._learner, self._relay = learner, WeightRelay(self._path)
+        self._source, self._relay = source, WeightRelay(self._path)
 
     def pull(self, policy_version: int) -> None:
         """Publish ``policy_version`` on this node, unless a newer one has replaced it at the source."""
         self._relay.relay(policy_version, self._buckets(policy_version))
 
+    def weights_nbytes(self) -> int:
+        """Bytes of one published version."""
+        return self._relay.nbytes
+
+    def bucket(self, policy_version: int, number: int) -> np.ndarray | None:
+        """A part of a version, for another relay, as soon as it is here. See ``WeightRelay.bucket``."""
+        return self._relay.bucket(policy_version, number, CALL_TIMEOUT_S)
+
     def _buckets(self, policy_version: int) -> Iterator[np.ndarray | None]:
         """All buckets in order, with some requested ahead."""
         requested: deque[ray.ObjectRef] = deque()
         for number in range(self._relay.num_buckets):
-            requested.append(self._learner.bucket.remote(policy_version, number))
+            requested.append(self._source.bucket.remote(policy_version, number))
             if len(requested) > _BUCKETS_AHEAD:
-                yield ray.get(requested.popleft(), timeout=CALL_TIMEOUT_S)
+                yield ray.get(requested.popleft(), timeout=2 * CALL_TIMEOUT_S)
         for ref in requested:
-            yield ray.get(ref, timeout=CALL_TIMEOUT_S)
+            yield ray.get(ref, timeout=2 * CALL_TIMEOUT_S)

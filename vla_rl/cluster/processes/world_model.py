@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ray.actor import ActorHandle
 from vla_rl.cluster.processes.common import PulseAddress, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.mailbox import PoolAddress
+from vla_rl.core.postponed import Writes, Written
 from vla_rl.core.records import EnvSpec, Trajectory
 from vla_rl.placement.plan import Plan, Process
 
@@ -120,11 +122,13 @@ class WorldModelProcess:
             self._failure = error
             self.stop()
 
-    def save(self, folder: Path) -> list[str]:
-        """Write model, archive and audit into a checkpoint; returns the files, relative to ``folder``."""
+    def write(self, folder: Path) -> Written:
+        """Write model, archive and audit into a checkpoint."""
         from vla_rl.world_model.files import save_world_model
 
-        return [f"{_FOLDER}/{name}" for name in save_world_model(folder / _FOLDER, self._trainer, self._imagination)]
+        writes, part = Writes(), folder / _FOLDER
+        writes.add(part, partial(save_world_model, part, self._trainer, self._imagination))
+        return writes.run(folder)
 
     def metrics(self) -> dict[str, float]:
         return self._imagination.metrics() if self._imagination else {}

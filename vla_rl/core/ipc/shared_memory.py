@@ -28,6 +28,7 @@ from typing import Self
 import numpy as np
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.faults import strikes
 from vla_rl.core.machine import GIB
 
 _HEADER_BYTES = 16384  # JSON layout at the start of the file
@@ -55,6 +56,8 @@ def enlarge(nbytes: int) -> str:
 def _allocate(fd: int, path: Path, nbytes: int) -> None:
     """Reserve all pages of a new file. A sparse file would end the process (SIGBUS) at the write that finds no page."""
     try:
+        if strikes("shared_memory"):
+            raise OSError(errno.ENOSPC, "by chaos")
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
         path.unlink()

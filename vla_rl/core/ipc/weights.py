@@ -5,6 +5,9 @@
                                   │ buckets
                                   ▼
                            relay on another node ──▶ [ buffer 0 | buffer 1 ] ──refresh──▶ its inference servers
+                                  │ buckets, as they arrive
+                                  ▼
+                           relays on further nodes: a tree, so that no node sends to more than two
 
 The writer fills the inactive buffer, then flips the current index. Neither side waits for the other: a reader that was
 overtaken twice during its copy notices that the buffer's own version changed, and copies again. Each node has two
@@ -14,6 +17,7 @@ A tensor is copied once on each side: from its device straight into the buffer, 
 the buffers are page-locked, the copies are queued, and one wait at the end covers them all.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -148,7 +152,13 @@ class WeightReader(_WeightBuffers):
 
 
 class WeightRelay(_WeightBuffers):
-    """The writer on a node where the learner's first rank does not run."""
+    """The writer on a node where the learner's first rank does not run, and the source of further relays."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._arriving = _UNPUBLISHED  # the version that is being written, or was last
+        self._arrived = 0  # bytes of it
+        self._changed = threading.Condition()
 
     @property
     def num_buckets(self) -> int:
@@ -160,29 +170,45 @@ class WeightRelay(_WeightBuffers):
 
         Returns False, with nothing published, if one bucket is None: the source has published a newer version.
         """
+        with self._changed:
+            self._arriving, self._arrived = policy_version, 0
         try:
-            self._write(policy_version, partial(_fill_by_buckets, map(_require_bucket, buckets)))
+            self._write(policy_version, partial(self._fill, buckets))
         except _Overtaken:
+            with self._changed:
+                self._arriving = _UNPUBLISHED
+                self._changed.notify_all()
             return False
         return True
+
+    def _fill(self, buckets: Iterable[np.ndarray | None], buffer: np.ndarray) -> int:
+        self._filling = buffer
+        for data in buckets:
+            if data is None:
+                raise _Overtaken
+            buffer[self._arrived : self._arrived + data.size] = data
+            with self._changed:
+                self._arrived += data.size
+                self._changed.notify_all()
+        return self._arrived
+
+    def bucket(self, policy_version: int, number: int, timeout: float) -> np.ndarray | None:
+        """A copy of one bucket as soon as it has arrived here; None if a newer version has, or after ``timeout``
+        seconds."""
+        start = number * _BUCKET_BYTES
+        end = min(start + _BUCKET_BYTES, self.nbytes)
+        with self._changed:
+            here = self._changed.wait_for(
+                lambda: self._arriving > policy_version or (self._arriving == policy_version and self._arrived >= end),
+                timeout,
+            )
+            if not here or self._arriving != policy_version:
+                return None
+            return self._filling[start:end].copy()
 
 
 class _Overtaken(Exception):
     """The version has been replaced by a newer one at its source."""
-
-
-def _require_bucket(bucket: np.ndarray | None) -> np.ndarray:
-    if bucket is None:
-        raise _Overtaken
-    return bucket
-
-
-def _fill_by_buckets(buckets: Iterable[np.ndarray], buffer: np.ndarray) -> int:
-    offset = 0
-    for data in buckets:
-        buffer[offset : offset + data.size] = data
-        offset += data.size
-    return offset
 
 
 def _view(buffer: np.ndarray, offset: int, like: torch.Tensor) -> torch.Tensor | None:

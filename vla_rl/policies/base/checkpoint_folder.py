@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import replacing
+from vla_rl.core.postponed import are_postponed, write
 
 WEIGHTS = "model.safetensors"
 _NAMED_IN_ERRORS = 5
@@ -32,7 +34,7 @@ class Tensors:
 
 
 def write_checkpoint(folder: Path, weights: Mapping[str, Tensors], files: Mapping[str, Mapping | str]) -> None:
-    """Write a checkpoint. A reader sees the previous folder or the complete new one, never a partial one.
+    """Write a checkpoint, now or later (``postponed``). A reader sees the previous folder or the complete new one.
 
     Args:
         folder: the checkpoint.
@@ -45,14 +47,23 @@ def write_checkpoint(folder: Path, weights: Mapping[str, Tensors], files: Mappin
         texts = {name: x if isinstance(x, str) else json.dumps(dict(x), indent=2) for name, x in files.items()}
     except TypeError as error:
         raise CheckpointError(f"metadata of {folder} cannot be written as JSON: {error}") from error
-    with replacing(folder) as partial:
-        partial.mkdir()
+    if are_postponed():
+        weights = {
+            file: Tensors({name: t.detach().to("cpu", copy=True) for name, t in content.tensors.items()}, content.about)
+            for file, content in weights.items()
+        }
+    write(folder, partial(_write_checkpoint, folder, weights, texts))
+
+
+def _write_checkpoint(folder: Path, weights: Mapping[str, Tensors], texts: Mapping[str, str]) -> None:
+    with replacing(folder) as unfinished:
+        unfinished.mkdir()
         for name, text in texts.items():
-            (partial / name).write_text(text + "\n", encoding="utf-8")
+            (unfinished / name).write_text(text + "\n", encoding="utf-8")
         for file, content in weights.items():
             tensors = {name: tensor.contiguous() for name, tensor in content.tensors.items()}
-            save_file(tensors, partial / file, None if content.about is None else dict(content.about))
-            shutil.copymode(partial / name, partial / file)  # safetensors makes it readable by the owner only
+            save_file(tensors, unfinished / file, None if content.about is None else dict(content.about))
+            shutil.copymode(unfinished / name, unfinished / file)  # safetensors: readable by the owner only
 
 
 def read_weights(

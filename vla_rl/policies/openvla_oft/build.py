@@ -39,7 +39,10 @@ def check_policy(config: OpenVLAOFTConfig, spec: EnvSpec) -> None:
     """
     if config.checkpoint is None:
         return
-    problems = _differences(_read_architecture(config, spec), config, spec)
+    architecture = _read_architecture(config, spec)
+    problems = _differences(architecture, config, spec)
+    if not is_published(config.checkpoint):
+        problems += _wrong_statistics(Path(config.checkpoint), architecture)
     if problems:
         raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
 
@@ -190,6 +193,24 @@ def _read_architecture(config: OpenVLAOFTConfig, spec: EnvSpec) -> Architecture:
         return _read_native(Path(config.checkpoint)).changed(config.variant)
     except ValueError as error:
         raise UserError(f"policy.checkpoint={config.checkpoint}: {error}") from error
+
+
+def _wrong_statistics(folder: Path, architecture: Architecture) -> list[str]:
+    """Whether statistics.json is missing, damaged or of another policy."""
+    from vla_rl.policies.openvla_oft.action_codec import Bounds
+
+    path = folder / "statistics.json"
+    try:
+        content = json.loads(path.read_text())
+        found = {name: Bounds.from_dict(values).dim for name, values in dict(content).items()}
+    except (ValueError, TypeError, OSError, RecursionError) as error:
+        return [f"{path} cannot be read ({error}): copy the checkpoint again"]
+    wanted = {"action": architecture.action_dim, "proprio": architecture.proprio_dim}
+    return [
+        f"{path} is of another policy: it has {found.get(name, 0)} dimensions of {name}, architecture.json {dim}"
+        for name, dim in wanted.items()
+        if found.get(name, 0) != dim
+    ]
 
 
 def _read_native(folder: Path) -> Architecture:

@@ -1,0 +1,94 @@
+"""Faults of nearly all kinds on whole runs: each is got over, and no episode is missing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from vla_rl.commands.chaos.command import Schedule, chosen, torment
+from vla_rl.commands.chaos.faults import FAULTS
+from vla_rl.commands.chaos.report import summarize, write_report
+from vla_rl.commands.chaos.resources import draw_resources, sampled
+from vla_rl.commands.chaos.training_run import TrainingRun, ledger
+from vla_rl.commands.cli import FAULT_NAMES
+from vla_rl.core.errors import UserError
+from vla_rl.core.ipc.shared_memory import shared_root
+
+CHEAP = ["exception", "nan_observation", "nan_loss", "delay", "full_disk"]  # replaced or skipped within the cluster
+DEAR = ["corrupt_checkpoint", "driver"]  # the run starts again
+
+
+def test_the_command_knows_the_faults() -> None:
+    assert tuple(FAULTS) == FAULT_NAMES
+    assert set(chosen("all")) == set(FAULTS) - {"tree"}
+    with pytest.raises(UserError, match="--faults kill,flood: 'flood' is none; choose from all, none, kill"):
+        chosen("kill,flood")
+
+
+def test_what_processes_hold_is_sampled_and_drawn(tmp_path: Path) -> None:
+    kept = []
+    with sampled(lambda: [psutil.Process()], every=0.02) as samples:
+        deadline = time.monotonic() + 30.0
+        while len(samples.seconds) < 8 and time.monotonic() < deadline:
+            kept.append((tmp_path / f"{len(kept)}").open("w"))
+            time.sleep(0.02)
+    assert samples.growth()["descriptors"] > 0
+    assert samples.series["memory"][-1] > 0.05
+    for file in kept:
+        file.close()
+    draw_resources(tmp_path / "resources.png", samples, "a test")
+    assert (tmp_path / "resources.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_run_gets_over_faults_of_all_kinds(tmp_path: Path) -> None:
+    values = {
+        "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5, "step_ms": 10.0},
+        "policy": {"name": "openvla_oft", "size": "nano", "chunk_size": 8},
+        "train": {"iterations": 5000, "batch_episodes": 6, "eval_episodes": 0, "checkpoint_every": 3},
+        "placement": {"env_workers": 2, "envs_per_worker": 2, "stall_timeout_s": 6.0},
+        "log": {"dir": str(tmp_path), "name": "run", "video": False, "tensorboard": False},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    run = TrainingRun(tmp_path / "config.yaml", tmp_path / "run", tmp_path / "orders")
+    kinds = [*CHEAP, *DEAR]
+    schedule = Schedule(kinds, seconds=270.0, every=0.5, seed=1, count=len(kinds))
+    events, processes, drivers = [], set(), set()
+    for event in torment(run, schedule, print):
+        events.append(event)
+        processes.update(run.processes())
+        drivers.add(run.process.pid)
+        if len(events) == len(kinds):
+            run.stop()
+        if len(events) == 1:
+            sockets = [c for process in run.processes() for c in process.net_connections("inet")]
+            hosts = {c.laddr.ip.removeprefix("::ffff:") for c in sockets if c.status == psutil.CONN_LISTEN}
+            assert hosts == {"127.0.0.1"}, "nothing listens to other machines"
+    assert {event.kind for event in events} == set(kinds), run.tail()
+    assert run.starts == 2, "only a killed driver needs the command again"
+    said = run.log.read_text()
+    for words in ("is replaced: Crash", "is replaced: NotFiniteError", "is passed over"):
+        assert words in said
+    records = run.records()
+    assert [record["iteration"] for record in records] == list(range(1, len(records) + 1)), "nothing twice"
+    assert records[-1]["episodes/trained"] == 6 * len(records)
+    assert all(ledger(record)["missing"] == 0 for record in records)
+    assert list((run.folder / "not_finite").glob("*.json")), "of the update with a loss that was not finite"
+    assert run.process.returncode == 0
+    assert run.checkpoints()[-1].name == f"{len(records):06d}"
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive, [process.cmdline() for process in alive]
+    assert not [path for pid in drivers for path in shared_root().glob(f"vla_rl-{pid}-*")]
+    summary = summarize([{"kind": e.kind, "time": e.time, "seconds": e.seconds, "resumed": e.resumed} for e in events],
+                        run.folder, run.folder)  # fmt: skip
+    write_report(tmp_path, summary, records, records, "chaos")
+    assert (
+        f"| full_disk | 1 | {summary['faults']['full_disk']['median_s']:.1f} |" in (tmp_path / "report.md").read_text()
+    )
+    assert summary["equal_weights"] is True
+    assert (tmp_path / "report.png").stat().st_size > 10_000

@@ -1,0 +1,89 @@
+"""What a run holds over time: memory, file descriptors, threads, shared memory. All of it stays flat in a sound run."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from vla_rl.core.ipc.shared_memory import shared_root
+from vla_rl.core.machine import GIB
+from vla_rl.observability.plots import figure
+
+_EVERY_S = 5.0
+SERIES = {"memory": "memory (GiB)", "descriptors": "file descriptors", "threads": "threads", "shared": "/dev/shm (GiB)"}
+
+
+@dataclass(slots=True)
+class Samples:
+    """One entry for each moment, over all processes of a run."""
+
+    seconds: list[float] = field(default_factory=list)  # since the first
+    series: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SERIES})
+
+    def growth(self) -> dict[str, float]:
+        """Of each series, the mean of the last quarter minus that of the second."""
+        quarter = len(self.seconds) // 4
+        if quarter == 0:
+            return {}
+        return {
+            name: float(np.mean(values[-quarter:]) - np.mean(values[quarter : 2 * quarter]))
+            for name, values in self.series.items()
+        }
+
+
+@contextmanager
+def sampled(processes: Callable[[], Sequence[psutil.Process]], every: float = _EVERY_S) -> Iterator[Samples]:
+    """Within the block, ``processes()`` are looked at every so many seconds."""
+    samples, stop, start = Samples(), threading.Event(), time.monotonic()
+
+    def look() -> None:
+        while not stop.wait(every):
+            found = _totals(processes())
+            samples.seconds.append(time.monotonic() - start)
+            for name, value in found.items():
+                samples.series[name].append(value)
+
+    thread = threading.Thread(target=look, name="resources", daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _totals(processes: Sequence[psutil.Process]) -> dict[str, float]:
+    memory = descriptors = threads = 0
+    folders = set[Path]()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            info = process.memory_info()
+            memory += info.rss - info.shared
+            descriptors += process.num_fds()
+            threads += process.num_threads()
+            folders.update(shared_root().glob(f"vla_rl-{process.pid}-*"))
+    shared = 0
+    for path in (path for folder in folders for path in folder.rglob("*")):
+        with contextlib.suppress(OSError):
+            shared += path.stat().st_blocks * 512
+    return {
+        "memory": memory / GIB,
+        "descriptors": float(descriptors),
+        "threads": float(threads),
+        "shared": shared / GIB,
+    }
+
+
+def draw_resources(path: Path, samples: Samples, title: str) -> None:
+    """The series over minutes."""
+    with figure(path, title, 1, len(SERIES), (14, 3.2)) as axes:
+        for axis, (name, label) in zip(axes, SERIES.items(), strict=True):
+            axis.plot(np.array(samples.seconds) / 60, samples.series[name])
+            axis.set(title=label, xlabel="minutes", ylim=(0, None))
+            axis.grid(alpha=0.3)

@@ -1,0 +1,46 @@
+"""A checkpoint on its way: copied in memory at one moment, written by many processes, complete when all have ended."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from vla_rl.cluster.cluster import Cluster
+from vla_rl.commands.checkpoints import require_parts
+from vla_rl.commands.run_folder import RunFolder
+from vla_rl.core.files import write_json
+
+
+class Saving:
+    """Between ``begin`` and ``complete``, training goes on."""
+
+    def __init__(self, cluster: Cluster, stack: ExitStack, folder: Path, writes: list[Any]) -> None:
+        self._cluster, self._stack, self._folder, self._writes = cluster, stack, folder, writes
+
+    @classmethod
+    def begin(
+        cls, cluster: Cluster, run: RunFolder, iteration: int, about: dict[str, Any], state: dict[str, Any]
+    ) -> Self:
+        """Copy all state. ``about``: for the policy's own checkpoint; ``state``: for state.json.
+
+        Raises OSError if the disk has no room.
+        """
+        with ExitStack() as stack:
+            best = run.best_iteration() if run.config.train.keep_best else None
+            folder = stack.enter_context(run.checkpoints.write(iteration, best))
+            record, writes = cluster.snapshot(folder, about)
+            write_json(folder / "state.json", state | {"store": record})
+            return cls(cluster, stack.pop_all(), folder, writes)
+        raise AssertionError("unreachable")
+
+    def is_written(self) -> bool:
+        """Whether ``complete`` will not have to wait."""
+        return self._cluster.has_answered(self._writes)
+
+    def complete(self) -> None:
+        """Wait until everything is written; the checkpoint is the newest then. Raises OSError if it was not possible,
+        and RunError if parts are elsewhere."""
+        with self._stack:
+            written = self._cluster.get(self._writes, "a checkpoint", self._cluster.deadlines.checkpoint)
+            if problems := [part.problem for part in written if part.problem]:
+                raise OSError(problems[0])
+            require_parts(self._folder, [name for part in written for name in part.files])

@@ -72,6 +72,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
 def _numbers(text: str) -> list[int]:
     return [_positive(part) for part in text.split(",")]
 
@@ -100,14 +106,14 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _eval(args: argparse.Namespace) -> int:
+    if args.suite is not None:
+        from vla_rl.commands.evaluate_suites import evaluate_suites_command
+
+        return evaluate_suites_command(args)
     from vla_rl.commands.evaluate import evaluate_command
 
-    given = []
-    if args.suite is not None:
-        given += [f"env.suite={args.suite}", "env.tasks=[]"]
     if args.tasks is not None:
-        given += [f"env.tasks=[{args.tasks}]"]
-    args.overrides = [*given, *args.overrides]
+        args.overrides = [f"env.tasks=[{args.tasks}]", *args.overrides]
     return evaluate_command(args)
 
 
@@ -161,10 +167,24 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             _option(
                 "--best", action="store_true", help="of a run, the best checkpoint by its evaluations; else the newest"
             ),
-            _option("--suite", metavar="NAME", help="LIBERO suite, all its tasks; as env.suite=NAME env.tasks=[]"),
             _option("--tasks", metavar="N,N,...", help="task numbers within the suite; as env.tasks=[N,N,...]"),
             _count("--episodes", "number of episodes, over all tasks together"),
             _file("--video", "save a video of the first episodes, an mp4 file"),
+            _option(
+                "--suite",
+                metavar="NAME,...",
+                help="all, or names: play these benchmark suites, each task as often as the others; an interrupted "
+                "command continues when it is repeated",
+            ),
+            _count("--per-task", "with --suite: episodes of each task", 50),
+            _option(
+                "--videos",
+                metavar="N",
+                type=_natural,
+                default=1,
+                help="with --suite: episodes of each task to film, failures first",
+            ),
+            _option("--output", metavar="FOLDER", type=Path, help="with --suite: where the results are kept"),
             _option("--sampled", action="store_true", help="sample actions instead of taking the most likely ones"),
             JSON,
         ),

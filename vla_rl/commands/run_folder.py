@@ -225,12 +225,17 @@ def metadata(spec: EnvSpec, argv: Sequence[str]) -> dict[str, Any]:
         "command": [Path(argv[0]).name, *argv[1:]],
         "git_commit": git_commit(),
         "python": sys.version.split()[0],
-        "packages": {name: _package_version(name) for name in _PACKAGES},
+        "packages": package_versions(),
         "machine": machine_record(),
         "simulator": spec.name,
         "assets": spec.assets,
         "instructions": list(spec.instructions),
     }
+
+
+def package_versions() -> dict[str, str | None]:
+    """The libraries that results depend on; None for those that are missing."""
+    return {name: _package_version(name) for name in _PACKAGES}
 
 
 def machine_record() -> dict[str, Any]:

@@ -30,6 +30,9 @@ EXTRAS = {
     # Private parts of ManiSkill are used to choose its devices and to draw only where asked.
     "maniskill": ["mani_skill==3.0.1", "sapien==3.0.3"],
     "wandb": ["wandb"],
+    # LeRobot's data sets, read and written; and its policies, for evaluation: policy=lerobot.
+    "lerobot": ["av>=15", "pyarrow>=21"],
+    "lerobot-policies": ['lerobot[dataset,smolvla,pi]>=0.6.1,<0.7; python_version >= "3.12"'],
     "dev": [
         "hypothesis",
         "mypy>=1.14",

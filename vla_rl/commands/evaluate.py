@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.cluster.cluster import Cluster
+from vla_rl.commands.dataset import complete_dataset
 from vla_rl.commands.run_folder import RunFolder, git_commit, write_video
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
@@ -69,7 +70,7 @@ def evaluation_cluster(config: RunConfig, spec: EnvSpec) -> Iterator[Cluster]:
     check_policy(config.policy, spec)
     rules = replace(StoreRules.of(config, spec), iterations=0)
     plan = plan_run(config, spec, training=False)
-    with Cluster(config, plan, spec, rules) as cluster:
+    with complete_dataset(config, spec), Cluster(config, plan, spec, rules) as cluster:
         cluster.start(None, 0)
         cluster.call_store("open")
         yield cluster

@@ -25,7 +25,7 @@ from vla_rl.observability.console import ProgressDisplay, make_console
 from vla_rl.placement.checks import load_checked_config
 
 if TYPE_CHECKING:
-    from envs.base.demonstrations import Demonstrations
+    from envs.base.demonstration_records import Demonstrations
     from vla_rl.policies.base.policy import Policy
 
 _WARMUP = 0.05  # share of the updates over which the learning rate rises from 0

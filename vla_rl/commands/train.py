@@ -20,6 +20,7 @@ from vla_rl.cluster.cluster import Cluster
 from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.ray_session import require_cluster
 from vla_rl.commands.checkpoints import read_state
+from vla_rl.commands.dataset import complete_dataset
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.signals import StopRequest
 from vla_rl.commands.trainer import Trainer
@@ -54,7 +55,7 @@ def train(
     folder, checkpoint = (
         RunFolder.reopen(resume, config, iteration) if resume else (RunFolder.create(config, spec, sys.argv), None)
     )
-    with closing(folder):
+    with closing(folder), complete_dataset(config, spec):
         start = _Start.of(checkpoint, config) if checkpoint else _Start()
         _run(config, spec, folder, plan, start)
     if json_file is not None:

@@ -29,7 +29,9 @@ class SftConfig(ConfigGroup):
     """The warm start: behaviour cloning of demonstrations (`vla-rl sft`)."""
 
     demos: tuple[str, ...] = Field(
-        (), description="HDF5 files of demonstrations in LIBERO's layout; empty: the scripted expert collects them."
+        (),
+        description="Demonstrations: HDF5 files in LIBERO's layout, LeRobot data sets (v3), hf://OWNER/NAME; "
+        "empty: the scripted expert collects them.",
     )
     demo_episodes: Positive = Field(100, description="Episodes that the scripted expert plays.")
     demo_noise: Fraction = Field(0.2, description="Noise on the actions that the expert executes; labels have none.")
@@ -234,6 +236,12 @@ class LogConfig(ConfigGroup):
     wandb: Literal["off", "offline", "online"] = Field("off", description="Write the metrics for Weights & Biases.")
     wandb_project: str = Field("vla_rl", description="Project in Weights & Biases.")
     video: bool = Field(True, description="Save a short video of each evaluation.")
+    dataset: str | None = Field(
+        None,
+        description="Folder of a LeRobot data set to which episodes are added, failures included, with every control "
+        "step; rendering then costs policy.chunk_size times as much. null: none.",
+    )
+    dataset_episodes: Literal["all", "evaluations"] = Field("all", description="Which episodes log.dataset gets.")
 
 
 class RunConfig(ConfigGroup):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from envs.base.lerobot_format import missing_packages
 from envs.maniskill.config import ManiSkillConfig
 from vla_rl.config.checks import Check
 from vla_rl.config.loading import load_config
@@ -30,6 +31,7 @@ def machine_checks(machine: Machine) -> tuple[Check, ...]:
         Check((("env",),), lambda config: _simulator_has_gpu(config, machine)),
         Check((("placement",),), lambda config: _processes_fit(config, machine)),
         Check((("placement", "profile"), ("placement", "virtual")), _profiles_can_be_read),
+        Check((("log", "dataset"),), _dataset_can_be_written),
     )
 
 
@@ -47,6 +49,12 @@ def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:
         what = "is not a folder" if folder.exists() else "does not exist"
         text = f"{folder} {what}; name the folder of a checkpoint, or null to start from random weights"
         yield Problem(("policy", "checkpoint"), text, checkpoint)
+
+
+def _dataset_can_be_written(config: RunConfig) -> Iterator[Problem]:
+    if config.log.dataset is not None and (missing := missing_packages()):
+        text = f'needs {", ".join(missing)}: pip install "vla_rl[lerobot]", or set it to null'
+        yield Problem(("log", "dataset"), text, config.log.dataset)
 
 
 def _plan_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:

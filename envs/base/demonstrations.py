@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -189,7 +190,7 @@ def read_demonstrations(
     """Read all demonstrations of the given tasks from all files.
 
     Args:
-        paths: HDF5 files, and folders of LeRobot data sets.
+        paths: HDF5 files, folders of such, and folders of LeRobot data sets.
         instructions: the simulator's; a demonstration's task is the index of its instruction.
         views: the simulator's; the first two are read from ``VIEW_DATASETS``.
         image_size: images of another size are resized.
@@ -204,7 +205,7 @@ def read_demonstrations(
     """
     known = {instruction: index for index, instruction in enumerate(instructions)}
     parts: list[Demonstration] = []
-    for path in paths:
+    for path in chain.from_iterable(_files(path) for path in paths):
         if is_lerobot_dataset(path):
             if drop_noops:
                 raise DemonstrationError(f"{path}: idle steps can be left out of HDF5 files only")
@@ -222,6 +223,16 @@ def read_demonstrations(
         task=np.repeat(np.array([part.task for part in parts], np.int32), lengths),
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
     )
+
+
+def _files(path: Path) -> list[Path]:
+    """The path itself, or the HDF5 files in a folder that is no LeRobot data set."""
+    if not path.is_dir() or is_lerobot_dataset(path):
+        return [path]
+    files = sorted(path.rglob("*.hdf5"))
+    if not files:
+        raise DemonstrationError(f"{path} holds neither HDF5 files nor a LeRobot data set: name another folder")
+    return files
 
 
 def _read_file(

@@ -141,7 +141,7 @@ def test_eval_passes_its_arguments(calls: list, tmp_path: Path):
     arguments = ["--tasks", "1,2", "--episodes", "20", "--sampled", "--json", str(file)]
     assert main(["eval", "runs/x", "seed=1", *arguments, "env.image_size=96"]) == 0
     ((args,),) = calls
-    assert args.target == Path("runs/x")
+    assert args.target == "runs/x"
     assert args.overrides == ["env.tasks=[1,2]", "seed=1", "env.image_size=96"]
     assert (args.episodes, args.sampled, args.json, args.config, args.video) == (20, True, file, None, None)
     assert load_config(None, args.overrides).env.tasks == (1, 2)

@@ -161,7 +161,9 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         _eval,
         "measure a policy's success rate",
         (
-            _option("target", metavar="RUN_OR_CHECKPOINT", type=Path, help="folder of a run or of a checkpoint"),
+            _option(
+                "target", metavar="RUN_OR_CHECKPOINT", help="folder of a run or of a checkpoint, or hf://OWNER/NAME"
+            ),
             OVERRIDES,
             _option("--config", metavar="FILE", type=Path, help="YAML file; by default the run's own config"),
             _option(
@@ -219,6 +221,23 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
                 help="of a published checkpoint; by default as its files say",
             ),
             _count("--views", "of a published checkpoint: camera images per observation", 1),
+        ),
+    ),
+    "push": (
+        "push:push_command",
+        "publish a run's policy on the model hub, with a model card made from the run",
+        (
+            _option("run", metavar="RUN", type=Path, help="run folder"),
+            _option("--repo", metavar="OWNER/NAME", help="the repository; it is created if it is missing"),
+            _option("--best", action="store_true", help="the best checkpoint by its evaluations; else the newest"),
+            _option(
+                "--evaluation",
+                metavar="FOLDER",
+                type=Path,
+                help="results of `vla-rl eval --suite`; by default those of this checkpoint in evaluations/, if any",
+            ),
+            _option("--private", action="store_true", help="create a private repository"),
+            _option("--dry-run", metavar="DIR", type=Path, help="write what would be pushed to this new folder"),
         ),
     ),
     "plot": (

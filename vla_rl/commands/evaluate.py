@@ -15,6 +15,7 @@ from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import StallError, UserError
 from vla_rl.core.files import write_json
+from vla_rl.core.hub import download, is_hub_address
 from vla_rl.core.records import EnvSpec, EpisodeResult, EpisodeSpec
 from vla_rl.observability.console import make_console
 from vla_rl.observability.success_rate import Evaluation
@@ -23,12 +24,13 @@ from vla_rl.placement.planner import plan_run
 from vla_rl.replay.schedule import evaluation_episodes
 from vla_rl.replay.store import StoreRules
 
+_PUSHED = "model.safetensors"  # next to its config: a checkpoint that `vla-rl push` has made of a run
 STALL_S = 900.0  # the run fails if no episode finishes for this long
 
 
 def evaluate_command(args: Any) -> int:
     """Evaluate a run's newest checkpoint, or a policy checkpoint, as the arguments of `vla-rl eval` say."""
-    config = evaluated_config(args.target, args.config, args.overrides, best=args.best)
+    config = evaluated_config(local_target(args.target), args.config, args.overrides, best=args.best)
     episodes = args.episodes or config.train.eval_episodes or 50
     evaluation = evaluate_policy(config, episodes, greedy=not args.sampled, record=3 if args.video else 0)
     console = make_console()
@@ -76,10 +78,15 @@ def evaluation_cluster(config: RunConfig, spec: EnvSpec) -> Iterator[Cluster]:
         yield cluster
 
 
+def local_target(target: str) -> Path:
+    """The folder that a target of `vla-rl eval` names; one on the hub is downloaded. Raises UserError."""
+    return download(target, "model") if is_hub_address(target) else Path(target)
+
+
 def evaluated_config(target: Path, file: Path | None, overrides: list[str], *, best: bool) -> RunConfig:
     """The config of a run, or of the run that a checkpoint belongs to, with ``policy.checkpoint`` set."""
     own = config_of_run(target)
-    if (target / "config.yaml").is_file():
+    if (target / "config.yaml").is_file() and not (target / _PUSHED).is_file():
         run = RunFolder(target, load_config(target / "config.yaml"))
         checkpoint = (run.best_checkpoint() if best else run.checkpoints.newest()) / "policy"
     elif best:
@@ -92,7 +99,7 @@ def evaluated_config(target: Path, file: Path | None, overrides: list[str], *, b
             f"{target}: neither a run folder nor a checkpoint of a run, so its simulator is unknown; "
             "give the config with --config FILE"
         )
-    config = load_checked_config(file, [f"policy.checkpoint={json.dumps(str(checkpoint))}", *overrides])
+    config = load_checked_config(file, [*overrides, f"policy.checkpoint={json.dumps(str(checkpoint))}"])
     return config.with_values({f"policy.{name}": value for name, value in config.policy.merged.items()})
 
 

@@ -17,7 +17,13 @@ from rich.table import Table
 
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.commands.checkpoints import measure_files
-from vla_rl.commands.evaluate import config_of_run, evaluated_config, evaluation_cluster, play_episodes
+from vla_rl.commands.evaluate import (
+    config_of_run,
+    evaluated_config,
+    evaluation_cluster,
+    local_target,
+    play_episodes,
+)
 from vla_rl.commands.evaluation_folder import EvaluationFolder
 from vla_rl.commands.run_folder import git_commit, machine_record, package_versions, write_video
 from vla_rl.config.loading import load_config
@@ -37,7 +43,8 @@ def evaluate_suites_command(args: Any) -> int:
     """Play what is missing, and write the results; `vla-rl eval --suite` has the arguments."""
     if args.episodes is not None or args.video is not None:
         raise UserError("--episodes and --video are for one simulator; with --suite, use --per-task and --videos")
-    config = evaluated_config(args.target, args.config, args.overrides, best=args.best)
+    target = local_target(args.target)
+    config = evaluated_config(target, args.config, args.overrides, best=args.best)
     suites = _suites(config, args.suite)
     specs = {suite: _spec_of(config, suite) for suite in suites}
     tasks = {suite: _tasks(spec, suite, args.tasks) for suite, spec in specs.items()}
@@ -45,7 +52,7 @@ def evaluate_suites_command(args: Any) -> int:
     console = make_console()
     folder = EvaluationFolder.open(output, _protocol(config, specs, greedy=not args.sampled))
     planned = {suite: args.per_task * len(tasks[suite]) for suite in suites}
-    facts = _facts(args.target, config, specs, greedy=not args.sampled)
+    facts = _facts(target, config, specs, greedy=not args.sampled)
     try:
         for suite, spec in specs.items():
             episodes = benchmark_episodes(

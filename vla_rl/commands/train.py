@@ -44,8 +44,9 @@ def train(
     last iteration there. Raises UserError before any process is started, where the mistake can be found that early.
     """
     from envs import env_spec
-    from vla_rl.policies.build import check_policy
+    from vla_rl.policies.build import check_policy, require_trainable
 
+    require_trainable(config.policy)
     spec = env_spec(config.env)
     check_policy(config.policy, spec)
     require_cluster(config.placement.ray_address)

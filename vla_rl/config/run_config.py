@@ -48,7 +48,8 @@ class SftConfig(ConfigGroup):
     threads: Threads = Field(2, description="CPU threads.")
     start_from: str | None = Field(
         None,
-        description="Policy checkpoint to fine-tune, which keeps its statistics of actions; null: random weights.",
+        description="Policy checkpoint to fine-tune, a folder or hf://OWNER/NAME, which keeps its statistics of "
+        "actions; null: random weights.",
     )
     output: str = Field("checkpoints/sft", description="Folder for the resulting policy checkpoint.")
 

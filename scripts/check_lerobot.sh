@@ -8,6 +8,7 @@ set -euo pipefail
 python=${1:?name the Python of an environment with lerobot}
 cd "$(dirname "$0")/.."
 work=${2:-$(mktemp -d)}
+mkdir -p "$work"
 export PYTHONPATH=$PWD HF_HUB_OFFLINE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 small=(train.eval_episodes=0 placement.env_workers=1 placement.envs_per_worker=4 env.max_episode_steps=24)
 vla_rl() { "$python" -m vla_rl.commands.cli "$@"; }

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.metrics_page import undocumented
 from vla_rl.commands.checkpoints import Checkpoints
 from vla_rl.commands.cli import main
 from vla_rl.commands.train import train
@@ -55,6 +56,7 @@ def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, mode, placeme
     metrics = _metrics(run)
     assert [m["iteration"] for m in metrics] == [0, 1, 2, 3]
     assert all(_balanced(m) for m in metrics)
+    assert not undocumented(set().union(*metrics)), "docs/metrics.md"
     assert metrics[-1]["episodes/trained"] == 18
     assert metrics[-1]["episodes/evaluated"] == 12
     assert all(("busy/shared_devices" in m) == (placement == "collocated") for m in metrics[1:])

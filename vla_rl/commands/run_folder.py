@@ -4,7 +4,8 @@ runs/NAME/
     config.yaml      the resolved configuration
     metadata.json    versions, git commit, machine, assets
     metrics.jsonl    one line per iteration; null where a number is not finite
-    tensorboard/     the same for TensorBoard (and Weights & Biases, with log.wandb)
+    tensorboard/     the same for TensorBoard; wandb/, with log.wandb, for Weights & Biases
+    wandb_id         by which a resumed run continues there
     checkpoints/     see ``checkpoints``
     profile.yaml     the costs that the run has measured; written with every checkpoint
     migrations.jsonl one line per migration to a better plan (placement.replan_every)
@@ -29,6 +30,7 @@ from typing import Any, Self
 import numpy as np
 
 from vla_rl.commands.checkpoints import Checkpoints, read_state
+from vla_rl.commands.loggers import Logger, open_loggers
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -55,8 +57,7 @@ class RunFolder:
         self._evaluations = [found for record in self.metrics() if (found := _evaluation(record))]
         self._lock: FileLock | None = None
         self._is_new = False
-        self._tensorboard: Any = None
-        self._wandb: Any = None
+        self._loggers: list[Logger] = []
 
     @classmethod
     def create(cls, config: RunConfig, spec: EnvSpec, argv: Sequence[str]) -> Self:
@@ -75,7 +76,7 @@ class RunFolder:
             run._take_lock()
             (path / "config.yaml").write_text(dump_config(config))
             write_json(path / "metadata.json", metadata(spec, argv))
-            run._open_loggers(0)
+            run._loggers = open_loggers(path, config, None)
             return run
         except BaseException as error:
             if run is not None:
@@ -120,7 +121,7 @@ class RunFolder:
         self.checkpoints.set_aside_after(iteration)
         self._evaluations = [found for found in self._evaluations if found[0] <= iteration]
         (self.path / "config.yaml").write_text(dump_config(self.config))
-        self._open_loggers(iteration)
+        self._loggers = open_loggers(self.path, self.config, iteration)
 
     @property
     def _metrics_file(self) -> Path:
@@ -149,26 +150,6 @@ class RunFolder:
         best = self.best_iteration() or 0
         return sum(iteration > best for iteration, _ in self._evaluations)
 
-    def _open_loggers(self, iteration: int) -> None:
-        log = self.config.log
-        if log.tensorboard:
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-            self._tensorboard = EventFileWriter(str(self.path / "tensorboard"))
-        if log.wandb != "off":
-            import wandb
-
-            self._wandb = wandb.init(
-                project=log.wandb_project,
-                name=self.path.name,
-                id=self.path.name,
-                resume="allow" if iteration else None,
-                mode=log.wandb,
-                dir=str(self.path),
-                config=self.config.model_dump(),
-                settings=wandb.Settings(silent=True),
-            )
-
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of an iteration to all loggers. ``iteration``: updates done."""
         record = {"iteration": iteration, "time": time.time()} | {k: _rounded(v) for k, v in metrics.items()}
@@ -176,11 +157,8 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
         if found := _evaluation({"iteration": iteration} | dict(metrics)):
             self._evaluations.append(found)
-        if self._tensorboard:
-            self._tensorboard.add_event(_tensorboard_event(iteration, metrics))
-            self._tensorboard.flush()
-        if self._wandb:
-            self._wandb.log(dict(metrics), step=iteration)
+        for logger in self._loggers:
+            logger.log(iteration, metrics)
 
     def save_profile(self, profile: Profile) -> None:
         save_profile(profile, self.path / "profile.yaml")
@@ -189,20 +167,27 @@ class RunFolder:
         with (self.path / "migrations.jsonl").open("a") as file:
             file.write(json.dumps({"iteration": iteration, "time": time.time()} | dict(migration)) + "\n")
 
-    def save_evaluation(self, name: str, record: Mapping[str, Any], frames: Sequence[Sequence[np.ndarray]]) -> None:
-        """evaluations/NAME.json and, if there are frames, NAME.mp4: the episodes one after the other."""
-        folder = self.path / "evaluations"
-        write_json(folder / f"{name}.json", record)
+    def save_evaluation(
+        self, iteration: int, kind: str, record: Mapping[str, Any], frames: Sequence[Sequence[np.ndarray]]
+    ) -> None:
+        """evaluations/ITERATION-KIND.json and, if there are frames, .mp4: the episodes one after the other.
+
+        ``record``: of ``Evaluation.record``; loggers get its tasks. ``kind``: "greedy" or "sampled".
+        """
+        name = self.path / "evaluations" / f"{iteration:06d}-{kind}"
+        write_json(name.with_suffix(".json"), record)
         shown = [frame for episode in frames for frame in episode]
-        if shown:
-            write_video(folder / f"{name}.mp4", shown)
+        video = name.with_suffix(".mp4") if shown else None
+        if video is not None:
+            write_video(video, shown)
+        for logger in self._loggers:
+            logger.log_evaluation(iteration, kind, record["tasks"], video, shown)
 
     def close(self) -> None:
         """A new run that has logged nothing leaves no folder."""
-        if self._tensorboard:
-            self._tensorboard.close()
-        if self._wandb:
-            self._wandb.finish()
+        for logger in self._loggers:
+            logger.close()
+        self._loggers = []
         if self._is_new and not self._metrics_file.exists():
             shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
@@ -286,11 +271,3 @@ def _evaluation(record: Mapping[str, float]) -> tuple[int, float] | None:
 def _rounded(value: float) -> float | None:
     """None, which JSON has, in place of NaN and infinity, which it lacks."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def _tensorboard_event(iteration: int, metrics: Mapping[str, float]) -> Any:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-    return Event(wall_time=time.time(), step=iteration, summary=Summary(value=values))

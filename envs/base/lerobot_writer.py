@@ -36,6 +36,7 @@ from envs.base.lerobot_format import (
     VIEW_KEYS,
     read_json,
 )
+from envs.base.lerobot_statistics import image_statistics, merged_statistics, statistics
 from vla_rl.core.errors import UserError
 from vla_rl.core.file_lock import FileLock
 from vla_rl.core.files import replacing, write_json
@@ -43,8 +44,6 @@ from vla_rl.core.files import replacing, write_json
 FPS = 20  # LIBERO's and ManiSkill's control rate; the tabletop has none
 _PENDING = "pending"
 _FILES_PER_CHUNK = 1000
-_STATS_FRAMES = 16  # of an episode, from which the statistics of its images are taken
-_QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
 _LOCK_WAIT_S = 60.0
 
 
@@ -64,8 +63,8 @@ def save_episode(root: Path, episode: EpisodeData) -> None:
     """Keep a finished episode until ``add_pending``. Raises OSError if the disk fails."""
     columns = _columns(episode)
     cameras = VIEW_KEYS[: episode.images.shape[1]]
-    stats = {name: _statistics(values) for name, values in columns.items()}
-    stats |= {key: _image_statistics(episode.images[:, view]) for view, key in enumerate(cameras)}
+    stats = {name: statistics(values) for name, values in columns.items()}
+    stats |= {key: image_statistics(episode.images[:, view]) for view, key in enumerate(cameras)}
     about = {"instruction": episode.instruction, "length": len(episode.actions), "stats": stats}
     with replacing(root / _PENDING / f"{time.time_ns():020d}-{os.getpid()}") as partial:
         partial.mkdir()
@@ -100,21 +99,6 @@ def _write_video(path: Path, frames: np.ndarray) -> None:
         for image in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")))
         container.mux(stream.encode())
-
-
-def _statistics(values: np.ndarray, axis: int | tuple[int, ...] = 0) -> dict[str, Any]:
-    """Of a feature: what LeRobot normalizes by."""
-    values = values.astype(np.float64).reshape(len(values), -1) if axis == 0 else values.astype(np.float64)
-    found = {"min": values.min(axis), "max": values.max(axis), "mean": values.mean(axis), "std": values.std(axis)}
-    found |= {f"q{round(q * 100):02d}": np.quantile(values, q, axis) for q in _QUANTILES}
-    return {name: array.tolist() for name, array in found.items()} | {"count": [len(values)]}
-
-
-def _image_statistics(images: np.ndarray) -> dict[str, Any]:
-    """Per color channel, [3, 1, 1], of values between 0 and 1."""
-    chosen = images[np.linspace(0, len(images) - 1, min(len(images), _STATS_FRAMES)).astype(int)]
-    found = _statistics(chosen / 255.0, axis=(0, 1, 2))
-    return {name: value if name == "count" else [[[x]] for x in value] for name, value in found.items()}
 
 
 def add_pending(root: Path, image_size: int, views: int) -> int:
@@ -169,7 +153,7 @@ def _add(root: Path, ledger: Mapping[str, Any], new: Sequence[Path], image_size:
     _write_data(root / DATA.format(**_place(additions)), new, rows, [tasks[e["instruction"]] for e in episodes])
     _write_table(root / EPISODES.format(**_place(additions)), _table_of_episodes(rows))
     _write_table(root / TASKS, _table_of_tasks(tasks))
-    write_json(root / STATS, _merged_statistics(root, features))
+    write_json(root / STATS, merged_statistics(root, features))
     total = rows[-1]["episode_index"] + 1
     info = {
         "codebase_version": VERSION,
@@ -306,29 +290,3 @@ def _read_tasks(root: Path) -> dict[str, int]:
         return {}
     table = pq.read_table(root / TASKS)
     return dict(zip(table["task"].to_pylist(), table["task_index"].to_pylist(), strict=True))
-
-
-def _merged_statistics(root: Path, features: Mapping[str, Any]) -> dict[str, Any]:
-    """Of all episodes: exact but for quantiles, which are weighted means of the episodes', as in LeRobot."""
-    import pyarrow.parquet as pq
-
-    files = sorted((root / "meta/episodes").rglob("*.parquet"))
-    names = [name for name in pq.read_schema(files[0]).names if name.startswith("stats/")]
-    rows = [row for file in files for row in pq.read_table(file, columns=names).to_pylist()]
-    merged = {}
-    for key in features:
-        if f"stats/{key}/count" not in names:
-            continue
-        of = {name: np.array([row[f"stats/{key}/{name}"] for row in rows]) for name in _names_of(key, names)}
-        count = of.pop("count").reshape(len(rows), *[1] * (of["mean"].ndim - 1))
-        weights = count / count.sum()
-        mean = (weights * of["mean"]).sum(0)
-        found = {name: (weights * values).sum(0) for name, values in of.items() if name.startswith("q")}
-        found |= {"min": of["min"].min(0), "max": of["max"].max(0), "mean": mean}
-        found["std"] = np.sqrt((weights * (of["std"] ** 2 + (of["mean"] - mean) ** 2)).sum(0))
-        merged[key] = {name: values.tolist() for name, values in found.items()} | {"count": [int(count.sum())]}
-    return merged
-
-
-def _names_of(key: str, names: Iterable[str]) -> list[str]:
-    return [name.rpartition("/")[2] for name in names if name.startswith(f"stats/{key}/")]

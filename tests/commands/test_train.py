@@ -79,12 +79,16 @@ def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, mode, placeme
 
 def test_a_time_limit_ends_the_run_after_one_update_at_least_with_an_evaluation_and_a_checkpoint(tmp_path):
     shorter_than_the_start = {"iterations": 10_000, "max_minutes": 0.01, "eval_every": 0, "eval_start": False}
-    assert train(_config(tmp_path, train=shorter_than_the_start)) == 0
+    data = {"log": {"dataset": str(tmp_path / "data")}}
+    assert train(_config(tmp_path, train=shorter_than_the_start, **data)) == 0
     (only,) = _metrics(tmp_path / "run")
     assert only["iteration"] == 1, "nor evaluated before"
     assert only["time/left_s"] == 0
     assert only["eval/greedy_success"] >= 0
     assert [p.name for p in Checkpoints(tmp_path / "run/checkpoints", 9).complete()] == ["000001"]
+    info = json.loads((tmp_path / "data/meta/info.json").read_text())
+    assert info["total_episodes"] >= only["episodes/played"] + only["episodes/evaluated"]
+    assert not list((tmp_path / "data/pending").iterdir())
 
 
 def test_resume_continues_counters_versions_and_metrics(tmp_path):

@@ -25,6 +25,7 @@ from scripts.make_lerobot_twin import CONFIG, play
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
 from vla_rl.core.records import EpisodeSpec
+from vla_rl.placement.checks import load_checked_config
 
 TWIN = Path(__file__).parent / "data/lerobot_twin"
 
@@ -187,6 +188,14 @@ def test_another_convention_of_the_gripper_is_refused(tmp_path: Path, episodes: 
     (tmp_path / "meta/vla_rl.json").unlink()
     with pytest.raises(DemonstrationError, match="goes from 0 to 1"):
         read(tmp_path)
+
+
+def test_without_its_libraries_the_mistake_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.base.lerobot_format.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DemonstrationError, match=r'needs av, pyarrow: pip install "vla_rl\[lerobot\]"'):
+        read(TWIN)
+    with pytest.raises(UserError, match=r'log.dataset.*needs av, pyarrow: pip install "vla_rl\[lerobot\]"'):
+        load_checked_config(None, ["env=tabletop", "log.dataset=data"])
 
 
 def test_cameras_of_the_wrist_come_last() -> None:

@@ -99,14 +99,16 @@ def evaluated_config(target: Path, file: Path | None, overrides: list[str], *, b
             f"{target}: neither a run folder nor a checkpoint of a run, so its simulator is unknown; "
             "give the config with --config FILE"
         )
-    config = load_checked_config(file, [*overrides, f"policy.checkpoint={json.dumps(str(checkpoint))}"])
+    if not any(text.startswith("policy.checkpoint=") for text in overrides):  # last: policy=NAME resets the others
+        overrides = [*overrides, f"policy.checkpoint={json.dumps(str(checkpoint))}"]
+    config = load_checked_config(file, overrides)
     return config.with_values({f"policy.{name}": value for name, value in config.policy.merged.items()})
 
 
 def config_of_run(target: Path) -> Path | None:
     """The config of the run that made a target of `vla-rl eval`: RUN, RUN/checkpoints/N or its folder policy."""
-    folder = target.absolute()
-    candidates = [folder, *folder.parents[1:3]]
+    number = target.absolute().parent if target.name == "policy" else target.absolute()
+    candidates = [target, *([number.parent.parent] if number.parent.name == "checkpoints" else [])]
     return next((path / "config.yaml" for path in candidates if (path / "config.yaml").is_file()), None)
 
 

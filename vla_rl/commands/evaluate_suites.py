@@ -7,7 +7,7 @@ for each suite:   the episodes that the folder lacks ──▶ processes ──�
 docs/evaluation.md says what is played and how the numbers may be read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,13 @@ def _to_film(folder: EvaluationFolder, suite: str, episodes: Sequence[EpisodeSpe
     return chosen
 
 
-def _film(cluster: Cluster, suite: str, episodes: Sequence[EpisodeSpec], folder: EvaluationFolder, status: Any) -> None:
+def _film(
+    cluster: Cluster,
+    suite: str,
+    episodes: Sequence[EpisodeSpec],
+    folder: EvaluationFolder,
+    status: Callable[[str], None],
+) -> None:
     """Play episodes again and keep every frame. Equal decisions lead to the same film; rounding in batches of another
     size may change one, so that a film names its own outcome."""
     kinds = {(row["task"], row["trial"]): row["failure"] for row in folder.of(suite)}

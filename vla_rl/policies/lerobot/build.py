@@ -30,7 +30,8 @@ def check_policy(config: LeRobotConfig, spec: EnvSpec) -> None:
         raise UserError("policy.name=lerobot needs policy.checkpoint: the folder of a policy that lerobot has saved")
     if importlib.util.find_spec("lerobot") is None:
         raise UserError(
-            'policy.name=lerobot: lerobot is missing; on Python 3.12, pip install "vla_rl[lerobot-policies]"'
+            "policy.name=lerobot: the package lerobot is missing; it needs an environment of its own, which "
+            "docs/policies.md describes"
         )
     if is_hub_id(config.checkpoint):
         return

@@ -30,7 +30,7 @@ EXTRAS = {
     # Private parts of ManiSkill are used to choose its devices and to draw only where asked.
     "maniskill": ["mani_skill==3.0.1", "sapien==3.0.3"],
     "wandb": ["wandb"],
-    # LeRobot's data sets, read and written. The package lerobot wants older transformers: scripts/requirements_lerobot.txt.
+    # LeRobot's data sets, read and written. The package lerobot is apart: scripts/requirements_lerobot.txt.
     "lerobot": ["av>=15", "pyarrow>=21"],
     "dev": [
         "hypothesis",

@@ -68,7 +68,7 @@ def save_episode(root: Path, episode: EpisodeData) -> None:
     about = {"instruction": episode.instruction, "length": len(episode.actions), "stats": stats}
     with replacing(root / _PENDING / f"{time.time_ns():020d}-{os.getpid()}") as partial:
         partial.mkdir()
-        np.savez(partial / "frames.npz", **columns)
+        np.savez(partial / "frames.npz", **columns)  # type: ignore[arg-type]
         for view, key in enumerate(cameras):
             _write_video(partial / f"{key}.mp4", episode.images[:, view])
         (partial / "episode.json").write_text(json.dumps(about))
@@ -110,7 +110,9 @@ def add_pending(root: Path, image_size: int, views: int) -> int:
         return 0
     lock = _wait_for_lock(root / "lock")
     try:
-        ledger = read_json(root / OURS) if (root / OURS).is_file() else {"episodes": [], "frames": 0, "additions": 0}
+        ledger: dict[str, Any] = {"episodes": [], "frames": 0, "additions": 0}
+        if (root / OURS).is_file():
+            ledger = read_json(root / OURS)
         held = ledger["episodes"]
         folders = sorted(path for path in (root / _PENDING).iterdir() if path.name[0] != ".")
         new = [path for path in folders if path.name not in held]

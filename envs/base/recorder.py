@@ -50,7 +50,7 @@ class RecordedEnv(VectorEnv):
         terminated, truncated, success = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
         active = np.arange(n)
         for k in range(chunk):
-            ids = [env_ids[i] for i in active]
+            ids = [env_ids[i] for i in active.tolist()]
             self._record(ids, actions[active, k])
             result = self._env.step(ids, actions[active, k : k + 1])
             rewards[active, k], num_steps[active] = result.rewards[:, 0], k + 1
@@ -81,10 +81,9 @@ class RecordedEnv(VectorEnv):
         if tape is None:
             return
         instruction = self.spec.instructions[tape.episode.task]
-        arrays = (np.stack(part) for part in (tape.images, tape.proprio, tape.actions))
-        save_episode(
-            self._folder, EpisodeData(instruction, *arrays, rewards=np.array(tape.rewards, np.float32), success=success)
-        )
+        images, proprio, actions = np.stack(tape.images), np.stack(tape.proprio), np.stack(tape.actions)
+        rewards = np.array(tape.rewards, np.float32)
+        save_episode(self._folder, EpisodeData(instruction, images, proprio, actions, rewards, success))
 
     def observe(self, env_ids: Sequence[int], out: Observation) -> None:
         self._env.observe(env_ids, out)

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -36,7 +36,7 @@ def open_loggers(path: Path, config: RunConfig, iteration: int | None) -> list[L
     if config.log.tensorboard:
         loggers.append(TensorBoardLogger(path / "tensorboard", iteration))
     if config.log.wandb != "off":
-        loggers.append(WandbLogger(path, config))
+        loggers.append(WandbLogger(path, config, config.log.wandb))
     return loggers
 
 
@@ -87,7 +87,7 @@ class TensorBoardLogger:
 class WandbLogger:
     """The run's id is kept in its folder, so that a resumed run continues it. All is drawn over ``iteration``."""
 
-    def __init__(self, path: Path, config: RunConfig) -> None:
+    def __init__(self, path: Path, config: RunConfig, mode: Literal["offline", "online"]) -> None:
         import wandb
 
         file = path / "wandb_id"
@@ -97,8 +97,8 @@ class WandbLogger:
             project=config.log.wandb_project,
             name=path.absolute().name,
             id=file.read_text(),
-            resume="allow" if config.log.wandb == "online" else None,  # offline, `wandb sync` continues it
-            mode=config.log.wandb,
+            resume="allow" if mode == "online" else None,  # offline, `wandb sync` continues it
+            mode=mode,
             dir=str(path),
             config=config.model_dump(),
             settings=wandb.Settings(silent=True),

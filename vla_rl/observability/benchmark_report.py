@@ -70,7 +70,7 @@ def benchmark_results(rows: Sequence[Row], planned: Mapping[str, int], averaged:
 
     ``planned``: episodes that each suite is to have. ``averaged``: those suites; empty for all.
     """
-    suites = []
+    suites: list[dict[str, Any]] = []
     for suite, count in planned.items():
         own = [row for row in rows if row["suite"] == suite]
         tasks = [

@@ -154,3 +154,8 @@ def test_fine_tuning_continues_from_a_checkpoint(tmp_path):
     assert not torch.allclose(first, other, atol=1e-3)
     with pytest.raises(UserError, match="nowhere"):
         sft("sft.start_from=nowhere")
+    env = make_env(TabletopConfig(tasks=("pick_place",)), 1)
+    collect(env, [demonstration_episode(0, 1, 0)], tmp_path / "lifting.hdf5", noise=0.0)
+    env.close()
+    with pytest.raises(UserError, match=r"cannot express .* in dimension \d"):
+        sft(f"sft.start_from={tmp_path}/first", f"sft.demos=[{tmp_path}/lifting.hdf5]", "env.tasks=[pick_place]")

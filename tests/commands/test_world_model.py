@@ -32,6 +32,10 @@ def test_the_policy_practises_in_a_world_model_and_a_resume_continues_both_ledge
             "world_model.warmup_episodes=4",
             "world_model.branches=3",
             "world_model.audit_chunks=64",
+            "world_model.horizon=2",
+            "world_model.horizon_gap=100",
+            "world_model.frame_width=4",
+            "world_model.frame_samples_per_chunk=2",
             "train.iterations=6",
             "train.batch_episodes=8",
             "train.checkpoint_every=3",
@@ -58,6 +62,9 @@ def test_the_policy_practises_in_a_world_model_and_a_resume_continues_both_ledge
     assert all(_balanced(m) and _imagined_balanced(m) for m in after)
     assert main(["world-model", str(run), "--output", str(tmp_path / "x.png")]) == 0
     assert (tmp_path / "x.png").stat().st_size > 10_000
+    assert (tmp_path / "x_futures.png").stat().st_size > 10_000
+    assert after[-1]["world_model/depth1_predictions"] > 0
+    assert after[-1]["world_model/loss_frames"] > 0
     assert after[-1]["episodes/imagined_delivered"] > 0
     assert max(m["throughput/imagined_per_s"] for m in after) > 0
     assert not undocumented(set().union(*after)), "docs/metrics.md"

@@ -83,6 +83,16 @@ def test_full_fine_tuning_of_7b_does_not_fit_on_one_device() -> None:
     assert not fitted(large(zero_stage=3), machine(80, gpus=8)).offload
 
 
+def test_the_world_model_holds_a_copy_of_the_policy_on_the_first_inference_device() -> None:
+    cfg = RunConfig.model_validate(large().model_dump() | {"world_model": {"branches": 3}})
+    without, found = held(large(), machine(80)), held(cfg, machine(80))
+    extra = found.pop("world model")
+    assert found == without
+    assert extra["weights"] == found["inference"]["weights"] == pytest.approx(14.1, abs=0.3)
+    with pytest.raises(PlanError, match="world model 1"):
+        fitted(cfg.with_values({"policy.chunk_size": 8}), machine(24))
+
+
 def test_a_rank_of_zero_3_holds_its_part() -> None:
     cfg = large(zero_stage=3).with_values({"placement.mode": "collocated"})
     whole, part = (held(cfg, machine(80, gpus=gpus))["learner"] for gpus in (1, 4))

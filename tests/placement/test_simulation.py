@@ -24,13 +24,16 @@ def profile(**costs: Any) -> Profile:
     return Profile(name="test", simulator_on="cores", memory=MEMORY, **(free | costs))
 
 
-def plan_of(devices: int, layout: Layout, **placement: Any) -> tuple[Plan, Workload]:
+def plan_of(
+    devices: int, layout: Layout, world_model: dict[str, Any] | None = None, **placement: Any
+) -> tuple[Plan, Workload]:
     config = RunConfig.model_validate(
         {
             "policy": {"name": "openvla_oft", "chunk_size": 4},
             "algo": {"name": "ppo", "minibatches": 2},
             "train": {"batch_episodes": 16, "max_staleness": 1},
             "learner": {"micro_batch": 8},
+            "world_model": world_model,
             "placement": {"env_workers": 2, "envs_per_worker": 4, "max_batch": 4, "max_wait_ms": 1.0} | placement,
         }
     )
@@ -57,6 +60,26 @@ def test_a_single_cost_is_paid_in_full(costs: dict[str, Any], expected: float) -
     outcome = SimulatedRun(plan, profile(**costs), workload, cores=4).run(warmup=3, batches=4)
     assert 1 / outcome.batches_per_s == pytest.approx(expected, rel=0.02)
     assert bound(plan, profile(**costs), workload, cores=4).seconds == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("costs", "expected"),
+    [
+        ({"simulate": LinearCost(each=0.1)}, 4 * 4 * 0.1 / 2),  # a quarter of the super-batch is real
+        ({"train": LinearCost(each=0.1)}, 64 * 0.1),  # all of it is trained
+        ({"imagine": LinearCost(each=0.01)}, 48 * 0.01),
+        ({"model_train": LinearCost(each=0.1)}, 16 * 0.1),
+        ({"infer": LinearCost(each=0.01)}, 64 * 0.01),  # all of it is chosen by the policy, on one device
+    ],
+)
+def test_a_world_model_replaces_simulation_by_its_own_costs(costs: dict[str, Any], expected: float) -> None:
+    plan, workload = plan_of(2, next(layouts(2, False, "pipelined")), world_model={"branches": 3}, max_wait_ms=0.0)
+    outcome = SimulatedRun(plan, profile(**costs), workload, cores=4).run(warmup=3, batches=12)
+    assert 1 / outcome.batches_per_s == pytest.approx(expected, rel=0.35 if "infer" in costs else 0.05)
+    limit = bound(plan, profile(**costs), workload, cores=4)
+    assert limit.seconds == pytest.approx(expected, rel=0.3 if "infer" in costs else 1e-6)
+    assert 1 / outcome.batches_per_s >= 0.98 * limit.seconds
+    assert limit.limit == {"simulate": "cores", "train": "device 1", "infer": "device 0"}.get(*costs, "world model")
 
 
 def test_full_batches_of_inference() -> None:

@@ -11,7 +11,7 @@ from tests.runtime_fakes import SPEC, K, trajectory
 from vla_rl.config.world_model import WorldModelConfig
 from vla_rl.core.records import EpisodeSpec, Trajectory
 from vla_rl.world_model.imagination import Imagination
-from vla_rl.world_model.imagined_env import ChunkRating, ImaginedEnv, Start
+from vla_rl.world_model.imagined_env import ChunkRating, ImaginedEnv, State
 from vla_rl.world_model.trainer import ModelTrainer
 
 CONFIG = WorldModelConfig(warmup_episodes=2, branches=2, members=2, width=8, audit_chunks=64, disagreement=0.5)
@@ -110,8 +110,9 @@ def test_an_imagined_environment_shows_the_real_state_and_earns_the_rating(made)
     assert np.array_equal(seen.proprio[1], played.proprio[1])
     assert seen.elapsed[1] == pytest.approx(played.elapsed[1])
     actions = np.ones((1, K, 7), np.float32)
-    start = imagination.start(spec.seed)
-    rating = imagination.rate([start], actions)
+    state, horizon = imagination.start(spec.seed)
+    assert horizon == 1
+    rating = imagination.rate([state], actions)
     result = env.step([1], actions)
     assert result.rewards.sum() == pytest.approx(rating.mean[0] - 0.5 * rating.deviation[0], abs=1e-6)
     assert np.allclose(result.rewards[0, :-1], rating.success_at[0, :-1])
@@ -122,21 +123,54 @@ def test_an_imagined_environment_shows_the_real_state_and_earns_the_rating(made)
         env.expert_action(1)
 
 
+class Dynamics:
+    """Of a world in which each chunk succeeds with probability 0.4, and its step 0 with 0.1."""
+
+    def __init__(self, elapsed: float, horizon: int) -> None:
+        image = np.zeros((1, 16, 16, 3), np.uint8)
+        self.state = State(image, image, np.zeros(3, np.float32), 0, elapsed, np.zeros(2, np.float32))
+        self.horizon = horizon
+
+    def start(self, number):
+        return self.state, self.horizon
+
+    def rate(self, states, actions):
+        n = len(states)
+        success = np.full((n, K), 0.1, np.float32)
+        marks = np.array([state.proprio for state in states]) + 1.0
+        return ChunkRating(np.full(n, 0.9), np.full(n, 0.2), success, np.full(n, 0.5), marks)
+
+    def advance(self, states, rating, elapsed):
+        return [
+            replace(state, images=state.images + 1, proprio=proprio, elapsed=share)
+            for state, proprio, share in zip(states, rating.next_proprio, elapsed, strict=True)
+        ]
+
+
 def test_a_chunk_ends_at_the_time_limit():
-    late = Start(np.zeros((1, 16, 16, 3), np.uint8), np.zeros(3, np.float32), 0, 1 - 1 / 12, np.zeros(2, np.float32))
-
-    class Rater:
-        def start(self, number):
-            return late
-
-        def rate(self, starts, actions):
-            return ChunkRating(np.array([0.9]), np.array([0.0]), np.full((1, K), 0.1, np.float32))
-
-    env = ImaginedEnv(SPEC, 1, Rater(), 0.0)
+    env = ImaginedEnv(SPEC, 1, Dynamics(1 - 1 / 12, horizon=2), 0.0)
     env.reset([0], [EpisodeSpec(0, 0, 0)])
     result = env.step([0], np.zeros((1, K, 7), np.float32))
     assert result.num_steps.tolist() == [1]
+    assert result.terminated.tolist() == [True]
     assert result.rewards[0].tolist() == pytest.approx([0.9, 0.0, 0.0, 0.0])
+
+
+def test_a_longer_episode_earns_what_each_chunk_earns_times_the_weight_of_getting_there():
+    env, seen = ImaginedEnv(SPEC, 2, Dynamics(0.0, horizon=3), disagreement=0.5), empty_observation(SPEC, 2)
+    env.reset([0], [EpisodeSpec(0, 0, 0)])
+    actions, earned = np.zeros((1, K, 7), np.float32), []
+    for chunk in range(3):
+        env.observe([0], seen)
+        assert (seen.images[0] == chunk).all()
+        assert (seen.proprio[0] == chunk).all()
+        assert seen.elapsed[0] == pytest.approx(chunk * K / 12)
+        result = env.step([0], actions)
+        assert result.terminated[0] == (chunk == 2)
+        earned.append(result.rewards.sum())
+    assert earned == pytest.approx([0.4 - 0.1, 0.5 * (0.4 - 0.1), 0.25 * (0.9 - 0.1)])
+    with pytest.raises(ValueError, match="has ended"):
+        env.step([0], actions)
 
 
 def test_advantages_are_scaled_as_the_audit_says(made):

@@ -15,6 +15,7 @@ from rich.console import Console
 from envs import EnvConfig
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.files import new_folder
+from vla_rl.core.parent import end_with_parent
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 from vla_rl.observability.console import ProgressDisplay
 from vla_rl.replay.schedule import training_episode
@@ -36,7 +37,7 @@ def collect_demonstrations(config: RunConfig, spec: EnvSpec, console: Console) -
     context = multiprocessing.get_context("spawn")
     counter = context.Value("i", 0)
     with (
-        ProcessPoolExecutor(workers, mp_context=context, initializer=_share_counter, initargs=(counter,)) as pool,
+        ProcessPoolExecutor(workers, mp_context=context, initializer=_start_process, initargs=(counter,)) as pool,
         ProgressDisplay(console, "demonstrations", len(episodes)) as progress,
     ):
         jobs = [
@@ -58,9 +59,10 @@ def demonstration_episode(number: int, num_tasks: int, seed: int) -> EpisodeSpec
     return replace(training_episode(number, number % num_tasks, seed), seed=draw)
 
 
-def _share_counter(counter: Synchronized[int]) -> None:
+def _start_process(counter: Synchronized[int]) -> None:
     global _played
     _played = counter
+    end_with_parent()
 
 
 def _collect(env_config: EnvConfig, episodes: list[EpisodeSpec], path: Path, noise: float) -> int:

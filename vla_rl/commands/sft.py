@@ -26,8 +26,12 @@ from vla_rl.placement.checks import load_checked_config
 
 if TYPE_CHECKING:
     from envs.base.demonstration_records import Demonstrations
+    from vla_rl.core.records import Array
     from vla_rl.policies.base.policy import Policy
 
+_COARSE = 0.1  # of the range of the demonstrated actions: a larger error of an action is a loss
+_LEAST_ERROR = 1e-3  # likewise, in physical units
+_MOST_LOST = 0.1  # share of the demonstrated actions in one dimension
 _WARMUP = 0.05  # share of the updates over which the learning rate rises from 0
 
 
@@ -89,6 +93,7 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
         )
     else:
         policy = build_policy(config.policy, spec, config.seed, device=device, dtype=dtype)
+        _check_expressible(policy, demos.chunks(config.policy.chunk_size)[0], config.sft.start_from)
     policy.set_instructions(config.algo.prompts(spec.instructions))
     if config.learner.activation_checkpointing:
         checkpoint_activations(policy)
@@ -109,6 +114,24 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     save_policy(config.policy, policy, config.sft.output, figures | metadata(spec, sys.argv))
     console.print(f"checkpoint: {config.sft.output}, trained in {figures['seconds']} s", highlight=False)
     return figures
+
+
+def _check_expressible(policy: Policy, chunks: Array, checkpoint: str | None) -> None:
+    """Raises UserError if the policy's statistics do not let it choose demonstrated actions, [n, K, A].
+
+    Percentiles cut off some of any data set; a dimension that the checkpoint's data never used would be lost.
+    """
+    record = policy.encode(chunks, np.random.default_rng(0))
+    error = np.abs(policy.decode(record) - chunks).reshape(-1, chunks.shape[-1])
+    low, high = (np.quantile(chunks.reshape(error.shape), q, axis=0) for q in (0.01, 0.99))
+    lost = (error > np.maximum(_LEAST_ERROR, _COARSE * (high - low))).mean(axis=0)
+    if lost.max() > _MOST_LOST:
+        worst = int(lost.argmax())
+        raise UserError(
+            f"sft.start_from={checkpoint}: its statistics cannot express {lost[worst]:.0%} of the demonstrated actions "
+            f"in dimension {worst}, which lie between {low[worst]:.2f} and {high[worst]:.2f}, unlike its own data. "
+            "Start from random weights (sft.start_from=null), or from a checkpoint of similar actions"
+        )
 
 
 def _train(config: RunConfig, policy: Policy, demos: Demonstrations, console: Console) -> list[float]:

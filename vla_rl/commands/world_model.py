@@ -1,28 +1,56 @@
 """`vla-rl world-model`: what a run's world model has learned, and what its audit says about it."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from vla_rl.commands.checkpoints import Checkpoints
 from vla_rl.core.errors import UserError
 from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import Metrics, figure, read_metrics, rollouts_key, series, smoothed
+from vla_rl.world_model.futures import Future, read_futures
 
 _LEDGER = ("delivered", "trained", "unused", "lost", "waiting")
 _LOSSES = {"event": "event", "value": "value to go", "proprio": "proprioception", "goal": "hindsight"}
+_DEPTH = {
+    "predicted": "error of changed pixels",
+    "copied": "of copying",
+    "shuffled": "of other chunks' frames",
+    "gap": "share of the policy's change that is wrong",
+}
+_MOST_DEPTHS = 8
 _WINDOW = 5
 
 
 def world_model_command(args: Any) -> int:
-    """Print the audit's last verdict and the ledger, and draw both over the run. Raises UserError without a model."""
+    """Print the last verdict and the ledger, draw both over the run, and predicted frames beside real ones.
+
+    Raises UserError without a model.
+    """
     metrics = read_metrics(args.run)
     if not any("world_model/version" in m for m in metrics):
         raise UserError(f"{args.run} has no world model: start a run with algo=world_model, or world_model={{}}")
     make_console().print(_table(metrics))
     draw_world_model(metrics, args.output, args.run.name)
     print(args.output)
+    futures = _newest_futures(args.run)
+    if futures is not None:
+        pictures = args.output.with_stem(f"{args.output.stem}_futures")
+        draw_futures(read_futures(futures), pictures, args.run.name)
+        print(pictures)
     return 0
+
+
+def _newest_futures(run: Path) -> Path | None:
+    checkpoints = Checkpoints(run / "checkpoints", keep=0)
+    try:
+        path = checkpoints.newest() / "world_model" / "futures.npz"
+    except UserError:  # the run has no checkpoint yet
+        return None
+    return path if path.is_file() else None
 
 
 def _table(metrics: Metrics) -> Table:
@@ -40,9 +68,22 @@ def _table(metrics: Metrics) -> Table:
         "imagined episodes": ", ".join(f"{last.get(f'episodes/imagined_{name}', 0):.0f} {name}" for name in _LEDGER),
         "real control steps": _number(last, "episodes/control_steps", ",.0f"),
     }
-    for name, value in rows.items():
+    for name, value in (rows | _depths(last)).items():
         table.add_row(name, value)
     return table
+
+
+def _depths(last: dict[str, float]) -> dict[str, str]:
+    """What the gate of the horizon has found; nothing where imagined episodes are one chunk long."""
+    if "world_model/horizon" not in last:
+        return {}
+    rows = {"horizon in use": f"{last['world_model/horizon']:.0f} chunks"}
+    for depth in range(1, 1 + sum(f"world_model/depth{d}_passed" in last for d in range(1, _MOST_DEPTHS))):
+        found = {name: last.get(f"world_model/depth{depth}_{name}") for name in _DEPTH}
+        figures = ", ".join(f"{label} {found[name]:.2f}" for name, label in _DEPTH.items() if found[name] is not None)
+        passed = "passes" if last[f"world_model/depth{depth}_passed"] else "fails"
+        rows[f"frames after {depth} chunk{'s' * (depth > 1)}"] = f"{passed}: {figures}" if figures else "not known yet"
+    return rows
 
 
 def _number(record: dict[str, float], key: str, form: str = ".2f") -> str:
@@ -51,6 +92,20 @@ def _number(record: dict[str, float], key: str, form: str = ".2f") -> str:
 
 def _pair(record: dict[str, float], key: str, error: str) -> str:
     return f"{record[key]:.2f} ± {record[error]:.2f}" if key in record else "not known yet"
+
+
+def draw_futures(futures: Sequence[Future], path: Path, title: str) -> None:
+    """Each future in two rows, real above predicted, from the real state on."""
+    length = max(len(f.real) for f in futures)
+    size = (1.6 * length + 1.0, 1.6 * 2 * len(futures))
+    with figure(path, f"{title}: frames after 0, 1, ... chunks", 2 * len(futures), length, size, squeeze=False) as axes:
+        for ax in axes.flat:
+            ax.set_axis_off()
+        for row, future in enumerate(futures):
+            for line, (label, frames) in enumerate((("real", future.real), ("predicted", future.predicted))):
+                axes[2 * row + line, 0].set_title(label, fontsize=8, loc="left")
+                for column, frame in enumerate(frames):
+                    axes[2 * row + line, column].imshow(frame)
 
 
 def draw_world_model(metrics: Metrics, path: Any, title: str) -> None:

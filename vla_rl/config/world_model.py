@@ -4,6 +4,8 @@ from pydantic import Field
 
 from vla_rl.core.schema import ConfigGroup, NonNegative, Positive, PositiveFloat, Threads
 
+ENCODER_ROWS = 64  # observations that the frozen policy encodes at a time
+
 
 class WorldModelConfig(ConfigGroup):
     """A model of the simulator, trained along with the policy, which practises in it (docs/world_model.md)."""
@@ -42,5 +44,26 @@ class WorldModelConfig(ConfigGroup):
     max_scale: PositiveFloat = Field(
         2.0,
         description="Upper limit of the factor with which the audit corrects the size of imagined advantages.",
+    )
+    horizon: int = Field(
+        1,
+        ge=1,
+        le=8,
+        description="Chunks that are imagined in a row, at most; from 2 on, frames are predicted. A horizon is in use "
+        "as long as its predictions on real episodes pass.",
+    )
+    horizon_gap: PositiveFloat = Field(
+        0.5,
+        description="A predicted observation passes if the difference that it makes to the initial policy's likely "
+        "chunk is at most this share of the difference between the observations before and after.",
+    )
+    frame_width: Positive = Field(16, description="Channels of the frame model at half resolution.")
+    frame_lr: PositiveFloat = Field(2e-3, description="Learning rate of the frame model, with AdamW.")
+    frame_batch: Positive = Field(32, description="Chunks per optimizer step of the frame model.")
+    frame_samples_per_chunk: Positive = Field(
+        16, description="Chunks that the frame model learns from for each one played."
+    )
+    frame_episodes: int = Field(
+        128, ge=2, description="Real episodes whose frames are kept: the last ones. A checkpoint holds them."
     )
     threads: Threads = Field(1, description="CPU threads of the model's process.")

@@ -61,8 +61,8 @@ def _of_world_model(models: Sequence[Totals], wall: float) -> dict[str, float]:
         return {}
     return {
         "throughput/imagined_per_s": _total(models, "imagined") / wall,
-        "busy/imagine": _share(models, ("imagine_s",), wall),
-        "busy/model_train": _share(models, ("model_train_s",), wall),
+        "busy/imagine": _share(models, ("imagine_s", "frames_s"), wall),
+        "busy/model_train": _share(models, ("model_train_s", "frame_train_s"), wall),
     }
 
 

@@ -20,7 +20,8 @@ from vla_rl.placement.profile import Profile
 class Workload:
     """What a run asks of the machine."""
 
-    episodes: int  # new ones, of a super-batch
+    episodes: int  # new real ones, of a super-batch
+    branches: int  # imagined chunks for each of their chunks; 0: there is no world model
     reuse: int  # super-batches that hold an episode
     horizon: int  # time limit of an episode, in control steps
     spread: float  # episodes last horizon * (1 - u * spread) steps, u uniform in 0..1
@@ -35,8 +36,10 @@ class Workload:
 
     @classmethod
     def of(cls, config: RunConfig, horizon: int, spread: float) -> Self:
+        branches = 0 if config.world_model is None else config.world_model.branches
         return cls(
-            episodes=config.train.batch_episodes,
+            episodes=config.train.batch_episodes // (1 + branches),
+            branches=branches,
             reuse=config.train.reuse,
             horizon=horizon,
             spread=spread,
@@ -60,13 +63,18 @@ class Workload:
         """Mean number of chunks in the new episodes; one that ends early leaves half a chunk unused on average."""
         return self.episodes * (self.horizon * (1 - self.spread / 2) / self.chunk_size + 0.5 * (self.spread > 0))
 
+    @property
+    def trained_per_chunk(self) -> int:
+        """Chunks in a super-batch for each new real one: also those used again, and imagined ones."""
+        return self.reuse + self.branches
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """Seconds of work that one super-batch costs."""
 
     use: dict[str, float]  # by resource: "cores", "device 0", ...
-    phases: dict[str, float]  # "simulators", "inference", "learner", each on its own devices
+    phases: dict[str, float]  # "simulators", "inference", "learner", "world model", each on its own devices
 
     @property
     def limit(self) -> str:
@@ -108,12 +116,28 @@ def bound(plan: Plan, profile: Profile, workload: Workload, cores: int) -> Bound
             use[f"device {device}"] += simulate * mine[worker.index]
     if not layout.simulators:
         use["cores"] = simulate * max(workload.chunks / simulators, *mine)
+    imagined = _imagination_seconds(profile, workload)
+    if plan.world_model is not None:
+        use["world model"] = imagined  # one process, of which the cores must spare one
+        for device in plan.servers[0].devices:
+            use[f"device {device}"] += infer * workload.branches * workload.chunks / len(plan.servers[0].devices)
     phases = {
         "simulators": simulate * workload.chunks / simulators,
-        "inference": infer * workload.chunks / len(layout.inference) + weight_sync,
+        "inference": infer * workload.chunks * (1 + workload.branches) / len(layout.inference) + weight_sync,
         "learner": learn,
+        **({"world model": imagined} if plan.world_model is not None else {}),
     }
     return Bound(dict(use), phases)
+
+
+def _imagination_seconds(profile: Profile, workload: Workload) -> float:
+    """Seconds of the world model's process for one super-batch, without the inference that it asks for.
+
+    The frozen policy encodes an episode, imagined chunks are rated one by one, and the model learns from the episode.
+    """
+    chunks = workload.chunks / workload.episodes  # of an episode
+    rating = profile.imagine(1) * chunks * workload.branches
+    return workload.episodes * (profile.infer(chunks) + rating + profile.model_train(chunks))
 
 
 def _simulator_seconds(plan: Plan, profile: Profile, workload: Workload) -> float:
@@ -154,7 +178,7 @@ def _chunks_by_server(plan: Plan, chunks: float, simulate: float, infer: float, 
 
 def learner_seconds(profile: Profile, workload: Workload, ranks: int) -> float:
     """Seconds of one rank for one update."""
-    mine = workload.reuse * workload.chunks / workload.minibatches / ranks
+    mine = workload.trained_per_chunk * workload.chunks / workload.minibatches / ranks
     passes = math.ceil(mine / workload.micro_batch)
     train = passes * profile.train(mine / passes)
     forward = workload.extra_passes * workload.minibatches * train / 3  # a backward pass costs two forward passes

@@ -24,6 +24,8 @@ _ACTIVITIES = {
     "render": ["worker/render"],
     "infer": ["server/act"],
     "train": ["learner/micro_batch"],
+    "imagine": ["world_model/imagine"],
+    "model_train": ["world_model/model_train"],
     "reset": ["worker/reset"],
     "step": ["learner/step"],
     "weight_sync": ["learner/publish", "server/refresh"],
@@ -43,11 +45,11 @@ class MeasuredCosts:
     @property
     def complete(self) -> bool:
         """Whether simulator, inference and learner have all been seen at work."""
-        return all(self.line(_ACTIVITIES[name][0]) for name in CURVES)
+        return all(self.line(_ACTIVITIES[name][0]) for name in ("simulate", "render", "infer", "train"))
 
     def add(self, growth: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
         """Add what the meters of each group's processes have grown by (``Throughput.growth``)."""
-        for group in ("worker", "server", "learner"):
+        for group in ("worker", "server", "learner", "world_model"):
             for process in growth.get(group, ()):
                 for name, value in process.items():
                     self.sums[f"{group}/{name}"] = self.sums.get(f"{group}/{name}", 0.0) + value

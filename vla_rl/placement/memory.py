@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vla_rl.config.run_config import ZERO_BUCKET, ZERO_LIVE, LearnerConfig, RunConfig
+from vla_rl.config.world_model import ENCODER_ROWS
 from vla_rl.core.machine import GIB, Machine
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.plan import Plan, PlanError, Process, draws_on_devices, sharing_learner
@@ -56,9 +57,11 @@ def memory_use(plan: Plan, memory: Memory, config: RunConfig, device: int) -> di
     if any(device in s.devices and sharing_learner(config, plan, s) is not None for s in plan.servers):
         acting = _trained_weights(memory, config.learner) * _ELEMENT[config.learner.precision]
     inference = {"weights": acting, "activations": memory.infer_each * plan.max_batch}
+    encoder = {"weights": memory.weights, "activations": memory.infer_each * ENCODER_ROWS}
     roles: dict[str, tuple[tuple[Process, ...], Parts]] = {
         "simulator": (plan.workers if layout.simulators else (), simulator),
         "inference": (plan.servers, inference),
+        "world model": ((plan.world_model,) if plan.world_model else (), encoder),
         "learner": (plan.learners, _learner_parts(config, memory, max(1, len(plan.learners)))),
     }
     found = {}
@@ -151,6 +154,8 @@ def _remedies(config: RunConfig, parts: Mapping[str, Parts], room: float) -> str
     largest = max(parts, key=lambda name: sum(parts[name].values()))
     if largest == "drawing":
         return "; lower placement.env_workers, or let them draw on the cores (MUJOCO_GL=osmesa)"
+    if largest == "world model":
+        return "; set world_model=null, or use more or larger devices"
     if largest == "simulator":
         return "; lower placement.envs_per_worker"
     if largest == "inference" and sum(parts[largest].values()) <= room:

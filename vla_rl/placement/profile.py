@@ -16,7 +16,7 @@ from vla_rl.core.files import replacing
 Seconds = Annotated[float, Field(ge=0.0)]
 GiB = Annotated[float, Field(ge=0.0)]
 
-CURVES = ("simulate", "render", "infer", "train")  # the fields of a profile that are a LinearCost
+CURVES = ("simulate", "render", "infer", "train", "imagine", "model_train")  # the fields that are a LinearCost
 TIMES = ("reset", "step", "weight_sync", "onload", "offload")  # the fields that are plain seconds
 
 
@@ -62,6 +62,10 @@ class Profile(_Part):
     reset: Seconds = Field(description="The start of an episode.")
     infer: LinearCost = Field(description="An inference batch of n rows.")
     train: LinearCost = Field(description="Forward and backward pass of a micro-batch of n chunks.")
+    imagine: LinearCost = Field(LinearCost(each=0.0), description="The world model's rating of n chunks.")
+    model_train: LinearCost = Field(
+        LinearCost(each=0.0), description="What the world model learns from n real chunks, without frames."
+    )
     step: Seconds = Field(0.0, description="An optimizer step, including the reduction of gradients.")
     weight_sync: Seconds = Field(description="Weight sync, during which neither side computes.")
     onload: Seconds = Field(0.0, description="Inference's offload and the learner's onload, of one shared device.")

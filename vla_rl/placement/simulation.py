@@ -82,7 +82,8 @@ class SimulatedRun:
         self.clock = simpy.Environment()
         self._rng = np.random.default_rng(seed)
         self._num_cores = max(1, cores)
-        on_cores = sum(not p.devices for p in (*plan.workers, *plan.servers, *plan.learners))
+        models = () if plan.world_model is None else (plan.world_model,)
+        on_cores = sum(not p.devices for p in (*plan.workers, *plan.servers, *plan.learners, *models))
         # If there is a core for each process, nobody waits, and the resource would only slow the simulation down.
         self._cores = simpy.Resource(self.clock, self._num_cores) if on_cores > self._num_cores else None
         self._locks = {name: simpy.Resource(self.clock) for name in plan.locks}
@@ -96,6 +97,10 @@ class SimulatedRun:
         self._running = self._buffered = self._taken = self._policy_version = 0
         self._chunks: deque[int] = deque()  # of finished episodes, in order
         self._played = 0.0  # control steps
+        self._observed: deque[int] = deque()  # chunks of finished episodes that the world model has not imagined from
+        self._ready = 0  # of the buffered episodes: those that need not wait for what is imagined from them
+        model = plan.world_model
+        self._imaginer = None if model is None else _Worker(model, self._servers[0], self.clock.event())
         self._filled = self.clock.event()
 
     def _make_worker(self, process: Process) -> _Worker:
@@ -108,6 +113,8 @@ class SimulatedRun:
             for env_id in range(self.plan.envs_per_worker):
                 self._idle.append((worker.splits[env_id % self.plan.splits], env_id))
             self.clock.process(self._simulate(worker))
+        if self._imaginer is not None:
+            self.clock.process(self._imagine(self._imaginer))
         for server in self._servers:
             self.clock.process(self._infer(server))
         self._admit()
@@ -142,8 +149,7 @@ class SimulatedRun:
         size = self.workload.chunk_size
         while True:
             if not worker.inbox:
-                worker.called = self.clock.event()
-                yield worker.called
+                yield self._next_call(worker)
             split, starting = worker.inbox.popleft()
             if starting is not None:
                 yield from self._compute(worker.process, self.profile.reset + self.profile.render(1))
@@ -168,8 +174,16 @@ class SimulatedRun:
         """Tell the split's worker that its answers are there, or that an env starts an episode."""
         worker = split.worker
         worker.inbox.append((split, starting))
+        self._wake(worker)
+
+    def _wake(self, worker: _Worker) -> None:
         if not worker.called.triggered:
             worker.called.succeed()
+
+    def _next_call(self, worker: _Worker) -> simpy.Event:
+        """Triggered when there is something to do for a worker that has nothing now."""
+        worker.called = self.clock.event()
+        return worker.called
 
     def _episode_steps(self) -> float:
         return max(1.0, self.workload.horizon * (1 - self._rng.random() * self.workload.spread))
@@ -218,8 +232,37 @@ class SimulatedRun:
         self._chunks.append(split.chunks[env_id])
         self._idle.append((split, env_id))
         self._admit()
-        if self._buffered >= self.workload.episodes and not self._filled.triggered:
+        if self._imaginer is None:
+            self._complete()
+        else:
+            self._observed.append(split.chunks[env_id])
+            self._wake(self._imaginer)
+
+    def _complete(self) -> None:
+        """Another buffered episode can be trained on."""
+        self._ready += 1
+        if self._ready >= self.workload.episodes and not self._filled.triggered:
             self._filled.succeed()
+
+    def _imagine(self, worker: _Worker) -> Steps:
+        """Imagine from one finished episode after the other, and learn from it."""
+        split = _Split(worker)
+        while True:
+            while not self._observed:
+                yield self._next_call(worker)
+            chunks = self._observed.popleft()
+            yield from self._compute(worker.process, self.profile.infer(chunks))  # the frozen policy encodes them
+            left = chunks * self.workload.branches
+            while left:
+                rows = min(left, self.plan.envs_per_worker)
+                self._request(split, rows)
+                while not worker.inbox:
+                    yield self._next_call(worker)
+                worker.inbox.clear()
+                yield from self._compute(worker.process, rows * self.profile.imagine(1))
+                left -= rows
+            yield from self._compute(worker.process, self.profile.model_train(chunks))
+            self._complete()
 
     def _admit(self) -> None:
         """Start as many episodes as the bound on staleness allows (``ReplayStore.capacity``)."""
@@ -231,10 +274,11 @@ class SimulatedRun:
 
     def _learn(self, updates: int) -> Steps:
         for _ in range(updates):
-            if self._buffered < self.workload.episodes:
+            if self._ready < self.workload.episodes:
                 self._filled = self.clock.event()
                 yield self._filled
             self._buffered -= self.workload.episodes
+            self._ready -= self.workload.episodes
             self._taken += 1
             chunks = sum(self._chunks.popleft() for _ in range(self.workload.episodes))
             self._admit()
@@ -252,7 +296,7 @@ class SimulatedRun:
     def _update(self, chunks: int) -> Steps:
         workload, profile, ranks = self.workload, self.profile, self.plan.learners
         onload, offload = (profile.onload, profile.offload) if self.plan.offload else (0.0, 0.0)
-        mine = workload.reuse * chunks / workload.minibatches / len(ranks)
+        mine = workload.trained_per_chunk * chunks / workload.minibatches / len(ranks)
         passes = max(1, math.ceil(mine / workload.micro_batch))
         forward = [profile.train(mine / passes) / 3] * passes * workload.minibatches * workload.extra_passes
         yield self._on_all_ranks([onload, *forward])

@@ -73,6 +73,10 @@ class Scale:
     def __call__(self, x: Array) -> Array:
         return ((x - self.mean) / self.std).astype(np.float32)
 
+    def undo(self, x: Array) -> Array:
+        """In the input's own units again."""
+        return (x * self.std + self.mean).astype(np.float32)
+
 
 @dataclass(frozen=True, slots=True)
 class Scales:

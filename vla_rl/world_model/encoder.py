@@ -12,11 +12,10 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 
+from vla_rl.config.world_model import ENCODER_ROWS
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import Array, PolicySpec, Trajectory
 from vla_rl.policies.base.policy import Policy, PolicyInput
-
-_ROWS = 64  # of one forward pass
 
 
 class FrozenEncoder:
@@ -38,11 +37,19 @@ class FrozenEncoder:
         """float32 [T, F] of the observations before each chunk."""
         count = trajectory.num_chunks
         task = np.full(count, trajectory.episode.task, np.int32)
+        return self.encode(trajectory.images[:count], trajectory.proprio[:count], task, trajectory.elapsed[:count])
+
+    def encode(self, images: Array, proprio: Array, task: Array, elapsed: Array) -> Array:
+        """float32 [n, F] of n observations."""
+        observation = images, proprio, task, elapsed
         parts = [
-            self._encode(trajectory.images[rows], trajectory.proprio[rows], task[rows], trajectory.elapsed[rows])
-            for rows in (slice(i, min(i + _ROWS, count)) for i in range(0, count, _ROWS))
+            self._encode(*(a[i : i + ENCODER_ROWS] for a in observation)) for i in range(0, len(task), ENCODER_ROWS)
         ]
         return np.concatenate(parts)
+
+    def likely_chunks(self, features: Array) -> Array:
+        """float32 [n, K A]: the part of the features that is the most likely chunk, normalized."""
+        return features[:, -self._spec.chunk_size * self._spec.action_dim :]
 
     def actions(self, trajectory: Trajectory) -> Array:
         """float32 [T, K, A]: the chosen chunks, in physical units."""

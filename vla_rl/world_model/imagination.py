@@ -1,6 +1,6 @@
 """Imagination: from each real episode, a bundle of imagined ones that begin in its states.
 
-    real episode ──▶ [ encode ] ──▶ one group of imagined episodes per chunk ──take──▶ EnvWorker, ImaginedEnv, policy
+    real episode ──▶ [ encode ] ──▶ a group of imagined episodes per state ────take──▶ EnvWorker, ImaginedEnv, policy
                                                                                            │
     audit ◀── rate the real chunks ◀── [ bundle complete ] ◀──────────add──────────────────┘
       │                                      │
@@ -21,12 +21,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from vla_rl.config.world_model import WorldModelConfig
+from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import Array, EpisodeResult, EpisodeSpec, Trajectory
 from vla_rl.observability.meter import Meter
 from vla_rl.world_model.archive import Episode
 from vla_rl.world_model.audit import Audit, Verdict
 from vla_rl.world_model.encoder import FrozenEncoder
-from vla_rl.world_model.imagined_env import ChunkRating, Start
+from vla_rl.world_model.frame_trainer import FrameTrainer
+from vla_rl.world_model.futures import Futures, state_of
+from vla_rl.world_model.horizon import HorizonGate
+from vla_rl.world_model.imagined_env import ChunkRating, State
 from vla_rl.world_model.trainer import ModelTrainer
 
 _CHUNK_BITS = 20  # chunks of one episode are fewer than 2 to this power
@@ -50,11 +54,13 @@ class _Pending:
 
     trajectory: Trajectory
     episode: Episode
+    horizon: int
+    starts: list[int]  # chunks from whose states is imagined
     imagined: list[Trajectory] = field(default_factory=list)
 
 
 class Imagination:
-    """Assigns imagined episodes (as ``AssignmentSource``), and answers ``ImaginedEnv`` (as ``ChunkRater``).
+    """Assigns imagined episodes (as ``AssignmentSource``), and answers ``ImaginedEnv`` (as ``Dynamics``).
 
     Thread-safe: real episodes come from one thread, the env worker's two threads take and return imagined ones.
     """
@@ -67,13 +73,14 @@ class Imagination:
         sink: BundleSink,
         *,
         discount: float,
+        futures: Futures | None = None,  # for horizons above one chunk
     ) -> None:
         self.meter = Meter()
         prior = config.audit_prior, config.audit_prior_error
         self.audit = Audit(config.audit_chunks, prior, config.audit_least, config.max_scale)
         self.verdict: Verdict = self.audit.verdict()
         self._config, self._encoder, self._trainer, self._sink = config, encoder, trainer, sink
-        self._discount = discount
+        self._discount, self.futures = discount, futures
         self._pending: dict[int, _Pending] = {}  # by the real episode's id
         self._due: deque[EpisodeSpec] = deque()
         self._next_id = 0
@@ -91,22 +98,25 @@ class Imagination:
         )
         ready = self._trainer.ready
         if not ready or len(self._pending) >= _MOST_PENDING:
-            self._trainer.learn([episode])
+            self._learn(trajectory, episode)
             self._sink.add_imagined(trajectory.episode.id, [], ready and self.verdict.passed)
             return
+        horizon = 1 if self.futures is None else self.futures.horizon
+        first = trajectory.episode.id % min(horizon, trajectory.num_chunks)
+        pending = _Pending(trajectory, episode, horizon, list(range(first, trajectory.num_chunks, horizon)))
         with self._changed:
-            self._pending[trajectory.episode.id] = _Pending(trajectory, episode)
-            self._due.extend(self._specs(trajectory))
+            self._pending[trajectory.episode.id] = pending
+            self._due.extend(self._specs(pending))
             self._changed.notify_all()
 
-    def _specs(self, trajectory: Trajectory) -> list[EpisodeSpec]:
-        """``branches`` imagined episodes for each chunk. ``seed`` names the state, ``member`` the branch."""
-        specs = []
-        for chunk in range(trajectory.num_chunks):
-            state = (trajectory.episode.id << _CHUNK_BITS) + chunk
+    def _specs(self, pending: _Pending) -> list[EpisodeSpec]:
+        """``branches`` imagined episodes from each start. ``seed`` names the state, ``member`` the branch."""
+        specs, real = [], pending.trajectory.episode
+        for chunk in pending.starts:
+            state = (real.id << _CHUNK_BITS) + chunk
             group = _FIRST_GROUP - self._next_id // self._config.branches
             for member in range(self._config.branches):
-                specs.append(EpisodeSpec(self._next_id, trajectory.episode.task, state, group=group, member=member))
+                specs.append(EpisodeSpec(self._next_id, real.task, state, group=group, member=member))
                 self._next_id += 1
         return specs
 
@@ -124,7 +134,7 @@ class Imagination:
         with self._changed:
             pending = self._pending[number]
             pending.imagined.append(replace(finished, model_version=self._trainer.version))
-            if len(pending.imagined) < pending.trajectory.num_chunks * self._config.branches:
+            if len(pending.imagined) < len(pending.starts) * self._config.branches:
                 return
             del self._pending[number]
         self._complete(pending)
@@ -135,34 +145,47 @@ class Imagination:
         scale = self.verdict.scale
         scaled = [replace(t, rewards=t.rewards * np.float32(scale)) for t in imagined]
         self._sink.add_imagined(pending.trajectory.episode.id, scaled, self.verdict.passed)
-        self._trainer.learn([pending.episode])
+        self._learn(pending.trajectory, pending.episode)
 
     def _judge(self, pending: _Pending, imagined: Sequence[Trajectory]) -> None:
-        """Audit the real chunks against the imagined ones."""
-        episode, chunks = pending.episode, pending.trajectory.num_chunks
-        rated = self._trainer.rate(episode.features, episode.proprio[:chunks], episode.elapsed, episode.actions)
-        others = np.array([t.total_reward for t in imagined]).reshape(chunks, self._config.branches)
+        """Audit the real chunks at the starts against the first chunks of the imagined episodes from there."""
+        episode, starts, branches = pending.episode, pending.starts, self._config.branches
+        real = self._rated(episode, starts, episode.actions[starts])
+        first = np.stack([self._encoder.actions(t)[0] for t in imagined])
+        others = self._rated(episode, np.repeat(starts, branches), first).reshape(len(starts), branches)
         k = pending.trajectory.rewards.shape[1]
         earned = np.where(episode.event < k, 1.0, self._discount * episode.returns)
-        self.audit.add(rated.mean - self._config.disagreement * rated.deviation, others, earned)
+        self.audit.add(real, others, earned[starts])
         self.verdict = self.audit.verdict()
+        if self.futures is not None:
+            self.futures.judge(pending.trajectory, episode)
 
-    def start(self, number: int) -> Start:
-        """See ``ChunkRater``."""
+    def _rated(self, episode: Episode, chunks: Sequence[int] | Array, actions: Array) -> Array:
+        """[n]: ratings of ``actions`` [n, K, A] in the states before these chunks, less the penalty."""
+        state = episode.features[chunks], episode.proprio[chunks], episode.elapsed[chunks]
+        rating = self._trainer.rate(*state, actions)
+        return rating.mean - self._config.disagreement * rating.deviation
+
+    def _learn(self, trajectory: Trajectory, episode: Episode) -> None:
+        self._trainer.learn([episode])
+        if self.futures is not None and self._trainer.ready:
+            self.futures.learn(trajectory)
+
+    def start(self, number: int) -> tuple[State, int]:
+        """See ``Dynamics``."""
         pending, chunk = self._pending[number >> _CHUNK_BITS], number & ((1 << _CHUNK_BITS) - 1)
-        trajectory = pending.trajectory
-        return Start(
-            images=trajectory.images[chunk],
-            proprio=trajectory.proprio[chunk],
-            task=trajectory.episode.task,
-            elapsed=float(trajectory.elapsed[chunk]),
-            features=pending.episode.features[chunk],
-        )
+        return state_of(pending.trajectory, pending.episode, chunk), pending.horizon
 
-    def rate(self, starts: Sequence[Start], actions: Array) -> ChunkRating:
-        """See ``ChunkRater``."""
-        features, proprio = np.stack([s.features for s in starts]), np.stack([s.proprio for s in starts])
-        return self._trainer.rate(features, proprio, np.array([s.elapsed for s in starts], np.float32), actions)
+    def rate(self, states: Sequence[State], actions: Array) -> ChunkRating:
+        """See ``Dynamics``."""
+        features, proprio = np.stack([s.features for s in states]), np.stack([s.proprio for s in states])
+        return self._trainer.rate(features, proprio, np.array([s.elapsed for s in states], np.float32), actions)
+
+    def advance(self, states: Sequence[State], rating: ChunkRating, elapsed: Sequence[float]) -> list[State]:
+        """See ``Dynamics``. Raises RuntimeError where imagined episodes are one chunk long."""
+        if self.futures is None:
+            raise RuntimeError("world_model.horizon=1 has no states after a chunk")
+        return self.futures.advance(states, rating, elapsed)
 
     def stop(self) -> None:
         """Release every waiting caller."""
@@ -174,7 +197,8 @@ class Imagination:
         """For the run's log."""
         losses = {f"loss_{name}": value for name, value in self._trainer.losses.items()}
         sizes = {"archive_episodes": float(len(self._trainer.archive)), "version": float(self._trainer.version)}
-        return self.verdict.metrics() | losses | sizes
+        futures = {} if self.futures is None else self.futures.metrics()
+        return self.verdict.metrics() | losses | sizes | futures
 
     def state(self) -> dict[str, Any]:
         """JSON-able, for a checkpoint. Real episodes whose bundle is not complete are left out, and never learned."""
@@ -185,3 +209,22 @@ class Imagination:
         self.audit.restore(state["audit"])
         self.verdict = self.audit.verdict()
         self._next_id = state["next_id"]
+
+
+def make_imagination(
+    config: WorldModelConfig,
+    encoder: FrozenEncoder,
+    trainer: ModelTrainer,
+    sink: BundleSink,
+    *,
+    discount: float,
+    seed: int,
+    device: str,
+    lease: DeviceLease,
+) -> Imagination:
+    """With a frame model if ``config.horizon`` needs one, on ``device``."""
+    futures = None
+    if config.horizon > 1:
+        frames = FrameTrainer(config, seed, device, lease)
+        futures = Futures(trainer, frames, encoder, HorizonGate(config.horizon, config.horizon_gap), config.horizon)
+    return Imagination(config, encoder, trainer, sink, discount=discount, futures=futures)

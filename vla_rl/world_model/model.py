@@ -60,6 +60,8 @@ class Rating:
     mean: Tensor  # [n], over the members
     deviation: Tensor  # [n], between the members
     success_at: Tensor  # [n, K], probability of success at each step, mean over the members
+    continuation: Tensor  # [n], weight of what follows: the discount times the probability that nothing ends
+    next_proprio: Tensor  # [n, P], standardized, mean over the members
 
 
 class EnsembleLinear(nn.Module):
@@ -144,4 +146,10 @@ class WorldModel(nn.Module):
         event = predicted.event.softmax(-1)
         success = event[..., : self.chunk_size]
         q = success.sum(-1) + discount * event[..., -1] * predicted.value.sigmoid()
-        return Rating(q.mean(0), q.std(0), success.mean(0))
+        return Rating(
+            mean=q.mean(0),
+            deviation=q.std(0),
+            success_at=success.mean(0),
+            continuation=discount * event[..., -1].mean(0),
+            next_proprio=predicted.next_proprio.mean(0),
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vla_rl.observability.meter import Meter
 from vla_rl.world_model.archive import Archive, Episode
 from vla_rl.world_model.imagined_env import ChunkRating
 from vla_rl.world_model.model import WorldModel
+from vla_rl.world_model.optimizer_files import load_moments, save_moments
 
 
 class ModelTrainer:
@@ -58,7 +60,7 @@ class ModelTrainer:
                 self._make()
         steps = max(1, round(due * self._config.samples_per_chunk / self._config.batch))
         sums: dict[str, float] = {}
-        with self.meter.time("model_train", steps):
+        with self.meter.time("model_train", due):
             for _ in range(steps):
                 for name, value in self._step().items():
                     sums[name] = sums.get(name, 0.0) + value / steps / self._config.members
@@ -89,6 +91,12 @@ class ModelTrainer:
             self._optimizer.step()
         return {name: loss.item() for name, loss in losses.items()}
 
+    def standardized(self, proprio: Array) -> Array:
+        """Proprioception on the model's scale. Raises RuntimeError before ``ready``."""
+        if self.archive.scales is None:
+            raise RuntimeError("the world model has not been trained yet")
+        return self.archive.scales.proprio(proprio)
+
     def rate(self, features: Array, proprio: Array, elapsed: Array, actions: Array) -> ChunkRating:
         """Rate n chunks: [n, F], [n, P], [n] and, in physical units, [n, K, A].
 
@@ -99,7 +107,8 @@ class ModelTrainer:
         inputs = self.archive.scales.inputs(features, proprio, elapsed, actions)
         with self._lock, self.meter.time("imagine", len(actions)):
             rating = self._model.rate(inputs, self._discount)
-        return ChunkRating(*(x.numpy() for x in (rating.mean, rating.deviation, rating.success_at)))
+        arrays = {f.name: getattr(rating, f.name).numpy() for f in fields(rating)}
+        return ChunkRating(**arrays | {"next_proprio": self.archive.scales.proprio.undo(arrays["next_proprio"])})
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write archive, weights and optimizer; returns JSON-able counters for ``load``."""
@@ -107,10 +116,7 @@ class ModelTrainer:
             self.archive.save(folder / "archive.npz")
             if self._model is not None:
                 save_file(self._model.state_dict(), folder / "model.safetensors")
-                moments = self._optimizer.state_dict()["state"]
-                save_file(
-                    {f"{i}.{k}": v for i, s in moments.items() for k, v in s.items()}, folder / "adam.safetensors"
-                )
+                save_moments(self._optimizer, folder / "adam.safetensors")
             np.save(folder / "generator.npy", self._generator.get_state().numpy())
             return {"version": self.version}
 
@@ -125,9 +131,4 @@ class ModelTrainer:
             self._make()
             assert self._model is not None
             self._model.load_state_dict(load_file(folder / "model.safetensors"))
-            state: dict[int, dict[str, torch.Tensor]] = {}
-            for name, value in load_file(folder / "adam.safetensors").items():
-                number, _, key = name.partition(".")
-                state.setdefault(int(number), {})[key] = value
-            groups = self._optimizer.state_dict()["param_groups"]
-            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+            load_moments(self._optimizer, folder / "adam.safetensors")

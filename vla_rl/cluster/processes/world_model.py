@@ -44,11 +44,12 @@ class WorldModelProcess:
         from vla_rl.policies.build import build_policy, torch_dtype
         from vla_rl.world_model.encoder import FrozenEncoder
         from vla_rl.world_model.files import load_world_model
-        from vla_rl.world_model.imagination import Imagination
+        from vla_rl.world_model.imagination import make_imagination
         from vla_rl.world_model.trainer import ModelTrainer
 
         config, device = self._config, self._process.torch_device
         assert config.world_model is not None
+        lease = device_lease(self._process, self._lock_server)
         set_up_torch(device, self._process.threads)
         prompts = config.algo.prompts(self._spec.instructions)
         dtype = torch_dtype(config.learner.precision)
@@ -58,11 +59,18 @@ class WorldModelProcess:
             config.policy.spec(self._spec),
             config.policy.temperature_at(0),
             device,
-            device_lease(self._process, self._lock_server),
+            lease,
         )
         self._trainer = ModelTrainer(config.world_model, config.seed, config.algo.discount)
-        self._imagination = Imagination(
-            config.world_model, encoder, self._trainer, StoreSink(store), discount=config.algo.discount
+        self._imagination = make_imagination(
+            config.world_model,
+            encoder,
+            self._trainer,
+            StoreSink(store),
+            discount=config.algo.discount,
+            seed=config.seed,
+            device=device,
+            lease=lease,
         )
         if checkpoint is not None:
             load_world_model(checkpoint / _FOLDER, self._trainer, self._imagination)
@@ -124,7 +132,10 @@ class WorldModelProcess:
     def stats(self) -> dict[str, float]:
         if self._worker is None:
             return {}
-        return self._worker.meter.snapshot() | self._trainer.meter.snapshot() | self._imagination.meter.snapshot()
+        parts = [self._worker, self._trainer, self._imagination]
+        if self._imagination.futures is not None:
+            parts.append(self._imagination.futures.frames)
+        return {name: total for part in parts for name, total in part.meter.snapshot().items()}
 
     def stop(self) -> None:
         self._inbox.put(None)

@@ -16,4 +16,8 @@ def documented() -> set[str]:
 def undocumented(names: set[str]) -> set[str]:
     """Those of the written ``names`` that the page lacks."""
     known = documented()
-    return {name for name in names if name not in known and re.sub(r"_\d+$", "_N", name) not in known}
+    return {name for name in names if name not in known and _general(name) not in known}
+
+
+def _general(name: str) -> str:
+    return re.sub(r"_\d+$", "_N", re.sub(r"/depth\d+_", "/depthN_", name))

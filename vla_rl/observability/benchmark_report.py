@@ -114,7 +114,8 @@ def markdown(title: str, facts: Sequence[str], results: Mapping[str, Any]) -> st
 
 
 def _row(name: str, part: Mapping[str, Any], planned: int | None = None) -> str:
-    episodes = part["episodes"] if planned in (None, part["episodes"]) else f"{part['episodes']} of {planned}"
+    complete = planned is None or part["episodes"] >= planned
+    episodes = part["episodes"] if complete else f"{part['episodes']} of {planned}"
     if not part["episodes"]:
         return f"| {name} | {episodes} | - | - | - |"
     interval = f"{part['success_low95']:.1%} to {part['success_high95']:.1%}"

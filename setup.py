@@ -22,7 +22,7 @@ CORE = [
     "tensorboard",
     "tokenizers",
     "torch>=2.7,<3",
-    "transformers>=5,<6",
+    "transformers>=5.18,<6",  # policies use its modules by their names, which changed before
 ]
 EXTRAS = {
     # robosuite and MuJoCo are driven below their public interfaces: other versions need a test of the physics.
@@ -30,6 +30,8 @@ EXTRAS = {
     # Private parts of ManiSkill are used to choose its devices and to draw only where asked.
     "maniskill": ["mani_skill==3.0.1", "sapien==3.0.3"],
     "wandb": ["wandb"],
+    # LeRobot's data sets, read and written. The package lerobot is apart: scripts/requirements_lerobot.txt.
+    "lerobot": ["av>=15", "pyarrow>=21"],
     "dev": [
         "hypothesis",
         "mypy>=1.14",

@@ -47,7 +47,8 @@ class AlgorithmConfig(ConfigGroup):
         "against forgetting.",
     )
     bc_demos: tuple[str, ...] = Field(
-        (), description="HDF5 files of demonstrations to clone; empty: the run's own successful episodes."
+        (),
+        description="Demonstrations to clone, as sft.demos names them; empty: the run's own successful episodes.",
     )
     bc_batch: Positive = Field(64, description="Chunks that each optimizer step clones in addition to its own.")
     bc_memory: Positive = Field(64, description="Successful episodes that are kept for cloning: the last ones.")

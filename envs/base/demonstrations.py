@@ -1,4 +1,4 @@
-"""Demonstrations of any simulator, in the HDF5 layout of LIBERO's data sets.
+"""Demonstrations of any simulator, in the HDF5 layout of LIBERO's data sets or as data sets of LeRobot.
 
     data                          attributes: problem_info (JSON with language_instruction), num_demos, total, ...
     └── demo_0                    attributes: num_samples, language_instruction, success, ...
@@ -11,8 +11,8 @@
             └── ee_states, gripper_states, joint_states, ...   or, from other simulators, proprio
 
 ``collect`` writes such files with a simulator's scripted expert. ``read_demonstrations`` reads them, as well as
-LIBERO's official files and those that OpenVLA regenerates, and converts to this project's conventions
-(``envs.base.vector_env``).
+LIBERO's official files, those that OpenVLA regenerates and data sets of LeRobot (``lerobot_reader``), and converts to
+this project's conventions (``envs.base.vector_env``).
 
 Labels and noise (DART, arXiv:1703.09327): the environment executes the expert's action plus noise, the file records the
 expert's action alone. So the files show states off the expert's path together with the way back. Replaying ``actions``
@@ -21,17 +21,26 @@ open-loop reproduces the ``states`` only of files that were written with noise 0
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from envs.base import EnvError, VectorEnv, empty_observation
+from envs.base.demonstration_records import (
+    Demonstration,
+    DemonstrationError,
+    Demonstrations,
+    from_robosuite,
+    no_demonstration,
+    to_robosuite,
+)
+from envs.base.lerobot_reader import is_lerobot_dataset, read_lerobot
 from envs.base.vector_env import resized
-from vla_rl.core.errors import UserError
 from vla_rl.core.files import replacing
 from vla_rl.core.records import EpisodeSpec
 
@@ -41,10 +50,6 @@ TURN_NOISE = 0.3  # noise on rotations, as a share of the noise on translations
 _NOOP = 1e-4  # OpenVLA's bound on the norm of an arm action that does nothing
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+SCENE\d+_")  # "KITCHEN_SCENE3_": file names of libero_10 and libero_90
 _FORMAT_VERSION = 1
-
-
-class DemonstrationError(UserError):
-    """A demonstration file cannot be used. The text names the file, the cause and the remedy."""
 
 
 @runtime_checkable
@@ -63,30 +68,6 @@ class CollectCounts:
     successes: int
     written: int
     steps: int  # control steps in the file
-
-
-@dataclass(frozen=True, slots=True)
-class Demonstrations:
-    """Whole demonstrations, concatenated; demonstration d has the rows ``offsets[d]:offsets[d + 1]``."""
-
-    images: np.ndarray  # uint8 [S, V, H, W, 3], upright, seen before the action
-    proprio: np.ndarray  # float32 [S, P]
-    actions: np.ndarray  # float32 [S, A], gripper 0 = closed .. 1 = open
-    task: np.ndarray  # int32 [S]
-    offsets: np.ndarray  # int64 [D + 1]
-
-    @property
-    def num_demonstrations(self) -> int:
-        return len(self.offsets) - 1
-
-    def chunks(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Targets float32 [S, K, A] and mask bool [S, K]: the K = ``size`` actions that begin at each row.
-
-        Beyond a demonstration's end the mask is false and its last action is repeated.
-        """
-        steps = np.arange(len(self.actions))[:, None] + np.arange(size)
-        end = np.repeat(self.offsets[1:], np.diff(self.offsets))[:, None]
-        return self.actions[np.minimum(steps, end - 1)], steps < end
 
 
 def collect(
@@ -152,7 +133,7 @@ def _run_expert(env: VectorEnv, episode: EpisodeSpec, noise: float) -> tuple[dic
             return _stacked(rows), False
         row = {f"obs/{name}": view.images[0, i, ::-1, ::-1].copy() for i, name in enumerate(_datasets(env.spec.views))}
         row |= env.demo_state(0) if isinstance(env, HasDemoState) else {"obs/proprio": view.proprio[0].copy()}
-        row["actions"] = _to_file(label)
+        row["actions"] = to_robosuite(label)
         rows.append(row)
         kick = NOISE_MEMORY * kick + np.sqrt(1 - NOISE_MEMORY**2) * rng.normal(size=kick.shape)
         result = env.step([0], (label + scale * kick).astype(np.float32)[None, None])
@@ -197,13 +178,6 @@ def _write_attributes(data: Any, env: VectorEnv, counts: CollectCounts, noise: f
     data.attrs["noise"] = noise
 
 
-def _to_file(action: np.ndarray) -> np.ndarray:
-    """float64 [..., A]: gripper 0 = closed .. 1 = open becomes 1 = closed .. -1 = open."""
-    converted = np.asarray(action, np.float64).copy()
-    converted[..., -1] = 1 - 2 * converted[..., -1]
-    return converted
-
-
 def read_demonstrations(
     paths: Sequence[Path],
     *,
@@ -216,7 +190,7 @@ def read_demonstrations(
     """Read all demonstrations of the given tasks from all files.
 
     Args:
-        paths: the files.
+        paths: HDF5 files, folders of such, and folders of LeRobot data sets.
         instructions: the simulator's; a demonstration's task is the index of its instruction.
         views: the simulator's; the first two are read from ``VIEW_DATASETS``.
         image_size: images of another size are resized.
@@ -230,30 +204,51 @@ def read_demonstrations(
     demonstration of these tasks.
     """
     known = {instruction: index for index, instruction in enumerate(instructions)}
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, int]] = []
-    for path in paths:
-        found = len(parts)
-        with _open(path) as data:
-            for name in sorted(data, key=_demo_number):
-                task = known.get(_instruction(path, data, data[name]))
-                if task is not None:
-                    parts.append((*_read_demo(path, data, data[name], views, image_size, proprio, drop_noops), task))
-            if len(parts) == found:
-                stated = sorted({_instruction(path, data, data[name]) for name in data})
-                raise DemonstrationError(
-                    f"{path} holds no demonstration of the tasks {list(instructions)}: it holds {stated}; "
-                    "choose the file of these tasks, or the tasks of this file"
-                )
+    parts: list[Demonstration] = []
+    for path in chain.from_iterable(_files(path) for path in paths):
+        if is_lerobot_dataset(path):
+            if drop_noops:
+                raise DemonstrationError(f"{path}: idle steps can be left out of HDF5 files only")
+            found = read_lerobot(path, known, views, image_size, proprio)
+        else:
+            found = _read_file(path, known, views, image_size, proprio, drop_noops)
+        parts += found
     if not parts:
         raise DemonstrationError("no demonstration files were given")
-    lengths = [len(part[1]) for part in parts]
+    lengths = [len(part.actions) for part in parts]
     return Demonstrations(
-        images=np.concatenate([part[0] for part in parts]),
-        proprio=np.concatenate([part[1] for part in parts]),
-        actions=np.concatenate([part[2] for part in parts]),
-        task=np.repeat(np.array([part[3] for part in parts], np.int32), lengths),
+        images=np.concatenate([part.images for part in parts]),
+        proprio=np.concatenate([part.proprio for part in parts]),
+        actions=np.concatenate([part.actions for part in parts]),
+        task=np.repeat(np.array([part.task for part in parts], np.int32), lengths),
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
     )
+
+
+def _files(path: Path) -> list[Path]:
+    """The path itself, or the HDF5 files in a folder that is no LeRobot data set."""
+    if not path.is_dir() or is_lerobot_dataset(path):
+        return [path]
+    files = sorted(path.rglob("*.hdf5"))
+    if not files:
+        raise DemonstrationError(f"{path} holds neither HDF5 files nor a LeRobot data set: name another folder")
+    return files
+
+
+def _read_file(
+    path: Path, known: Mapping[str, int], views: Sequence[str], image_size: int, proprio: int, drop_noops: bool
+) -> list[Demonstration]:
+    """All demonstrations of the known instructions in an HDF5 file."""
+    with _open(path) as data:
+        stated = {name: _instruction(path, data, data[name]) for name in sorted(data, key=_demo_number)}
+        found = [
+            _read_demo(path, data, data[name], views, image_size, proprio, drop_noops, known[instruction])
+            for name, instruction in stated.items()
+            if instruction in known
+        ]
+    if not found:
+        raise no_demonstration(path, known, stated.values())
+    return found
 
 
 @contextmanager
@@ -271,9 +266,8 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _read_demo(
-    path: Path, data: Any, demo: Any, views: Sequence[str], image_size: int, proprio: int, drop_noops: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images, proprioception and actions of one demonstration, in this project's conventions."""
+    path: Path, data: Any, demo: Any, views: Sequence[str], image_size: int, proprio: int, drop_noops: bool, task: int
+) -> Demonstration:
     obs = demo["obs"]
     missing = [name for name in _datasets(views) if name not in obs]
     if missing:
@@ -289,9 +283,7 @@ def _read_demo(
         rows = rows[rows > 0]
         seen = rows - 1  # an official file: the observation that the previous action led to
     images = np.stack([resized(obs[name][()][seen, ::-1, ::-1], image_size) for name in _datasets(views)], axis=1)
-    actions = actions[rows].astype(np.float32)
-    actions[:, -1] = (1 - actions[:, -1].clip(-1, 1)) / 2
-    return images, _read_proprio(path, demo, proprio)[seen], actions
+    return Demonstration(images, _read_proprio(path, demo, proprio)[seen], from_robosuite(actions[rows]), task)
 
 
 def _read_proprio(path: Path, demo: Any, width: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Configuration of LIBERO."""
 
-from typing import Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,8 @@ LIBERO_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "l
 
 class LiberoConfig(SimulatorConfig):
     """LIBERO tasks in robosuite (MuJoCo)."""
+
+    averaged_suites: ClassVar[tuple[str, ...]] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 
     name: Literal["libero"] = "libero"
     suite: Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"] = "libero_spatial"
@@ -38,6 +40,10 @@ class LiberoConfig(SimulatorConfig):
     assets: Literal["auto", "placeholder"] = Field(
         "auto", description="auto: LIBERO_ASSETS, the package's, the hub's cache, a download, else placeholder assets."
     )
+
+    @classmethod
+    def suites(cls) -> dict[str, dict[str, Any]]:
+        return {suite: {"suite": suite, "tasks": ()} for suite in LIBERO_TASKS}
 
     @model_validator(mode="after")
     def _reference_has_no_potential(self) -> Self:

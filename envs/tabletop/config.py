@@ -1,6 +1,6 @@
 """Configuration of the tabletop."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -18,3 +18,7 @@ class TabletopConfig(SimulatorConfig):
     proprio: bool = True
     max_episode_steps: Positive = 64
     latency_ms: float = Field(0.0, ge=0.0, description="Simulated cost of one control step, slept.")
+
+    @classmethod
+    def suites(cls) -> dict[str, dict[str, Any]]:
+        return {family: {"tasks": (family,)} for family in ("reach", "push", "pick_place")}

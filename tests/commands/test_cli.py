@@ -37,6 +37,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list:
 
     stand_in("vla_rl.commands.train", "train")
     stand_in("vla_rl.commands.evaluate", "evaluate_command")
+    stand_in("vla_rl.commands.evaluate_suites", "evaluate_suites_command")
     stand_in("vla_rl.commands.sft", "sft_command")
     return noted
 
@@ -122,6 +123,7 @@ def test_mistakes_of_the_user_end_with_status_2_and_one_message(
         ["train", "--resume", "runs/x@newest"],
         ["eval"],
         ["eval", "runs/x", "--episodes", "0"],
+        ["eval", "runs/x", "--suite", "all", "--videos", "-1"],
         ["eval", "runs/x", "--json", "no/such/folder/result.json"],
         ["doctor", "seed=1"],
     ],
@@ -136,13 +138,18 @@ def test_unknown_arguments_end_with_status_2(arguments: list[str], calls: list, 
 
 def test_eval_passes_its_arguments(calls: list, tmp_path: Path):
     file = tmp_path / "result.json"
-    arguments = ["--suite", "libero_goal", "--tasks", "1,2", "--episodes", "20", "--sampled", "--json", str(file)]
+    arguments = ["--tasks", "1,2", "--episodes", "20", "--sampled", "--json", str(file)]
     assert main(["eval", "runs/x", "seed=1", *arguments, "env.image_size=96"]) == 0
     ((args,),) = calls
-    assert args.target == Path("runs/x")
-    assert args.overrides == ["env.suite=libero_goal", "env.tasks=[]", "env.tasks=[1,2]", "seed=1", "env.image_size=96"]
+    assert args.target == "runs/x"
+    assert args.overrides == ["env.tasks=[1,2]", "seed=1", "env.image_size=96"]
     assert (args.episodes, args.sampled, args.json, args.config, args.video) == (20, True, file, None, None)
     assert load_config(None, args.overrides).env.tasks == (1, 2)
+    arguments = ["--suite", "all", "--tasks", "1,2", "--per-task", "20", "--videos", "0", "--output", str(tmp_path)]
+    assert main(["eval", "runs/x", "seed=1", *arguments, "env.image_size=96"]) == 0
+    _, (args,) = calls
+    assert (args.suite, args.tasks, args.per_task, args.videos, args.output) == ("all", "1,2", 20, 0, tmp_path)
+    assert args.overrides == ["seed=1", "env.image_size=96"]
 
 
 def test_sft_passes_its_arguments(calls: list):

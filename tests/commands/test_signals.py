@@ -36,10 +36,10 @@ def test_while_a_run_starts_the_first_signal_interrupts() -> None:
 
 
 def test_an_evaluation_ends_when_it_is_asked_to() -> None:
-    answers = iter([None, None, [result(e) for e in evaluation_episodes(0, 4, 2, 50, seed=0)]])
+    results = [result(e) for e in evaluation_episodes(0, 4, 2, 50, seed=0)]
+    answers = iter([results[:1], [], results[:1], results[1:]])
     cluster = MagicMock()
     cluster.get.side_effect = lambda *_: next(answers)
-    cluster.call_store.return_value = 1
     stop = SimpleNamespace(requested=False)
 
     def status(text: str) -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.metrics_page import undocumented
 from vla_rl.commands.checkpoints import Checkpoints
 from vla_rl.commands.cli import main
 from vla_rl.commands.train import train
@@ -55,6 +56,7 @@ def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, mode, placeme
     metrics = _metrics(run)
     assert [m["iteration"] for m in metrics] == [0, 1, 2, 3]
     assert all(_balanced(m) for m in metrics)
+    assert not undocumented(set().union(*metrics)), "docs/metrics.md"
     assert metrics[-1]["episodes/trained"] == 18
     assert metrics[-1]["episodes/evaluated"] == 12
     assert all(("busy/shared_devices" in m) == (placement == "collocated") for m in metrics[1:])
@@ -77,12 +79,16 @@ def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, mode, placeme
 
 def test_a_time_limit_ends_the_run_after_one_update_at_least_with_an_evaluation_and_a_checkpoint(tmp_path):
     shorter_than_the_start = {"iterations": 10_000, "max_minutes": 0.01, "eval_every": 0, "eval_start": False}
-    assert train(_config(tmp_path, train=shorter_than_the_start)) == 0
+    data = {"log": {"dataset": str(tmp_path / "data")}}
+    assert train(_config(tmp_path, train=shorter_than_the_start, **data)) == 0
     (only,) = _metrics(tmp_path / "run")
     assert only["iteration"] == 1, "nor evaluated before"
     assert only["time/left_s"] == 0
     assert only["eval/greedy_success"] >= 0
     assert [p.name for p in Checkpoints(tmp_path / "run/checkpoints", 9).complete()] == ["000001"]
+    info = json.loads((tmp_path / "data/meta/info.json").read_text())
+    assert info["total_episodes"] >= only["episodes/played"] + only["episodes/evaluated"]
+    assert not list((tmp_path / "data/pending").iterdir())
 
 
 def test_resume_continues_counters_versions_and_metrics(tmp_path):

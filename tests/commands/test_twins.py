@@ -176,7 +176,6 @@ def test_a_published_layout_is_trained_and_written(layout: str, tmp_path: Path, 
         learner.publish(1, WeightPublisher(tmp_path / "weights"))
         store.assign_evaluation(evaluation_episodes(0, 2, 1, env.spec.init_states, 0, greedy=True))
         results = store.evaluation_results(2, 60.0)
-    assert results is not None
     assert [result.newest_policy_version for result in results] == [1, 1]
     save_policy(config.policy, learner.policy, tmp_path / "ours", {})
     assert_written(layout, tmp_path / "ours", twin, tmp_path / "written", env)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.test_train import _balanced, _metrics
+from tests.metrics_page import undocumented
 from vla_rl.commands.checkpoints import Checkpoints
 from vla_rl.commands.cli import main
 from vla_rl.commands.train import train
@@ -66,5 +67,6 @@ def test_the_policy_practises_in_a_world_model_and_a_resume_continues_both_ledge
     assert after[-1]["world_model/loss_frames"] > 0
     assert after[-1]["episodes/imagined_delivered"] > 0
     assert max(m["throughput/imagined_per_s"] for m in after) > 0
+    assert not undocumented(set().union(*after)), "docs/metrics.md"
     assert after[-1]["world_model/version"] > state["trainer"]["version"]
     assert after[-1]["episodes/imagined_delivered"] >= last["episodes/imagined_delivered"]

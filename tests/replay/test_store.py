@@ -190,6 +190,7 @@ def test_evaluations_go_first_and_never_into_a_batch(make_store):
         store.add(0, result(episode))
     results = store.evaluation_results(6, 1.0)
     assert sorted(r.episode.id for r in results) == [e.id for e in evaluations]
+    assert store.evaluation_results(6, 1.0, known=4) == results[4:]
     assert store.next_batch(0.05) is None
     assert _balanced(store)
 
@@ -197,7 +198,7 @@ def test_evaluations_go_first_and_never_into_a_batch(make_store):
 def test_waiting_callers_come_back(make_store):
     store = make_store()
     assert store.next_batch(0.05) is None
-    assert store.evaluation_results(1, 0.05) is None
+    assert store.evaluation_results(1, 0.05) == []
     threading.Timer(0.1, store.stop).start()
     start = time.monotonic()
     assert store.next_batch(30.0) is None

@@ -165,7 +165,6 @@ def test_evaluation_episodes_come_back_with_frames_and_versions(tmp_path):
     with running(tmp_path, config, policy=policy, max_staleness=0) as system:
         system.store.assign_evaluation(evaluation_episodes(0, 10, 2, 50, seed=3))
         results = system.store.evaluation_results(10, 20.0)
-        assert results is not None
         assert len(results) == 10
         assert {(r.oldest_policy_version, r.newest_policy_version) for r in results} == {(5, 5)}
         assert {r.steps for r in results} == {8}

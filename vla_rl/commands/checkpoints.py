@@ -43,7 +43,7 @@ class Checkpoints:
         with replacing(self.folder / f"{iteration:06d}") as partial:
             partial.mkdir()
             yield partial.absolute()
-            write_json(partial / _MANIFEST, _measure(partial))
+            write_json(partial / _MANIFEST, measure_files(partial))
         for old in self.complete()[: -self._keep]:
             if int(old.name) != best:
                 shutil.rmtree(old)
@@ -119,7 +119,7 @@ def require_parts(folder: Path, seen: Iterable[str]) -> None:
         )
 
 
-def _measure(folder: Path) -> dict[str, dict[str, int]]:
+def measure_files(folder: Path) -> dict[str, dict[str, int]]:
     """Size of every file, and the checksum of the smaller ones, which cost no time."""
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -138,7 +138,7 @@ def _verify(checkpoint: Path) -> None:
         written = dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}); resume an earlier checkpoint: RUN@ITERATION") from error
-    there = _measure(checkpoint)
+    there = measure_files(checkpoint)
     for name, content in written.items():
         if there.get(name) != content:
             what = "is damaged or truncated" if name in there else "is missing"

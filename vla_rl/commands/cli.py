@@ -117,14 +117,14 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _eval(args: argparse.Namespace) -> int:
+    if args.suite is not None:
+        from vla_rl.commands.evaluate_suites import evaluate_suites_command
+
+        return evaluate_suites_command(args)
     from vla_rl.commands.evaluate import evaluate_command
 
-    given = []
-    if args.suite is not None:
-        given += [f"env.suite={args.suite}", "env.tasks=[]"]
     if args.tasks is not None:
-        given += [f"env.tasks=[{args.tasks}]"]
-    args.overrides = [*given, *args.overrides]
+        args.overrides = [f"env.tasks=[{args.tasks}]", *args.overrides]
     return evaluate_command(args)
 
 
@@ -177,16 +177,32 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         _eval,
         "measure a policy's success rate",
         (
-            _option("target", metavar="RUN_OR_CHECKPOINT", type=Path, help="folder of a run or of a checkpoint"),
+            _option(
+                "target", metavar="RUN_OR_CHECKPOINT", help="folder of a run or of a checkpoint, or hf://OWNER/NAME"
+            ),
             OVERRIDES,
             _option("--config", metavar="FILE", type=Path, help="YAML file; by default the run's own config"),
             _option(
                 "--best", action="store_true", help="of a run, the best checkpoint by its evaluations; else the newest"
             ),
-            _option("--suite", metavar="NAME", help="LIBERO suite, all its tasks; as env.suite=NAME env.tasks=[]"),
             _option("--tasks", metavar="N,N,...", help="task numbers within the suite; as env.tasks=[N,N,...]"),
             _count("--episodes", "number of episodes, over all tasks together"),
             _file("--video", "save a video of the first episodes, an mp4 file"),
+            _option(
+                "--suite",
+                metavar="NAME,...",
+                help="all, or names: play these benchmark suites, each task as often as the others; an interrupted "
+                "command continues when it is repeated",
+            ),
+            _count("--per-task", "with --suite: episodes of each task", 50),
+            _option(
+                "--videos",
+                metavar="N",
+                type=_whole,
+                default=1,
+                help="with --suite: episodes of each task to film, failures first",
+            ),
+            _option("--output", metavar="FOLDER", type=Path, help="with --suite: where the results are kept"),
             _option("--sampled", action="store_true", help="sample actions instead of taking the most likely ones"),
             JSON,
         ),
@@ -221,6 +237,23 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
                 help="of a published checkpoint; by default as its files say",
             ),
             _count("--views", "of a published checkpoint: camera images per observation", 1),
+        ),
+    ),
+    "push": (
+        "push:push_command",
+        "publish a run's policy on the model hub, with a model card made from the run",
+        (
+            _option("run", metavar="RUN", type=Path, help="run folder"),
+            _option("--repo", metavar="OWNER/NAME", help="the repository; it is created if it is missing"),
+            _option("--best", action="store_true", help="the best checkpoint by its evaluations; else the newest"),
+            _option(
+                "--evaluation",
+                metavar="FOLDER",
+                type=Path,
+                help="results of `vla-rl eval --suite`; by default those of this checkpoint in evaluations/, if any",
+            ),
+            _option("--private", action="store_true", help="create a private repository"),
+            _option("--dry-run", metavar="DIR", type=Path, help="write what would be pushed to this new folder"),
         ),
     ),
     "plot": (

@@ -2,18 +2,21 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vla_rl.cluster.cluster import Cluster
+from vla_rl.commands.dataset import complete_dataset
 from vla_rl.commands.run_folder import RunFolder, git_commit, write_video
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import StallError, UserError
 from vla_rl.core.files import write_json
-from vla_rl.core.records import EnvSpec
+from vla_rl.core.hub import download, is_hub_address
+from vla_rl.core.records import EnvSpec, EpisodeResult, EpisodeSpec
 from vla_rl.observability.console import make_console
 from vla_rl.observability.success_rate import Evaluation
 from vla_rl.placement.checks import load_checked_config
@@ -21,12 +24,13 @@ from vla_rl.placement.planner import plan_run
 from vla_rl.replay.schedule import evaluation_episodes
 from vla_rl.replay.store import StoreRules
 
+_PUSHED = "model.safetensors"  # next to its config: a checkpoint that `vla-rl push` has made of a run
 STALL_S = 900.0  # the run fails if no episode finishes for this long
 
 
 def evaluate_command(args: Any) -> int:
     """Evaluate a run's newest checkpoint, or a policy checkpoint, as the arguments of `vla-rl eval` say."""
-    config = _config(args.target, args.config, args.overrides, best=args.best)
+    config = evaluated_config(local_target(args.target), args.config, args.overrides, best=args.best)
     episodes = args.episodes or config.train.eval_episodes or 50
     evaluation = evaluate_policy(config, episodes, greedy=not args.sampled, record=3 if args.video else 0)
     console = make_console()
@@ -49,15 +53,9 @@ def evaluate_command(args: Any) -> int:
 def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: int = 0) -> Evaluation:
     """Evaluate ``policy.checkpoint`` on the benchmark's initial states; ``record``: number of episodes to film."""
     from envs import env_spec
-    from vla_rl.policies.build import check_policy
 
     spec = env_spec(config.env)
-    check_policy(config.policy, spec)
-    rules = replace(StoreRules.of(config, spec), iterations=0)
-    plan = plan_run(config, spec, training=False)
-    with make_console().status("starting processes") as line, Cluster(config, plan, spec, rules) as cluster:
-        cluster.start(None, 0)
-        cluster.call_store("open")
+    with make_console().status("starting processes") as line, evaluation_cluster(config, spec) as cluster:
         evaluation = run_evaluation(
             cluster, spec, episodes, config.seed, greedy=greedy, record=record, status=lambda text: line.update(text)
         )
@@ -65,26 +63,53 @@ def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: i
     return evaluation
 
 
-def _config(target: Path, file: Path | None, overrides: list[str], *, best: bool) -> RunConfig:
+@contextmanager
+def evaluation_cluster(config: RunConfig, spec: EnvSpec) -> Iterator[Cluster]:
+    """Started processes that play evaluation episodes with ``policy.checkpoint``. Raises UserError before they start,
+    where the mistake can be found that early."""
+    from vla_rl.policies.build import check_policy
+
+    check_policy(config.policy, spec)
+    rules = replace(StoreRules.of(config, spec), iterations=0)
+    plan = plan_run(config, spec, training=False)
+    with complete_dataset(config, spec), Cluster(config, plan, spec, rules) as cluster:
+        cluster.start(None, 0)
+        cluster.call_store("open")
+        yield cluster
+
+
+def local_target(target: str) -> Path:
+    """The folder that a target of `vla-rl eval` names; one on the hub is downloaded. Raises UserError."""
+    return download(target, "model") if is_hub_address(target) else Path(target)
+
+
+def evaluated_config(target: Path, file: Path | None, overrides: list[str], *, best: bool) -> RunConfig:
     """The config of a run, or of the run that a checkpoint belongs to, with ``policy.checkpoint`` set."""
-    if (target / "config.yaml").is_file():
+    own = config_of_run(target)
+    if (target / "config.yaml").is_file() and not (target / _PUSHED).is_file():
         run = RunFolder(target, load_config(target / "config.yaml"))
         checkpoint = (run.best_checkpoint() if best else run.checkpoints.newest()) / "policy"
-        default = target / "config.yaml"
     elif best:
         raise UserError(f"--best: {target} is not the folder of a run, which has several checkpoints; leave it out")
-    elif (target / "policy").is_dir():
-        checkpoint, default = target / "policy", target.parent.parent / "config.yaml"
     else:
-        checkpoint, default = target, target / "config.yaml"
-    file = file or (default if default.is_file() else None)
+        checkpoint = target / "policy" if (target / "policy").is_dir() else target
+    file = file or own
     if file is None:
         raise UserError(
             f"{target}: neither a run folder nor a checkpoint of a run, so its simulator is unknown; "
             "give the config with --config FILE"
         )
-    config = load_checked_config(file, [f"policy.checkpoint={json.dumps(str(checkpoint))}", *overrides])
+    if not any(text.startswith("policy.checkpoint=") for text in overrides):  # last: policy=NAME resets the others
+        overrides = [*overrides, f"policy.checkpoint={json.dumps(str(checkpoint))}"]
+    config = load_checked_config(file, overrides)
     return config.with_values({f"policy.{name}": value for name, value in config.policy.merged.items()})
+
+
+def config_of_run(target: Path) -> Path | None:
+    """The config of the run that made a target of `vla-rl eval`: RUN, RUN/checkpoints/N or its folder policy."""
+    number = target.absolute().parent if target.name == "policy" else target.absolute()
+    candidates = [target, *([number.parent.parent] if number.parent.name == "checkpoints" else [])]
+    return next((path / "config.yaml" for path in candidates if (path / "config.yaml").is_file()), None)
 
 
 def run_evaluation(
@@ -100,23 +125,35 @@ def run_evaluation(
 ) -> Evaluation | None:
     """Play evaluation episodes on a started cluster. ``status`` is called with a line of progress.
 
-    None if it is ``stopped`` meanwhile. Raises StallError if no episode finishes for ``STALL_S`` seconds.
+    None if it is ``stopped`` meanwhile. Raises StallError as ``play_episodes``.
     """
     to_play = evaluation_episodes(
         0, episodes, len(spec.instructions), spec.init_states, seed, greedy=greedy, record=record
     )
-    cluster.call_store("assign_evaluation", to_play)
     kind = "greedy" if greedy else "sampled"
+    results = tuple(play_episodes(cluster, to_play, f"evaluating ({kind})", status, stopped))
+    return Evaluation(spec, greedy, results) if len(results) == episodes else None
+
+
+def play_episodes(
+    cluster: Cluster,
+    episodes: Sequence[EpisodeSpec],
+    title: str,
+    status: Callable[[str], None],
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[EpisodeResult]:
+    """The results of evaluation episodes, each as soon as it is there; fewer if ``stopped`` meanwhile.
+
+    Raises StallError if no episode finishes for ``STALL_S`` seconds.
+    """
+    cluster.call_store("assign_evaluation", episodes)
     deadline, done = time.monotonic() + STALL_S, 0
-    while not stopped():
-        ref: Any = cluster.store.evaluation_results.remote(episodes, 2.0)
-        results = cluster.get(ref, "evaluation episodes", 120.0)
-        if results is not None:
-            return Evaluation(spec, greedy, tuple(results))
-        now_done = cluster.call_store("evaluations_done")
-        status(f"evaluating ({kind}): {now_done} of {episodes} episodes")
-        if now_done != done:
-            done, deadline = now_done, time.monotonic() + STALL_S
+    while done < len(episodes) and not stopped():
+        ref: Any = cluster.store.evaluation_results.remote(done + 1, 2.0, done)
+        new: list[EpisodeResult] = cluster.get(ref, "evaluation episodes", 120.0)
+        yield from new
+        if new:
+            done, deadline = done + len(new), time.monotonic() + STALL_S
+        status(f"{title}: {done} of {len(episodes)} episodes")
         if time.monotonic() > deadline:
-            raise StallError(f"no evaluation episode finished for {STALL_S:.0f} s ({done} of {episodes} done)")
-    return None
+            raise StallError(f"no evaluation episode finished for {STALL_S:.0f} s ({done} of {len(episodes)} done)")

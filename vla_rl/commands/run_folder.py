@@ -4,7 +4,8 @@ runs/NAME/
     config.yaml      the resolved configuration
     metadata.json    versions, git commit, machine, assets
     metrics.jsonl    one line per iteration; null where a number is not finite
-    tensorboard/     the same for TensorBoard (and Weights & Biases, with log.wandb)
+    tensorboard/     the same for TensorBoard; wandb/, with log.wandb, for Weights & Biases
+    wandb_id         by which a resumed run continues there
     checkpoints/     see ``checkpoints``
     profile.yaml     the costs that the run has measured; written with every checkpoint
     migrations.jsonl one line per migration to a better plan (placement.replan_every)
@@ -29,6 +30,7 @@ from typing import Any, Self
 import numpy as np
 
 from vla_rl.commands.checkpoints import Checkpoints, read_state
+from vla_rl.commands.loggers import Logger, open_loggers
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -57,8 +59,7 @@ class RunFolder:
         self.updates = 0  # logged by this process
         self._lock: FileLock | None = None
         self._is_new = False
-        self._tensorboard: Any = None
-        self._wandb: Any = None
+        self._loggers: list[Logger] = []
 
     @classmethod
     def create(cls, config: RunConfig, spec: EnvSpec, argv: Sequence[str]) -> Self:
@@ -78,7 +79,7 @@ class RunFolder:
             write_json(path / "metadata.json", metadata(spec, argv))
             with replacing(path / "config.yaml") as partial:  # the last: with it, the run can be resumed
                 partial.write_text(dump_config(config))
-            run._open_loggers(0)
+            run._loggers = open_loggers(path, config, None)
             return run
         except BaseException as error:
             if run is not None:
@@ -108,7 +109,7 @@ class RunFolder:
                 run._rewind(iteration)
             with replacing(path / "config.yaml") as partial:
                 partial.write_text(dump_config(config))
-            run._open_loggers(int(checkpoint.name) if checkpoint else 0)
+            run._loggers = open_loggers(path, config, int(checkpoint.name) if checkpoint else 0)
         except BaseException:
             run.close()
             raise
@@ -134,8 +135,11 @@ class RunFolder:
         Raises UserError if there are checkpoints, and all are damaged.
         """
         checkpoint = self.checkpoints.newest_undamaged(say) if self.checkpoints.complete() else None
+        iteration = int(checkpoint.name) if checkpoint else -1
         self._unwritten.clear()
-        self._rewind(int(checkpoint.name) if checkpoint else -1)
+        self._rewind(iteration)
+        for logger in self._loggers:
+            logger.rewind(iteration)
         return checkpoint
 
     @property
@@ -165,26 +169,6 @@ class RunFolder:
         best = self.best_iteration() or 0
         return sum(iteration > best for iteration, _ in self._evaluations)
 
-    def _open_loggers(self, iteration: int) -> None:
-        log = self.config.log
-        if log.tensorboard:
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-            self._tensorboard = EventFileWriter(str(self.path / "tensorboard"))
-        if log.wandb != "off":
-            import wandb
-
-            self._wandb = wandb.init(
-                project=log.wandb_project,
-                name=self.path.name,
-                id=self.path.name,
-                resume="allow" if iteration else None,
-                mode=log.wandb,
-                dir=str(self.path),
-                config=self.config.model_dump(),
-                settings=wandb.Settings(silent=True),
-            )
-
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of an iteration to all loggers. ``iteration``: updates done.
 
@@ -195,12 +179,11 @@ class RunFolder:
         self._unwritten.append(json.dumps(record) + "\n")
         if found := _evaluation({"iteration": iteration} | dict(metrics)):
             self._evaluations.append(found)
-        if self._wandb:
-            self._wandb.log(dict(metrics), step=iteration)
-        self._append_metrics()
-        if self._tensorboard:
-            self._tensorboard.add_event(_tensorboard_event(iteration, metrics))
-            self._tensorboard.flush()
+        try:
+            self._append_metrics()
+        finally:
+            for logger in self._loggers:
+                logger.log(iteration, metrics)
 
     def _append_metrics(self) -> None:
         """Whole lines, or none; what does not fit now is written later."""
@@ -220,20 +203,27 @@ class RunFolder:
         with (self.path / "migrations.jsonl").open("a") as file:
             file.write(json.dumps({"iteration": iteration, "time": time.time()} | dict(migration)) + "\n")
 
-    def save_evaluation(self, name: str, record: Mapping[str, Any], frames: Sequence[Sequence[np.ndarray]]) -> None:
-        """evaluations/NAME.json and, if there are frames, NAME.mp4: the episodes one after the other."""
-        folder = self.path / "evaluations"
-        write_json(folder / f"{name}.json", record)
+    def save_evaluation(
+        self, iteration: int, kind: str, record: Mapping[str, Any], frames: Sequence[Sequence[np.ndarray]]
+    ) -> None:
+        """evaluations/ITERATION-KIND.json and, if there are frames, .mp4: the episodes one after the other.
+
+        ``record``: of ``Evaluation.record``; loggers get its tasks. ``kind``: "greedy" or "sampled".
+        """
+        name = self.path / "evaluations" / f"{iteration:06d}-{kind}"
+        write_json(name.with_suffix(".json"), record)
         shown = [frame for episode in frames for frame in episode]
-        if shown:
-            write_video(folder / f"{name}.mp4", shown)
+        video = name.with_suffix(".mp4") if shown else None
+        if video is not None:
+            write_video(video, shown)
+        for logger in self._loggers:
+            logger.log_evaluation(iteration, kind, record["tasks"], video, shown)
 
     def close(self) -> None:
         """A new run that has logged nothing leaves no folder."""
-        if self._tensorboard:
-            self._tensorboard.close()
-        if self._wandb:
-            self._wandb.finish()
+        for logger in self._loggers:
+            logger.close()
+        self._loggers = []
         if self._is_new and not self._metrics_file.exists():
             shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
@@ -261,12 +251,17 @@ def metadata(spec: EnvSpec, argv: Sequence[str]) -> dict[str, Any]:
         "command": [Path(argv[0]).name, *argv[1:]],
         "git_commit": git_commit(),
         "python": sys.version.split()[0],
-        "packages": {name: _package_version(name) for name in _PACKAGES},
+        "packages": package_versions(),
         "machine": machine_record(),
         "simulator": spec.name,
         "assets": spec.assets,
         "instructions": list(spec.instructions),
     }
+
+
+def package_versions() -> dict[str, str | None]:
+    """The libraries that results depend on; None for those that are missing."""
+    return {name: _package_version(name) for name in _PACKAGES}
 
 
 def machine_record() -> dict[str, Any]:
@@ -317,11 +312,3 @@ def _evaluation(record: Mapping[str, float]) -> tuple[int, float] | None:
 def _rounded(value: float) -> float | None:
     """None, which JSON has, in place of NaN and infinity, which it lacks."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def _tensorboard_event(iteration: int, metrics: Mapping[str, float]) -> Any:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-    return Event(wall_time=time.time(), step=iteration, summary=Summary(value=values))

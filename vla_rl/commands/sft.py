@@ -25,7 +25,7 @@ from vla_rl.observability.console import ProgressDisplay, make_console
 from vla_rl.placement.checks import load_checked_config
 
 if TYPE_CHECKING:
-    from envs.base.demonstrations import Demonstrations
+    from envs.base.demonstration_records import Demonstrations
     from vla_rl.core.records import Array
     from vla_rl.policies.base.policy import Policy
 
@@ -68,8 +68,15 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     from envs.base.demonstrations import read_demonstrations
     from vla_rl.core.devices.settings import set_up_torch
     from vla_rl.policies.base.activation_checkpointing import checkpoint_activations
-    from vla_rl.policies.build import build_policy, policy_for_demonstrations, save_policy, torch_dtype
+    from vla_rl.policies.build import (
+        build_policy,
+        policy_for_demonstrations,
+        require_trainable,
+        save_policy,
+        torch_dtype,
+    )
 
+    require_trainable(config.policy)
     spec = env_spec(config.env)
     console.print(f"{spec.name}, assets: {spec.assets}", highlight=False)
     paths = [Path(p) for p in config.sft.demos] or collect_demonstrations(config, spec, console)

@@ -18,6 +18,7 @@ from pathlib import Path
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.ray_session import require_cluster
+from vla_rl.commands.dataset import complete_dataset
 from vla_rl.commands.recovery import Recovery, Start
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.signals import StopRequest
@@ -42,8 +43,9 @@ def train(
     last iteration there. Raises UserError before any process is started, where the mistake can be found that early.
     """
     from envs import env_spec
-    from vla_rl.policies.build import check_policy
+    from vla_rl.policies.build import check_policy, require_trainable
 
+    require_trainable(config.policy)
     spec = env_spec(config.env)
     check_policy(config.policy, spec)
     require_cluster(config.placement.ray_address)
@@ -53,7 +55,7 @@ def train(
     folder, checkpoint = (
         RunFolder.reopen(resume, config, iteration) if resume else (RunFolder.create(config, spec, sys.argv), None)
     )
-    with closing(folder):
+    with closing(folder), complete_dataset(config, spec):
         start = Start.of(checkpoint, config) if checkpoint else Start()
         _run(config, spec, folder, plan, start)
     if json_file is not None:

@@ -163,9 +163,12 @@ class Trainer:
                 break
             self.view.say(f"iteration {self.policy_version}: {evaluation.text()}")
             with self._attempt("the evaluation"):
-                self.folder.save_evaluation(f"{self.policy_version:06d}-{kind}", evaluation.record(), evaluation.frames)
+                self.folder.save_evaluation(self.policy_version, kind, evaluation.record(), evaluation.frames)
             names = (f"eval/{kind}_success", f"eval/{kind}_low95", f"eval/{kind}_high95")
             metrics |= dict(zip(names, (evaluation.success, *evaluation.interval), strict=True))
+            tasks = evaluation.per_task()
+            if len(tasks) > 1:
+                metrics |= {f"eval/{kind}_success_task_{row['task']}": row["success"] for row in tasks}
         self.measure()  # leaves the evaluation out of the next iteration's rates
         return metrics
 

@@ -29,7 +29,9 @@ class SftConfig(ConfigGroup):
     """The warm start: behaviour cloning of demonstrations (`vla-rl sft`)."""
 
     demos: tuple[str, ...] = Field(
-        (), description="HDF5 files of demonstrations in LIBERO's layout; empty: the scripted expert collects them."
+        (),
+        description="Demonstrations: HDF5 files in LIBERO's layout, LeRobot data sets (v3), hf://OWNER/NAME; "
+        "empty: the scripted expert collects them.",
     )
     demo_episodes: Positive = Field(100, description="Episodes that the scripted expert plays.")
     demo_noise: Fraction = Field(0.2, description="Noise on the actions that the expert executes; labels have none.")
@@ -46,7 +48,8 @@ class SftConfig(ConfigGroup):
     threads: Threads = Field(2, description="CPU threads.")
     start_from: str | None = Field(
         None,
-        description="Policy checkpoint to fine-tune, which keeps its statistics of actions; null: random weights.",
+        description="Policy checkpoint to fine-tune, a folder or hf://OWNER/NAME, which keeps its statistics of "
+        "actions; null: random weights.",
     )
     output: str = Field("checkpoints/sft", description="Folder for the resulting policy checkpoint.")
 
@@ -239,6 +242,12 @@ class LogConfig(ConfigGroup):
     wandb: Literal["off", "offline", "online"] = Field("off", description="Write the metrics for Weights & Biases.")
     wandb_project: str = Field("vla_rl", description="Project in Weights & Biases.")
     video: bool = Field(True, description="Save a short video of each evaluation.")
+    dataset: str | None = Field(
+        None,
+        description="Folder of a LeRobot data set to which episodes are added, failures included, with every control "
+        "step; rendering then costs policy.chunk_size times as much. null: none.",
+    )
+    dataset_episodes: Literal["all", "evaluations"] = Field("all", description="Which episodes log.dataset gets.")
 
 
 class RunConfig(ConfigGroup):

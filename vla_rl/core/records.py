@@ -264,6 +264,8 @@ class EpisodeResult:
         oldest_policy_version, newest_policy_version: equal if one policy played the whole episode.
         seconds: wall-clock time from first observation to end.
         frames: uint8 [H, W, 3] each, if the episode asked for them.
+        terminated: the task itself ended the episode, not the time limit.
+        best_progress, final_progress: the simulator's potential (0..1) after the chunks; NaN where it has none.
     """
 
     episode: EpisodeSpec
@@ -274,6 +276,9 @@ class EpisodeResult:
     newest_policy_version: int
     seconds: float
     frames: tuple[Array, ...] = ()
+    terminated: bool = False
+    best_progress: float = float("nan")
+    final_progress: float = float("nan")
 
 
 @dataclass(frozen=True, slots=True)

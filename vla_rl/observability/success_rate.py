@@ -87,7 +87,7 @@ class Evaluation:
                 low, high = wilson_interval(sum(own), len(own))
                 counts = {"episodes": len(own), "successes": sum(own)}
                 rates = {"success": sum(own) / len(own), "success_low95": low, "success_high95": high}
-                rows.append({"instruction": instruction} | counts | rates)
+                rows.append({"task": task, "instruction": instruction} | counts | rates)
         return rows
 
     def table(self) -> Table:

@@ -2,40 +2,67 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from envs.base.lerobot_format import missing_packages
 from envs.maniskill.config import ManiSkillConfig
 from vla_rl.config.checks import Check
 from vla_rl.config.loading import load_config
 from vla_rl.config.messages import Problem
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
+from vla_rl.core.hub import RepoType, download, hub_address_problem, is_hub_address
 from vla_rl.core.machine import GIB, Machine
 from vla_rl.placement.plan import PlanError, Resources, make_plan
 from vla_rl.placement.profile import load_profile
 from vla_rl.policies.base.hub import is_hub_id
 
+_ON_THE_HUB: dict[str, RepoType] = {  # keys that may be addresses there
+    "policy.checkpoint": "model",
+    "sft.start_from": "model",
+    "sft.demos": "dataset",
+    "algo.bc_demos": "dataset",
+}
 _WORKER_BYTES = 100 << 20  # an env worker, before its simulator
 
 
 def load_checked_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Load a config that must be able to run on this machine. Raises ConfigError, as ``load_config`` does."""
-    return load_config(path, overrides, machine_checks(Machine.detect()))
+    """Load a config that must be able to run on this machine, and download what it names on the hub.
+
+    Raises ConfigError, as ``load_config`` does, and UserError if something cannot be downloaded.
+    """
+    return with_downloads(load_config(path, overrides, machine_checks(Machine.detect())))
+
+
+def with_downloads(config: RunConfig) -> RunConfig:
+    """The config with local copies in place of addresses on the hub. Raises UserError."""
+    values: dict[str, Any] = {}
+    for key, repo_type in _ON_THE_HUB.items():
+        group, name = key.split(".")
+        named = getattr(getattr(config, group), name)
+        if is_hub_address(named):
+            values[key] = str(download(named, repo_type))
+        elif isinstance(named, tuple) and any(map(is_hub_address, named)):
+            values[key] = tuple(str(download(x, repo_type)) if is_hub_address(x) else x for x in named)
+    return config.with_values(values)
 
 
 def machine_checks(machine: Machine) -> tuple[Check, ...]:
     """Checks for ``load_config``: what ``machine`` must have for the run."""
     return (
         Check((("policy", "checkpoint"),), _checkpoint_exists),
+        Check(tuple((group, name) for group, name in (key.split(".") for key in _ON_THE_HUB)), _addresses_have_a_form),
         Check((("placement",), ("env",), ("learner",)), lambda config: _plan_exists(config, machine)),
         Check((("env",),), lambda config: _simulator_has_gpu(config, machine)),
         Check((("placement",),), lambda config: _processes_fit(config, machine)),
         Check((("placement", "profile"), ("placement", "virtual")), _profiles_can_be_read),
+        Check((("log", "dataset"),), _dataset_can_be_written),
     )
 
 
 def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:
     checkpoint = config.policy.checkpoint
-    if checkpoint is None or is_hub_id(checkpoint):
+    if checkpoint is None or is_hub_address(checkpoint) or is_hub_id(checkpoint):
         return
     try:
         folder = Path(checkpoint).expanduser().absolute()
@@ -47,6 +74,21 @@ def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:
         what = "is not a folder" if folder.exists() else "does not exist"
         text = f"{folder} {what}; name the folder of a checkpoint, or null to start from random weights"
         yield Problem(("policy", "checkpoint"), text, checkpoint)
+
+
+def _addresses_have_a_form(config: RunConfig) -> Iterator[Problem]:
+    for key in _ON_THE_HUB:
+        group, name = key.split(".")
+        named = getattr(getattr(config, group), name)
+        for value in named if isinstance(named, tuple) else (named,):
+            if is_hub_address(value) and (text := hub_address_problem(value)):
+                yield Problem((group, name), text, value)
+
+
+def _dataset_can_be_written(config: RunConfig) -> Iterator[Problem]:
+    if config.log.dataset is not None and (missing := missing_packages()):
+        text = f'needs {", ".join(missing)}: pip install "vla_rl[lerobot]", or set it to null'
+        yield Problem(("log", "dataset"), text, config.log.dataset)
 
 
 def _plan_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 from vla_rl.policies.pi0.config import Pi0Config
 
-PolicyConfig = Annotated[OpenVLAOFTConfig | Pi0Config, Field(discriminator="name")]
+PolicyConfig = Annotated[OpenVLAOFTConfig | Pi0Config | LeRobotConfig, Field(discriminator="name")]

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.records import Array, EnvSpec
 from vla_rl.policies import PolicyConfig
 from vla_rl.policies.base.sizes import PolicySizes
@@ -27,6 +28,15 @@ def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
     Loading the checkpoint checks the shapes of its tensors, too.
     """
     _builder(config).check_policy(config, spec)
+
+
+def require_trainable(config: PolicyConfig) -> None:
+    """Raise UserError for a policy that can be evaluated only."""
+    if not config.trainable:
+        raise UserError(
+            f"policy.name={config.name} is for evaluation: it has no log-probabilities to learn by; "
+            "use `vla-rl eval`, or train another policy"
+        )
 
 
 def build_policy(

@@ -9,7 +9,8 @@ import numpy as np
 
 from vla_rl.core.records import EpisodeSpec
 
-_EVALUATION_STREAM, _TASK_STREAM, _START_STREAM = 1, 2, 3  # separate their seeds from those of training episodes
+# numbers that separate their seeds from those of training episodes
+_EVALUATION_STREAM, _TASK_STREAM, _START_STREAM, _BENCHMARK_STREAM = 1, 2, 3, 4
 _MEMORY = 0.95  # decay of a task's failure rate per episode: about the last 20 episodes count
 _LEAST = 0.05  # added to every task's weight, so that a solved task is still sampled
 
@@ -79,4 +80,21 @@ def evaluation_episodes(
             first_id + i, i % num_tasks, draw, state, evaluation=True, greedy=greedy, record=i < record
         )
         episodes.append(episode)
+    return episodes
+
+
+def benchmark_episodes(
+    tasks: Sequence[int], trials: int, init_states: int, seed: int, *, greedy: bool = True
+) -> list[EpisodeSpec]:
+    """``trials`` episodes of each task, one task after the other; trial i starts from benchmark initial state i.
+
+    ``EpisodeSpec.member`` is the trial. An episode depends on its task and trial alone, not on what else is played:
+    an evaluation can be interrupted, and extended by further trials.
+    """
+    episodes = []
+    for task in tasks:
+        for trial in range(trials):
+            draw = int(np.random.SeedSequence((seed, task, trial, _BENCHMARK_STREAM)).generate_state(1)[0])
+            state = trial % init_states
+            episodes.append(EpisodeSpec(0, task, draw, state, member=trial, evaluation=True, greedy=greedy))
     return episodes

@@ -316,16 +316,14 @@ class ReplayStore:
             self._evaluations.extend(episodes)
             self._changed.notify_all()
 
-    def evaluation_results(self, count: int, timeout: float) -> list[EpisodeResult] | None:
-        """All results of the last evaluation once there are ``count``; None after ``timeout`` seconds."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: len(self._results) >= count or self._stopped, timeout):
-                return None
-            return list(self._results)
+    def evaluation_results(self, count: int, timeout: float, known: int = 0) -> list[EpisodeResult]:
+        """Results of the last evaluation after the first ``known``, once there are ``count`` in all.
 
-    def evaluations_done(self) -> int:
+        After ``timeout`` seconds, those that there are.
+        """
         with self._changed:
-            return len(self._results)
+            self._changed.wait_for(lambda: len(self._results) >= count or self._stopped, timeout)
+            return self._results[known:]
 
     def open(self) -> None:
         """Assign episodes from now on."""

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from envs.base import VectorEnv
+from envs.base import EnvError, VectorEnv
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.errors import NotFiniteError
 from vla_rl.core.ipc.mailbox import WorkerMailbox
@@ -70,6 +70,7 @@ class EnvWorker:
         self._inbox: deque[EpisodeSpec] = deque()
         self._free = threading.Semaphore(env.num_envs)  # idle environments for which no episode was requested yet
         self._failure: Exception | None = None  # of the thread that requests episodes
+        self._has_potential = True  # until the simulator says otherwise
         self._stop = threading.Event()
 
     # consumes: assignments, answers. waits for: its doorbell. unblocked by: answers, new assignments, stop().
@@ -177,6 +178,7 @@ class EnvWorker:
             result = self.env.step(moving, batch.actions[rows])
             executed = int(result.num_steps.sum())
             call.size = executed / self._policy.chunk_size  # in whole chunks: an episode may end within one
+            self._record_progress([e for e in moving if self._running[e].episode.evaluation])
         self._require_finite("rewarded", moving, result.rewards)
         self.meter.count("env_steps", executed)
         self.meter.count("chunks", len(moving))
@@ -213,11 +215,22 @@ class EnvWorker:
             decision = (take_rows(batch.record, i), batch.logprobs[i], float(batch.values[i]), int(versions[i]))
             self._running[env_id].decisions.append(decision)
 
+    def _record_progress(self, env_ids: list[int]) -> None:
+        if not env_ids or not self._has_potential:
+            return
+        try:
+            reached = self.env.potential(env_ids)
+        except EnvError:  # evaluations do without
+            self._has_potential = False
+            return
+        for env_id, value in zip(env_ids, reached.tolist(), strict=True):
+            self._running[env_id].progress.append(value)
+
     def _finish(self, env_id: int, bootstrap_value: float, terminated: bool, success: bool) -> None:
         recording = self._running.pop(env_id)
         self.meter.count("episodes")
         if recording.episode.evaluation:
-            self.assignments.add(self.worker, recording.result(success, self.env.frames(env_id)))
+            self.assignments.add(self.worker, recording.result(terminated, success, self.env.frames(env_id)))
         else:
             self.meter.count("trajectories")
             self.meter.count("trajectory_steps", sum(recording.num_steps))

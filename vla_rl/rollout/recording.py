@@ -1,5 +1,6 @@
 """What an env worker records of the episode that runs in one of its environments."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ class Recording:
     decisions: list[tuple] = field(default_factory=list)  # (record, logprobs, value, policy version) of each chunk
     rewards: list[np.ndarray] = field(default_factory=list)
     num_steps: list[int] = field(default_factory=list)
+    progress: list[float] = field(default_factory=list)  # the potential after each chunk, of evaluation episodes
     ended: tuple[bool, bool] | None = None  # (terminated, success), if only the bootstrap value is missing
 
     def __post_init__(self) -> None:
@@ -49,7 +51,7 @@ class Recording:
             seconds=time.perf_counter() - self.started,
         )
 
-    def result(self, success: bool, frames: Sequence[np.ndarray]) -> EpisodeResult:
+    def result(self, terminated: bool, success: bool, frames: Sequence[np.ndarray]) -> EpisodeResult:
         """The finished evaluation episode."""
         versions = [version for *_, version in self.decisions]
         return EpisodeResult(
@@ -61,4 +63,7 @@ class Recording:
             newest_policy_version=max(versions),
             seconds=time.perf_counter() - self.started,
             frames=tuple(frames),
+            terminated=terminated,
+            best_progress=max(self.progress, default=math.nan),
+            final_progress=self.progress[-1] if self.progress else math.nan,
         )

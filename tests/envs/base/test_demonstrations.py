@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from envs.base import EnvError, VectorEnv
-from envs.base.demonstrations import CollectCounts, DemonstrationError, Demonstrations, collect, read_demonstrations
+from envs.base.demonstration_records import DemonstrationError, Demonstrations
+from envs.base.demonstrations import CollectCounts, collect, read_demonstrations
 from envs.libero.config import LiberoConfig
 from envs.tabletop.config import TabletopConfig
 from envs.tabletop.env import TabletopVectorEnv

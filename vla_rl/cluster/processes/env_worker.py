@@ -46,7 +46,13 @@ class EnvWorkerProcess:
         from vla_rl.rollout.env_worker import EnvWorker
 
         config = self._config
-        env = unreliable(shaped(make_env(config.env, plan.envs_per_worker), config.env.shaping))
+        env = make_env(config.env, plan.envs_per_worker)
+        if config.log.dataset is not None:
+            from envs.base.recorder import RecordedEnv
+
+            evaluations_only = config.log.dataset_episodes == "evaluations"
+            env = RecordedEnv(env, Path(config.log.dataset), evaluations_only=evaluations_only)
+        env = unreliable(shaped(env, config.env.shaping))
         self._worker = EnvWorker(
             worker=self._number,
             env=env,

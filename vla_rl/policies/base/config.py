@@ -14,11 +14,12 @@ class PolicyConfigBase(ConfigGroup):
 
     merged: ClassVar[dict[str, Any]] = {}  # values of keys with which a checkpoint that a run wrote is loaded
     recomputes_blocks: ClassVar[bool] = True  # whether activation checkpointing is possible
+    trainable: ClassVar[bool] = True  # whether it has log-probabilities and losses; else it can be evaluated only
 
     name: str
 
     checkpoint: str | None = Field(
-        None, description="Folder of a policy checkpoint to start from; null: random weights."
+        None, description="Folder of a policy checkpoint to start from, or hf://OWNER/NAME; null: random weights."
     )
     chunk_size: Positive = Field(8, description="Actions that one inference predicts, in control steps.")
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature; log-probabilities use it, too.")

@@ -1,0 +1,52 @@
+"""LeRobot's data sets, version 3: the names and files that reader and writer share.
+
+    meta/info.json                      features with dtype and shape, fps, totals, patterns of paths
+    meta/tasks.parquet                  instructions, and their numbers
+    meta/episodes/chunk-*/file-*.parquet  a row per episode: length, tasks, files and times of its data, statistics
+    meta/stats.json                     statistics of every feature
+    data/chunk-*/file-*.parquet         a row per frame: state, action, reward, ..., without images
+    videos/CAMERA/chunk-*/file-*.mp4    frames, of one or several episodes a file
+
+Conventions of LeRobot's LIBERO data: upright images, ``observation.images.image`` and ``image2`` (the wrist), the state
+of 8 numbers, actions in robosuite's convention (gripper -1 = open .. 1 = closed).
+"""
+
+import importlib.util
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+VERSION = "v3.0"
+INFO = "meta/info.json"
+TASKS = "meta/tasks.parquet"
+STATS = "meta/stats.json"
+EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
+REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
+VIEW_KEYS = (f"{IMAGES}image", f"{IMAGES}image2")  # the main view, the wrist's
+OURS = "meta/vla_rl.json"  # what only this project's writer knows
+_OF_THE_WRIST = ("wrist", "image2", "hand", "gripper")
+_PACKAGES = ("av", "pyarrow")
+
+
+def is_lerobot_dataset(path: Path) -> bool:
+    """Whether this is the folder of a data set, of whatever version."""
+    return (path / INFO).is_file()
+
+
+def missing_packages() -> list[str]:
+    """Those of the two libraries that reader and writer need which are not installed."""
+    return [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+
+
+def camera_keys(features: dict[str, Any] | Iterable[str]) -> list[str]:
+    """Cameras in our order: the main one first, those of the wrist last, else as the data set has them."""
+    cameras = [name for name in features if name.startswith("observation.image")]
+    return sorted(cameras, key=lambda name: any(word in name for word in _OF_THE_WRIST))  # stable
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))

@@ -1,0 +1,121 @@
+"""`vla-rl eval --suite`: the folder that continues, mistakes, and a whole evaluation that was killed in its middle."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from envs.libero.config import LiberoConfig
+from envs.tabletop.config import TabletopConfig
+from envs.tabletop.env import env_spec
+from tests import ROOT
+from vla_rl.commands.cli import main
+from vla_rl.commands.evaluate_suites import _separation
+from vla_rl.commands.evaluation_folder import EvaluationFolder
+from vla_rl.config.loading import dump_config, load_config
+from vla_rl.core.errors import UserError
+
+COMMAND = ["eval", str(ROOT / "checkpoints/tabletop_reach"), "--config", str(ROOT / "configs/tabletop.yaml")]
+
+
+def test_suites_select_all_tasks() -> None:
+    suites = LiberoConfig.suites()
+    assert list(suites) == ["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
+    assert suites["libero_90"] == {"suite": "libero_90", "tasks": ()}
+    spec = env_spec(TabletopConfig(**TabletopConfig.suites()["push"]))
+    assert all(instruction.startswith("push") for instruction in spec.instructions)
+
+
+def test_a_folder_continues_and_drops_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    folder = EvaluationFolder.open(tmp_path / "out", {"seed": 0, "tasks": (1, 2)})
+    row = {"suite": "reach", "task": 1, "trial": 4, "success": True}
+    folder.add(row)
+    with pytest.raises(UserError, match=r"is in use by process"):
+        EvaluationFolder.open(tmp_path / "out", {"seed": 0, "tasks": (1, 2)})
+    folder.close()
+    with (tmp_path / "out/episodes.jsonl").open("a") as file:
+        file.write('{"suite": "rea')
+    again = EvaluationFolder.open(tmp_path / "out", {"seed": 0, "tasks": (1, 2)})
+    assert again.rows == [row]
+    again.add(row | {"trial": 5})
+    assert again.played("reach") == {(1, 4), (1, 5)}
+    again.video("reach", 1, 4, "success").touch()
+    assert again.filmed("reach", 1, 4)
+    assert not again.filmed("reach", 1, 5)
+    again.close()
+    assert len((tmp_path / "out/episodes.jsonl").read_text().splitlines()) == 2
+    with pytest.raises(UserError, match=r"another protocol \(seed differ\): name a new folder with --output"):
+        EvaluationFolder.open(tmp_path / "out", {"seed": 1, "tasks": (1, 2)})
+    EvaluationFolder.open(tmp_path / "out", {"seed": 0, "tasks": (1, 2)}).close()
+
+
+@pytest.mark.parametrize(
+    ("start_states", "expected"),
+    [("sampled", "never saw the benchmark's initial states"), ("benchmark", "trained and tested on the same states")],
+)
+def test_results_say_whether_training_saw_the_test_states(tmp_path: Path, start_states: str, expected: str) -> None:
+    policy = tmp_path / "run/checkpoints/000004/policy"
+    policy.mkdir(parents=True)
+    assert "not known here" in _separation(policy)
+    config = load_config(None, ["env=tabletop", f"train.start_states={start_states}"])
+    (tmp_path / "run/config.yaml").write_text(dump_config(config))
+    for target in (tmp_path / "run", policy.parent, policy):
+        assert expected in _separation(target)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--suite", "reach,pull"], "has no suite 'pull': use reach, push, pick_place, all"),
+        (["--suite", "reach", "--tasks", "0,4"], "--tasks 0,4: reach has the tasks 0..3"),
+        (["--suite", "reach", "--tasks", "x"], "--tasks x: write numbers, such as 0,3"),
+        (["--suite", "reach", "--episodes", "9"], "with --suite, use --per-task and --videos"),
+    ],
+)
+def test_mistakes_are_found_before_anything_starts(
+    arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMAND, *arguments, "--output", str(tmp_path / "out")]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_was_killed_loses_the_episodes_under_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, lines = tmp_path / "out", tmp_path / "out/episodes.jsonl"
+    command = [*COMMAND, "--suite", "reach,push", "--tasks", "0,2", "--per-task", "6", "--output", str(out)]
+    slowly = ["env.latency_ms=15", "placement.env_workers=1"]
+    process = subprocess.Popen([sys.executable, "-m", "vla_rl.commands.cli", *command, *slowly], cwd=ROOT)
+    deadline = time.monotonic() + 120
+    while not lines.exists() or len(lines.read_text().splitlines()) < 4:
+        assert process.poll() is None, "it ended early"
+        assert time.monotonic() < deadline, "no progress"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = lines.read_text()
+    assert 4 <= len(before.splitlines()) < 24
+    assert main([*command, *slowly]) == 0
+    assert lines.read_text().startswith(before[: before.rindex("\n") + 1]), "finished episodes are kept"
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    keys = [(row["suite"], row["task"], row["trial"]) for row in rows]
+    assert sorted(keys) == [(s, t, i) for s in ("push", "reach") for t in (0, 2) for i in range(6)], "each exactly once"
+    results = json.loads((out / "results.json").read_text())
+    assert results["complete"]
+    assert [suite["episodes"] for suite in results["suites"]] == [12, 12]
+    assert results["suites"][1]["success"] == 0.0, "it has learned to reach, not to push"
+    assert "| push | 12 | 0.0% | 0.0% to 24.2% |" in (out / "results.md").read_text()
+    films = sorted(path.relative_to(out / "videos").as_posix() for path in out.glob("videos/*/*.mp4"))
+    assert len(films) == 4, "one a task"
+    assert all(re.fullmatch(r"(reach|push)/task0[02]-trial0\d-(failure-\w+|success)\.mp4", film) for film in films)
+    assert "results:" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*command, "--videos", "x"])
+    assert main([*command, *slowly, "seed=1"]) == 2, "another protocol"

@@ -1,0 +1,137 @@
+"""What TensorBoard and Weights & Biases get, read back from their files; and the page that explains it."""
+
+import json
+import re
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envs import env_spec
+from tests import ROOT
+from tests.metrics_page import PAGE, documented, undocumented
+from vla_rl.commands.run_folder import RunFolder
+from vla_rl.config.run_config import RunConfig
+
+RECORD = {
+    "tasks": [
+        {"task": t, "instruction": f"do {t}", "episodes": 2, "successes": t, "success": t / 2}
+        | {"success_low95": 0.1, "success_high95": 0.9}
+        for t in range(2)
+    ]
+}
+
+
+def session(path: Path, iterations: range, **log: object) -> None:
+    """A run's session, whose iteration 2 has an evaluation with a film; a later one resumes at its start."""
+    values = {"dir": str(path), "name": "run"} | log
+    config = RunConfig.model_validate({"env": {"name": "tabletop"}, "log": values})
+    if iterations.start == 0:
+        folder = RunFolder.create(config, env_spec(config.env), ["vla-rl"])
+    else:
+        folder, _ = RunFolder.reopen(path / "run", config, iterations.start - 1)
+    for iteration in iterations:
+        if iteration == 2:
+            frames = [np.full((64, 64, 3), 5 * i, np.uint8) for i in range(30)]
+            folder.save_evaluation(iteration, "greedy", RECORD, [frames])
+        folder.log(iteration, {"rollout/success": iteration / 10, "eval/greedy_success": 0.5})
+        with folder.checkpoints.write(iteration) as partial:
+            state = {"policy_version": iteration, "seconds": 0, "store": {}}
+            (partial / "state.json").write_text(json.dumps(state))
+    folder.close()
+
+
+def test_tensorboard_gets_metrics_tables_and_films(tmp_path: Path) -> None:
+    session(tmp_path, range(4))
+    session(tmp_path, range(3, 5))  # from iteration 2: a run that lost iteration 3
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "run/tensorboard"), size_guidance={"images": 0, "tensors": 0})
+    events.Reload()
+    success = [(event.step, round(event.value, 4)) for event in events.Scalars("rollout/success")]
+    assert success == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)], "iteration 3 once"
+    assert set(events.Tags()["scalars"]) == {"rollout/success", "eval/greedy_success"}
+    (table,) = events.Tensors("eval/greedy_tasks")
+    text = table.tensor_proto.string_val[0].decode()
+    assert table.step == 2
+    assert "| 1 | do 1 | 2 | 1 | 0.500 | 0.100 | 0.900 |" in text
+    (film,) = events.Images("eval/greedy_video")
+    assert film.encoded_image_string.startswith(b"GIF89a")
+    assert (tmp_path / "run/evaluations/000002-greedy.mp4").stat().st_size > 0
+
+
+def complete_records(file: Path) -> list[Any]:
+    """The records of an offline run. Its service writes the last ones a moment after ``finish``."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    deadline = time.monotonic() + 60
+    while True:
+        records = [Record.FromString(data) for data in offline_records(file)]
+        if records and records[-1].WhichOneof("record_type") == "exit":
+            return records
+        assert time.monotonic() < deadline, f"{file} has no end"
+        time.sleep(0.1)
+
+
+def offline_records(file: Path) -> Iterator[bytes]:
+    """The records of an offline run: LevelDB's log format, blocks of 32 KiB with parts of records, after 7 bytes."""
+    data, at, record = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # no place for another header
+            at += 32768 - at % 32768
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def test_wandb_gets_the_same_and_a_resumed_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    session(tmp_path, range(3), wandb="offline", tensorboard=False)
+    session(tmp_path, range(3, 5), wandb="offline", tensorboard=False)
+    name = (tmp_path / "run/wandb_id").read_text()
+    assert re.fullmatch(r"run-[0-9a-f]{8}", name)
+    files = sorted((tmp_path / "run/wandb").glob("offline-run-*/*.wandb"))
+    assert [file.name for file in files] == [f"run-{name}.wandb"] * 2, "one id, two sessions"
+    rows: list[dict] = []
+    for file in files:
+        for record in complete_records(file):
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+    success = {row["iteration"]: row["rollout/success"] for row in rows if "rollout/success" in row}
+    assert success == {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+    (evaluation,) = [row for row in rows if "eval/greedy_tasks/nrows" in row]
+    assert evaluation["iteration"] == 2
+    assert (evaluation["eval/greedy_tasks/nrows"], evaluation["eval/greedy_tasks/ncols"]) == (2, 7)
+    assert evaluation["eval/greedy_video/_type"] == "video-file"
+    assert list(files[0].parent.rglob("*.mp4")), "the film is there"
+
+
+# --- docs/metrics.md ------------------------------------------------------------------------------------------------
+
+
+def test_each_metric_of_the_page_exists_in_the_code() -> None:
+    sources = "\n".join(path.read_text() for room in ("vla_rl", "algos") for path in (ROOT / room).rglob("*.py"))
+    words = set(re.findall(r"\w+", sources))
+    for name in documented():
+        last = name.rpartition("/")[2].removesuffix("N")
+        built = re.sub(r"^(greedy_|sampled_|imagined_|loss_|depthN_)|\d\d$", "", last)  # what f-strings add
+        assert words & {last, built, f"_{built}"} or last in sources, name
+    assert len(documented()) > 80
+    assert not words & {"made_up_metric"}
+
+
+def test_the_page_is_a_list_of_single_lines() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert all(line.count("|") == 3 and len(line.split("|")[2].strip()) > 8 for line in rows)
+    names = [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert len(names) == len(set(names))
+    assert undocumented({"rollout/staleness_3", "eval/greedy_success_task_12", "world_model/depth2_gap"}) == set()
+    assert undocumented({"rollout/staleness", "made/up"}) == {"rollout/staleness", "made/up"}

@@ -1,0 +1,126 @@
+"""Policies of the package lerobot. What needs the package is skipped without it; `scripts/check_lerobot.sh` runs it."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import ROOT
+from vla_rl.commands.cli import main
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
+from vla_rl.core.records import EnvSpec
+from vla_rl.policies.build import build_policy, check_policy, policy_sizes, require_trainable
+from vla_rl.policies.lerobot import build
+from vla_rl.policies.lerobot.config import LeRobotConfig
+
+SPEC = EnvSpec("fake", ("main",), 64, 5, 7, 32, ("move to the red block", "move to the blue block"))
+needs_lerobot = pytest.mark.skipif(find_spec("lerobot") is None, reason="needs the package lerobot (Python 3.12)")
+
+
+def saved(folder: Path, **changes: object) -> LeRobotConfig:
+    """The small files of a policy that lerobot has saved, and weights of 12 numbers."""
+    settings = {
+        "type": "smolvla",
+        "input_features": {
+            "observation.images.image": {"type": "VISUAL", "shape": [3, 64, 64]},
+            "observation.images.empty_camera_0": {"type": "VISUAL", "shape": [3, 480, 640]},
+            "observation.state": {"type": "STATE", "shape": [5]},
+        },
+        "output_features": {"action": {"type": "ACTION", "shape": [7]}},
+        "chunk_size": 50,
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings | changes))
+    header = json.dumps({"__metadata__": {}, "w": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(48))
+    for name in ("policy_preprocessor.json", "policy_postprocessor.json"):
+        (folder / name).write_text("{}")
+    return LeRobotConfig(checkpoint=str(folder))
+
+
+def test_a_policy_that_fits_passes_without_being_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = saved(tmp_path / "policy")
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: name)
+    check_policy(config, SPEC)
+    assert policy_sizes(config, SPEC, 4).parameters == 12
+    spec = config.spec(SPEC)
+    assert (spec.record["actions"].shape, list(spec.draws)) == ((8, 7), ["seed"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"chunk_size": 4}, r"it predicts 4 actions at once \(lower policy.chunk_size=8\)"),
+        ({"input_features": {}}, r"it sees 0 cameras, the run has 1 \(set env.wrist_camera\)"),
+        ({"output_features": {"action": {"shape": [6]}}}, "its actions have 6 numbers, the simulator's 7"),
+        ({"n_obs_steps": 2}, "it reads 2 observations at once; here it gets one"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict, message: str
+) -> None:
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(UserError, match=message):
+        check_policy(saved(tmp_path / "policy", **changes), SPEC)
+    (tmp_path / "policy/policy_preprocessor.json").unlink()
+    with pytest.raises(UserError, match="is no policy as lerobot saves it"):
+        check_policy(LeRobotConfig(checkpoint=str(tmp_path / "policy")), SPEC)
+
+
+def test_it_is_for_evaluation_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path / "policy")
+    with pytest.raises(UserError, match="is for evaluation"):
+        require_trainable(LeRobotConfig(checkpoint="x"))
+    require_trainable(RunConfig().policy)
+    for command in ("train", "sft"):
+        arguments = [str(ROOT / "configs/tabletop.yaml"), "policy=lerobot", f"policy.checkpoint={tmp_path / 'policy'}"]
+        assert main([command, *arguments, f"log.dir={tmp_path / 'runs'}"]) == 2
+        assert "policy.name=lerobot is for evaluation" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(UserError, match=r"needs policy.checkpoint"):
+        check_policy(LeRobotConfig(), SPEC)
+
+
+@needs_lerobot
+@pytest.mark.parametrize("kind", ["smolvla", "act"])
+def test_its_actions_depend_on_the_row_alone(tmp_path: Path, kind: str) -> None:
+    import torch
+
+    from vla_rl.policies.base.policy import PolicyInput
+
+    command = [sys.executable, str(ROOT / "scripts/make_lerobot_policy.py"), kind, str(tmp_path), "--state", "5"]
+    subprocess.run(command, check=True, cwd=ROOT)
+    policy = build_policy(LeRobotConfig(checkpoint=str(tmp_path)), SPEC, 0)
+    rng = np.random.default_rng(0)
+    images = torch.from_numpy(rng.integers(256, size=(3, 1, 64, 64, 3), dtype=np.uint8))
+    seen = PolicyInput(
+        images, torch.from_numpy(rng.random((3, 5), np.float32)), torch.tensor([0, 1, 1]), torch.zeros(3)
+    )
+    draws = {"seed": torch.tensor([0.1, 0.2, 0.3])}
+    chosen = policy.act(seen, draws, torch.ones(3, dtype=torch.bool), 1.0)
+    actions = policy.decode({name: value.numpy() for name, value in chosen.record.items()})
+    assert (actions.shape, actions.dtype) == ((3, 8, 7), np.float32)
+    assert actions[..., -1].min() >= 0
+    assert actions[..., -1].max() <= 1
+    one = PolicyInput(images[1:2], seen.proprio[1:2], seen.task[1:2], seen.elapsed[1:2])
+    alone = policy.act(one, {"seed": draws["seed"][1:2]}, torch.ones(1, dtype=torch.bool), 1.0).record["actions"]
+    assert np.allclose(alone[0].numpy(), actions[1], atol=1e-4)
+    model = policy.model.predict_action_chunk  # type: ignore[attr-defined]
+    noise = {} if kind == "act" else {"noise": policy._noise(draws["seed"])}  # type: ignore[attr-defined]
+    batch = {
+        "observation.images.image": images[:, 0].permute(0, 3, 1, 2) / 255,
+        "observation.state": seen.proprio,
+        "task": [SPEC.instructions[i] for i in (0, 1, 1)],
+    }
+    expected = policy._after(model(policy._before(batch), **noise))[:, :8].numpy()  # type: ignore[attr-defined]
+    assert np.allclose(actions[..., :-1], expected[..., :-1], atol=1e-4)
+    assert np.allclose(1 - 2 * actions[..., -1], expected[..., -1].clip(-1, 1), atol=1e-4)
+    if kind == "smolvla":
+        other = policy.act(seen, {"seed": draws["seed"] + 0.01}, torch.ones(3, dtype=torch.bool), 1.0).record["actions"]
+        assert not np.allclose(other.numpy(), actions, atol=1e-4), "the draw settles the noise"
+    assert not list(policy.trained_parameters())

@@ -1,0 +1,150 @@
+"""TensorBoard and Weights & Biases: both get the metrics of ``metrics.jsonl`` under the same names, and of each
+evaluation a table of its tasks (``eval/KIND_tasks``) and a film (``eval/KIND_video``). docs/metrics.md explains them.
+"""
+
+import io
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from vla_rl.config.run_config import RunConfig
+
+_COLUMNS = ("task", "instruction", "episodes", "successes", "success", "success_low95", "success_high95")
+_GIF_FRAMES, _GIF_SIZE = 60, 128  # TensorBoard shows no videos: a shorter and smaller animation
+
+
+class Logger(Protocol):
+    """Where a run's numbers go besides its folder."""
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None: ...
+
+    def rewind(self, iteration: int) -> None:
+        """The run continues after ``iteration``: what was logged for later ones does not count."""
+
+    def log_evaluation(
+        self, iteration: int, kind: str, tasks: Sequence[Mapping[str, Any]], video: Path | None, frames: Sequence
+    ) -> None:
+        """``tasks``: rows of ``Evaluation.per_task``. ``video``: the film; ``frames``: the same, uint8 [H, W, 3]."""
+
+    def close(self) -> None: ...
+
+
+def open_loggers(path: Path, config: RunConfig, iteration: int | None) -> list[Logger]:
+    """The loggers of the run in the folder ``path``, which is continued after ``iteration``; None: it is new."""
+    loggers: list[Logger] = []
+    if config.log.tensorboard:
+        loggers.append(TensorBoardLogger(path / "tensorboard", iteration))
+    if config.log.wandb != "off":
+        loggers.append(WandbLogger(path, config, config.log.wandb))
+    return loggers
+
+
+class TensorBoardLogger:
+    def __init__(self, folder: Path, iteration: int | None) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer = EventFileWriter(str(folder))
+        if iteration is not None:
+            self.rewind(iteration)
+
+    def rewind(self, iteration: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        session = SessionLog(status=SessionLog.START)  # hides the events of later iterations
+        self._writer.add_event(Event(wall_time=time.time(), step=iteration + 1, session_log=session))
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._write(iteration, [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()])
+
+    def log_evaluation(
+        self, iteration: int, kind: str, tasks: Sequence[Mapping[str, Any]], video: Path | None, frames: Sequence
+    ) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+        from tensorboard.util.tensor_util import make_tensor_proto
+
+        lines = [_COLUMNS, ["---"] * len(_COLUMNS), *([_shown(row[name]) for name in _COLUMNS] for row in tasks)]
+        text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        tensor = make_tensor_proto(np.array([text.encode()], dtype=object))
+        about = create_summary_metadata(display_name="", description="")
+        values = [Summary.Value(tag=f"eval/{kind}_tasks", metadata=about, tensor=tensor)]
+        if frames:
+            height, width = frames[0].shape[:2]
+            image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=_gif(frames))
+            values.append(Summary.Value(tag=f"eval/{kind}_video", image=image))
+        self._write(iteration, values)
+
+    def _write(self, iteration: int, values: Sequence[Any]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._writer.add_event(Event(wall_time=time.time(), step=iteration, summary=Summary(value=values)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbLogger:
+    """The run's id is kept in its folder, so that a resumed run continues it. All is drawn over ``iteration``."""
+
+    def __init__(self, path: Path, config: RunConfig, mode: Literal["offline", "online"]) -> None:
+        import wandb
+
+        file = path / "wandb_id"
+        if not file.is_file():
+            file.write_text(f"{path.absolute().name}-{uuid.uuid4().hex[:8]}")
+        self._run = wandb.init(
+            project=config.log.wandb_project,
+            name=path.absolute().name,
+            id=file.read_text(),
+            resume="allow" if mode == "online" else None,  # offline, `wandb sync` continues it
+            mode=mode,
+            dir=str(path),
+            config=config.model_dump(),
+            settings=wandb.Settings(silent=True),
+        )
+        self._run.define_metric("*", step_metric="iteration")
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({"iteration": iteration} | dict(metrics))
+
+    def rewind(self, iteration: int) -> None:
+        """Points over ``iteration`` are drawn twice: there is no way to take them back."""
+
+    def log_evaluation(
+        self, iteration: int, kind: str, tasks: Sequence[Mapping[str, Any]], video: Path | None, frames: Sequence
+    ) -> None:
+        import wandb
+
+        table = wandb.Table(columns=list(_COLUMNS), data=[[row[name] for name in _COLUMNS] for row in tasks])
+        values: dict[str, Any] = {"iteration": iteration, f"eval/{kind}_tasks": table}
+        if video is not None:
+            values[f"eval/{kind}_video"] = wandb.Video(str(video), format="mp4")
+        self._run.log(values)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _gif(frames: Sequence[np.ndarray]) -> bytes:
+    """An animation of at most ``_GIF_FRAMES`` of the frames."""
+    from PIL import Image
+
+    chosen = [frames[i] for i in np.linspace(0, len(frames) - 1, min(len(frames), _GIF_FRAMES)).astype(int)]
+    images = [Image.fromarray(frame) for frame in chosen]
+    for image in images:
+        image.thumbnail((_GIF_SIZE, _GIF_SIZE))
+    data = io.BytesIO()
+    images[0].save(data, format="GIF", save_all=True, append_images=images[1:], duration=100, loop=0)
+    return data.getvalue()

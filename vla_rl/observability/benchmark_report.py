@@ -1,0 +1,122 @@
+"""The result of a benchmark evaluation, from its episodes: success by suite and task, failures by kind, as Markdown."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vla_rl.core.records import EpisodeResult
+from vla_rl.observability.success_rate import wilson_interval
+
+FAILURES = {
+    "ended": "the simulator ended the episode as a failure",
+    "no_progress": "time limit; the progress measure stayed below one half (LIBERO: no object of the goal was held)",
+    "progress_lost": "time limit; progress was made and lost (LIBERO: an object of the goal was held, then released)",
+    "on_the_way": "time limit, with progress above one half (LIBERO: an object of the goal was still held)",
+    "time_limit": "time limit; this simulator does not measure progress",
+}
+_HALF = 0.5
+
+Row = Mapping[str, Any]  # one episode, as ``episode_row`` makes it
+
+
+def failure_kind(result: EpisodeResult) -> str | None:
+    """One of ``FAILURES``; None for a success. Progress is the simulator's potential, seen after each chunk."""
+    if result.success:
+        return None
+    if result.terminated:
+        return "ended"
+    if math.isnan(result.best_progress):
+        return "time_limit"
+    if result.best_progress < _HALF:
+        return "no_progress"
+    return "on_the_way" if result.final_progress >= _HALF else "progress_lost"
+
+
+def episode_row(suite: str, instruction: str, result: EpisodeResult) -> dict[str, Any]:
+    """JSON-able: what is kept of one episode."""
+    episode = result.episode
+    return {
+        "suite": suite,
+        "task": episode.task,
+        "instruction": instruction,
+        "trial": episode.member,
+        "init_state": episode.init_state,
+        "seed": episode.seed,
+        "success": result.success,
+        "failure": failure_kind(result),
+        "steps": result.steps,
+        "seconds": round(result.seconds, 2),
+    }
+
+
+def rate(rows: Sequence[Row]) -> dict[str, Any]:
+    """JSON-able: success rate with its 95 % Wilson interval, mean length, failures by kind."""
+    successes = sum(bool(row["success"]) for row in rows)
+    low, high = wilson_interval(successes, len(rows))
+    return {
+        "episodes": len(rows),
+        "successes": successes,
+        "success": successes / max(1, len(rows)),
+        "success_low95": low,
+        "success_high95": high,
+        "mean_steps": sum(row["steps"] for row in rows) / max(1, len(rows)),
+        "failures": dict(Counter(row["failure"] for row in rows if not row["success"]).most_common()),
+    }
+
+
+def benchmark_results(rows: Sequence[Row], planned: Mapping[str, int], averaged: Sequence[str]) -> dict[str, Any]:
+    """JSON-able: the result of each suite and task, and over the suites that publications average.
+
+    ``planned``: episodes that each suite is to have. ``averaged``: those suites; empty for all.
+    """
+    suites: list[dict[str, Any]] = []
+    for suite, count in planned.items():
+        own = [row for row in rows if row["suite"] == suite]
+        tasks = [
+            {"task": task, "instruction": part[0]["instruction"]} | rate(part)
+            for task in sorted({row["task"] for row in own})
+            if (part := [row for row in own if row["task"] == task])
+        ]
+        suites.append({"suite": suite, "planned": count} | rate(own) | {"tasks": tasks})
+    counted = [suite for suite in planned if not averaged or suite in averaged]
+    overall = rate([row for row in rows if row["suite"] in counted])
+    complete = all(suite["episodes"] >= suite["planned"] for suite in suites)
+    return {"complete": complete, "overall": {"suites": counted} | overall, "suites": suites}
+
+
+def markdown(title: str, facts: Sequence[str], results: Mapping[str, Any]) -> str:
+    """The report. ``facts``: sentences that a reader needs in order to trust the numbers."""
+    lines = [f"# {title}", "", *(f"* {fact}" for fact in facts), ""]
+    if not results["complete"]:
+        lines += ["**Not complete**: the same command plays the missing episodes.", ""]
+    lines += ["| suite | episodes | success | 95 % | steps |", "| --- | ---: | ---: | ---: | ---: |"]
+    lines += [_row(suite["suite"], suite, suite["planned"]) for suite in results["suites"]]
+    overall = results["overall"]
+    if len(overall["suites"]) > 1:
+        lines.append(_row(f"together: {', '.join(overall['suites'])}", overall))
+    for suite in results["suites"]:
+        if not suite["tasks"]:
+            continue
+        lines += ["", f"## {suite['suite']}", ""]
+        lines += ["| task | instruction | episodes | success | 95 % | steps | failures |"]
+        lines += ["| ---: | --- | ---: | ---: | ---: | ---: | --- |"]
+        for task in suite["tasks"]:
+            kinds = ", ".join(f"{kind} {count}" for kind, count in task["failures"].items())
+            lines.append(f"| {task['task']} {_row(task['instruction'], task)} {kinds} |")
+    found = {kind for suite in results["suites"] for kind in suite["failures"]}
+    if found:
+        lines += ["", "## Failures by kind", "", "| kind | episodes | meaning |", "| --- | ---: | --- |"]
+        for kind, meaning in FAILURES.items():
+            count = sum(suite["failures"].get(kind, 0) for suite in results["suites"])
+            lines += [f"| {kind} | {count} | {meaning} |"] if kind in found else []
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, part: Mapping[str, Any], planned: int | None = None) -> str:
+    complete = planned is None or part["episodes"] >= planned
+    episodes = part["episodes"] if complete else f"{part['episodes']} of {planned}"
+    if not part["episodes"]:
+        return f"| {name} | {episodes} | - | - | - |"
+    interval = f"{part['success_low95']:.1%} to {part['success_high95']:.1%}"
+    return f"| {name} | {episodes} | {part['success']:.1%} | {interval} | {part['mean_steps']:.0f} |"

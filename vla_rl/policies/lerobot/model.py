@@ -1,0 +1,98 @@
+"""A policy of the package lerobot behind this project's contract: observations in, physical actions out.
+
+lerobot's own processors, saved with the policy, tokenize and normalize. Policies for LIBERO that lerobot has trained
+see upright images and speak robosuite's convention of the gripper (-1 = open .. 1 = closed), as its data sets do.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from lerobot.configs.policies import PreTrainedConfig
+from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+from torch import Tensor, nn
+
+from vla_rl.core.records import Array, Record
+from vla_rl.policies.base.policy import Decisions, Policy, PolicyInput, PolicyOutput
+from vla_rl.policies.lerobot.config import LeRobotConfig
+
+_SEEDS = 1 << 24  # what a uniform float32 distinguishes
+_OF_THE_WRIST = ("wrist", "image2", "hand", "gripper")
+
+
+def load_policy(config: LeRobotConfig, device: str) -> LeRobotPolicy:
+    """The policy of ``config.checkpoint``, with its processors."""
+    path = str(config.checkpoint)
+    settings = PreTrainedConfig.from_pretrained(path)
+    settings.device = device
+    model = get_policy_class(settings.type).from_pretrained(path, config=settings)
+    overrides = {"device_processor": {"device": device}}
+    before, after = make_pre_post_processors(settings, path, preprocessor_overrides=overrides)
+    return LeRobotPolicy(config, model, before, after)
+
+
+class LeRobotPolicy(Policy):
+    """See the module. It can act, and nothing else."""
+
+    def __init__(self, config: LeRobotConfig, model: Any, before: Any, after: Any) -> None:
+        super().__init__()
+        self.model = model.eval().requires_grad_(False)
+        self._before, self._after = before, after
+        self._chunk_size = config.chunk_size
+        cameras = [name for name in model.config.image_features if "empty_camera" not in name]
+        self._cameras = sorted(cameras, key=lambda name: any(word in name for word in _OF_THE_WRIST))  # as our views
+        self._takes_noise = "noise" in inspect.signature(model.predict_action_chunk).parameters
+
+    def set_instructions(self, instructions: Sequence[str]) -> None:
+        if not instructions:
+            raise ValueError("a policy needs at least one instruction")
+        self.instructions = tuple(instructions)
+
+    @torch.no_grad()
+    def act(self, seen: PolicyInput, draws: Mapping[str, Tensor], greedy: Tensor, temperature: float) -> Decisions:
+        """The first actions of the predicted chunk. Policies that denoise do so from noise that the row's draw settles,
+        where lerobot lets the caller give it; greedy or not, and at any temperature."""
+        images = seen.images.permute(0, 1, 4, 2, 3).float() / 255.0
+        batch: dict[str, Any] = {name: images[:, view] for view, name in enumerate(self._cameras)}
+        batch["observation.state"] = seen.proprio
+        batch["task"] = [self.instructions[int(task)] for task in seen.task]
+        noise = {"noise": self._noise(draws["seed"])} if self._takes_noise else {}
+        predicted = self.model.predict_action_chunk(self._before(batch), **noise)
+        actions = self._after(predicted[:, : self._chunk_size]).float()
+        actions[..., -1] = (1.0 - actions[..., -1].clamp(-1.0, 1.0)) / 2.0
+        rows, device = len(seen.task), seen.images.device
+        return Decisions({"actions": actions}, torch.zeros(actions.shape), torch.zeros(rows, device=device))
+
+    def _noise(self, seeds: Tensor) -> Tensor:
+        """Standard normal [N, H, D], each row by its own number, whatever the rest of the batch."""
+        shape = self.model.config.chunk_size, self.model.config.max_action_dim
+        rows = []
+        for seed in seeds.tolist():
+            generator = torch.Generator().manual_seed(int(seed * _SEEDS))
+            rows.append(torch.randn(shape, generator=generator))
+        return torch.stack(rows).to(seeds.device)
+
+    def decode(self, record: Mapping[str, Array]) -> Array:
+        return np.asarray(record["actions"], np.float32)
+
+    def normalized_actions(self, record: Mapping[str, Array]) -> Array:
+        return self.decode(record)
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        return iter(())
+
+    def forward(self, *_: Any, **__: Any) -> PolicyOutput:
+        return self._refuse()
+
+    def imitation_loss(self, *_: Any) -> Tensor:
+        return self._refuse()
+
+    def encode(self, *_: Any) -> Record:
+        return self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise RuntimeError("a policy of lerobot has no log-probabilities here: it can be evaluated only")

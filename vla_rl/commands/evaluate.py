@@ -26,7 +26,7 @@ STALL_S = 900.0  # the run fails if no episode finishes for this long
 
 def evaluate_command(args: Any) -> int:
     """Evaluate a run's newest checkpoint, or a policy checkpoint, as the arguments of `vla-rl eval` say."""
-    config = _config(args.target, args.config, args.overrides, best=args.best)
+    config = evaluated_config(args.target, args.config, args.overrides, best=args.best)
     episodes = args.episodes or config.train.eval_episodes or 50
     evaluation = evaluate_policy(config, episodes, greedy=not args.sampled, record=3 if args.video else 0)
     console = make_console()
@@ -65,7 +65,7 @@ def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: i
     return evaluation
 
 
-def _config(target: Path, file: Path | None, overrides: list[str], *, best: bool) -> RunConfig:
+def evaluated_config(target: Path, file: Path | None, overrides: list[str], *, best: bool) -> RunConfig:
     """The config of a run, or of the run that a checkpoint belongs to, with ``policy.checkpoint`` set."""
     if (target / "config.yaml").is_file():
         run = RunFolder(target, load_config(target / "config.yaml"))

@@ -11,6 +11,7 @@ A migration is a resume in the same process: the checkpoint names the next plan,
 """
 
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from vla_rl.commands.trainer import Trainer
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.files import write_json
 from vla_rl.core.records import EnvSpec, Trajectory
+from vla_rl.observability.callbacks import Callback, TrainResult
 from vla_rl.observability.console import TrainingView
 from vla_rl.placement.plan import Plan
 from vla_rl.placement.planner import plan_of_record, plan_run
@@ -37,10 +39,20 @@ from vla_rl.replay.trajectory_file import load_trajectories
 def train(
     config: RunConfig, resume: Path | None = None, json_file: Path | None = None, iteration: int | None = None
 ) -> int:
-    """Run a training, or continue the run in the folder ``resume``; returns the exit status.
+    """`vla-rl train`: ``run_training``, and the metrics of the last iteration in ``json_file``. The exit status."""
+    result = run_training(config, resume, iteration)
+    if json_file is not None:
+        write_json(json_file, {"run": str(result.run), "metrics": result.metrics[-1]})
+    return 0
 
-    ``iteration``: of the checkpoint to continue from; None: the newest. ``json_file``: also write the metrics of the
-    last iteration there. Raises UserError before any process is started, where the mistake can be found that early.
+
+def run_training(
+    config: RunConfig, resume: Path | None = None, iteration: int | None = None, callbacks: Sequence[Callback] = ()
+) -> TrainResult:
+    """Run a training, or continue the run in the folder ``resume``.
+
+    ``iteration``: of the checkpoint to continue from; None: the newest. Raises UserError before any process is started,
+    where the mistake can be found that early.
     """
     from envs import env_spec
     from vla_rl.policies.build import check_policy
@@ -55,14 +67,19 @@ def train(
         RunFolder.reopen(resume, config, iteration) if resume else (RunFolder.create(config, spec, sys.argv), None)
     )
     with closing(folder):
+        for callback in callbacks:
+            callback.on_start(folder.path)
         start = _Start.of(checkpoint, config) if checkpoint else _Start()
-        _run(config, spec, folder, plan, start)
-    if json_file is not None:
-        write_json(json_file, {"run": str(folder.path), "metrics": folder.metrics()[-1]})
-    return 0
+        _run(config, spec, folder, plan, start, callbacks)
+    result = folder.result()
+    for callback in callbacks:
+        callback.on_end(result)
+    return result
 
 
-def _run(config: RunConfig, spec: EnvSpec, folder: RunFolder, plan: Plan, start: "_Start") -> None:
+def _run(
+    config: RunConfig, spec: EnvSpec, folder: RunFolder, plan: Plan, start: "_Start", callbacks: Sequence[Callback]
+) -> None:
     """Train on one cluster after the other, as often as the run migrates."""
     done = start.state["policy_version"]
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {folder.path}"
@@ -70,7 +87,7 @@ def _run(config: RunConfig, spec: EnvSpec, folder: RunFolder, plan: Plan, start:
         migrates = True
         while migrates:
             with Cluster(config, start.plan or plan, spec, StoreRules.of(config, spec)) as cluster:
-                trainer = Trainer(config, spec, folder, cluster, view, stop)
+                trainer = Trainer(config, spec, folder, cluster, view, stop, callbacks)
                 trainer.start(start.checkpoint, start.state, start.trajectories)
                 start = _Start()  # frees what it holds
                 migrates = main_loop(trainer)

@@ -20,6 +20,7 @@ from vla_rl.core.errors import StallError
 from vla_rl.core.files import write_json
 from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec, Trajectory
+from vla_rl.observability.callbacks import Callback
 from vla_rl.observability.console import TrainingView
 from vla_rl.observability.usage import Throughput, resident_gib
 from vla_rl.placement.memory import expected_memory
@@ -42,9 +43,10 @@ class Trainer:
         cluster: Cluster,
         view: TrainingView,
         stop: StopRequest,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.config, self.spec, self.folder = config, spec, folder
-        self.cluster, self.view, self.stop = cluster, view, stop
+        self.cluster, self.view, self.stop, self.callbacks = cluster, view, stop, callbacks
         self.policy_version = 0  # updates done: the version of the learner's weights
         self.published_version = 0  # the version that inference acts with
         self._guard = DivergenceGuard(folder.path, config.learner.max_skipped_updates)
@@ -199,6 +201,9 @@ class Trainer:
             metrics["time/left_s"] = self._time_left(elapsed)
         self.folder.log(self.policy_version, metrics)
         self.view.update(self.policy_version, metrics)
+        for callback in self.callbacks:
+            if callback.on_iteration(self.policy_version, metrics):
+                self.stop.requested = True
 
     def _elapsed(self) -> float:
         return self._earlier_s + time.monotonic() - self._started
@@ -256,6 +261,8 @@ class Trainer:
             write_json(folder / "state.json", state)
         if (profile := self._replanner.profile()) is not None:
             self.folder.save_profile(profile)
+        for callback in self.callbacks:
+            callback.on_checkpoint(self.folder.checkpoints.of(self.policy_version))
 
     def finish(self) -> None:
         """The last checkpoint, if it is missing, the curves, and a word about what comes next."""

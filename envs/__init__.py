@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from envs.gymnasium.config import GymnasiumConfig
 from envs.libero.config import LiberoConfig
 from envs.maniskill.config import ManiSkillConfig
 from envs.tabletop.config import TabletopConfig
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EnvConfig", "env_spec", "make_env"]
 
-EnvConfig = Annotated[LiberoConfig | TabletopConfig | ManiSkillConfig | WorkloadConfig, Field(discriminator="name")]
+EnvConfig = Annotated[
+    LiberoConfig | TabletopConfig | ManiSkillConfig | WorkloadConfig | GymnasiumConfig, Field(discriminator="name")
+]
 
 
 def make_env(config: EnvConfig, num_envs: int) -> VectorEnv:

@@ -18,10 +18,12 @@ Simulators are in ``envs``, algorithms in ``algos``. From Python: ``vla_rl.train
 """
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vla_rl.commands.api import LoadedPolicy, evaluate, load_config, load_policy, train
+    from vla_rl.commands.api import LoadedPolicy, evaluate, load_config, load_policy, register_envs, train
     from vla_rl.config.messages import ConfigError
     from vla_rl.config.run_config import RunConfig
     from vla_rl.core.errors import RunError, UserError
@@ -40,6 +42,7 @@ __all__ = [
     "evaluate",
     "load_config",
     "load_policy",
+    "register_envs",
     "train",
 ]
 _HOMES = {
@@ -51,6 +54,24 @@ _HOMES = {
     "TrainResult": "observability.callbacks",
     "UserError": "core.errors",
 }
+
+
+def _require_own_packages() -> None:
+    """Raise ImportError if another distribution's package has the name of one of ours; there is one named ``envs``."""
+    home = Path(__file__).resolve().parents[1]
+    for name, file in (("envs", "base/vector_env.py"), ("algos", "algorithm.py")):
+        spec = find_spec(name)
+        found = Path(spec.origin).resolve() if spec is not None and spec.origin else None
+        if found is None or found.parent != home / name or not (home / name / file).is_file():
+            where = found.parent if found is not None else "missing"
+            raise ImportError(
+                f"vla_rl brings a package named {name!r} ({home / name}), and Python finds another one ({where}): "
+                f"uninstall the other one (`pip uninstall {name}`) and install vla_rl again, or, if a folder of your "
+                "own has that name, start elsewhere or rename it"
+            )
+
+
+_require_own_packages()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,12 @@
 """The ids under which gymnasium knows the simulators.
 
-The entry point ``gymnasium.envs`` of the installed package calls ``register`` when gymnasium is imported. In a checkout
-that is not installed, ``gymnasium.make("envs.gymnasium.registration:vla_rl/Tabletop-v0")`` does.
+Importing this module registers them; ``vla_rl.register_envs()`` does, too.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-import gymnasium
+from gymnasium.envs import registration  # not all of gymnasium, which may be in the middle of its own import
 
 NAMESPACE = "vla_rl"
 _HOME = "envs.as_gymnasium.env"
@@ -26,18 +25,13 @@ IDS: Mapping[str, Mapping[str, Any]] = {
 def register() -> None:
     """Make the ids known; safe to call twice."""
     for name, values in IDS.items():
-        if f"{NAMESPACE}/{name}" not in gymnasium.registry:
-            gymnasium.register(
+        if f"{NAMESPACE}/{name}" not in registration.registry:
+            registration.register(
                 id=f"{NAMESPACE}/{name}",
                 entry_point=f"{_HOME}:SimulatorGym",
                 vector_entry_point=f"{_HOME}:SimulatorVectorGym",
                 kwargs={"config": dict(values)},
             )
-
-
-def register_in_namespace() -> None:
-    """As gymnasium calls it: within the namespace of the entry point's name."""
-    register()
 
 
 register()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from envs.gymnasium.registration import register as register_envs
 from vla_rl.config.loading import Source
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -20,6 +21,8 @@ from vla_rl.placement.checks import load_checked_config
 if TYPE_CHECKING:
     from vla_rl.observability.success_rate import Evaluation
     from vla_rl.policies.base.policy import Policy
+
+__all__ = ["LoadedPolicy", "evaluate", "load_config", "load_policy", "register_envs", "train"]
 
 Overrides = Sequence[str] | Mapping[str, Any]
 Config = Source | RunConfig

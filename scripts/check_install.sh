@@ -46,7 +46,7 @@ cd "$work"
 grep -q "libero_ppo" list.txt
 say "vla-rl train libero_ppo, one update of 4 episodes"
 "$folder/training/bin/vla-rl" train libero_ppo train.iterations=1 train.batch_episodes=4 train.eval_episodes=0 \
-    env.max_episode_steps=16 env.image_size=96 placement.env_workers=1 log.name=short
+    env.max_episode_steps=16 placement.env_workers=1 log.name=short
 test -f runs/short/checkpoints/000001/policy/model.safetensors
 say "the API's example"
 "$own" - <<'PY'

@@ -94,7 +94,8 @@ def plugin_config(group: str, name: str) -> type[ConfigGroup]:
         raise PluginError(
             f"{name} has no Config: give the class its configuration keys, class Config({_CONFIG_BASES[group]})"
         )
-    made: type[ConfigGroup] = create_model(
+    make: Any = create_model
+    made: type[ConfigGroup] = make(
         re.sub(r"\W", "_", name),
         __base__=(PluginConfig, config),
         __doc__=config.__doc__ or part.__doc__,

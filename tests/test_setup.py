@@ -195,3 +195,26 @@ def test_the_lock_has_the_pinned_releases_with_hashes():
         locked[canonicalize_name(name)] = f"=={rest.split()[0]}"
         assert "--hash=sha256:" in rest, name
     assert locked == pins("requirements.txt")
+
+
+def imported(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+
+def test_importing_the_package_loads_nothing_and_offers_names(tmp_path: Path):
+    code = "import sys, vla_rl; print({'pydantic', 'torch', 'ray', 'yaml'} & set(sys.modules), 'train' in dir(vla_rl))"
+    assert imported(tmp_path, code).stdout.strip() == "set() True"
+    code = "import sys, vla_rl; vla_rl.load_config('tabletop'); print({'torch', 'ray', 'deepspeed'} & set(sys.modules))"
+    assert imported(tmp_path, code).stdout.strip() == "set()"
+    assert "has no attribute 'trian'" in imported(tmp_path, "import vla_rl; vla_rl.trian").stderr
+
+
+@pytest.mark.parametrize("name", ["envs", "algos"])
+def test_another_package_of_the_same_name_is_found_out_at_import(tmp_path: Path, name: str):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    error = imported(tmp_path, "import vla_rl").stderr
+    assert f"vla_rl brings a package named '{name}'" in error
+    assert f"pip uninstall {name}" in error

@@ -29,7 +29,7 @@ _CONFIGS: TypeAdapter[Any] = TypeAdapter(EnvConfig)
 _FPS = 20
 
 
-class SimulatorGym(gymnasium.Env[Values, np.ndarray]):
+class SimulatorGym(gymnasium.Env[Any, np.ndarray]):
     """One environment. ``config`` and further arguments are the keys of the simulator's config.
 
     Raises EnvError as ``envs.make_env``, and for keys that the simulator does not have.
@@ -47,7 +47,8 @@ class SimulatorGym(gymnasium.Env[Values, np.ndarray]):
         self._env = _make(config, keys, 1)
         self.max_episode_steps = self._env.spec.max_episode_steps
         self.render_mode = render_mode
-        self.observation_space, self.action_space = _spaces(self._env.spec)
+        seen, self.action_space = _spaces(self._env.spec)
+        self.observation_space: spaces.Space[Any] = seen
         self._episodes = _Episodes(self._env.spec, 1, start_states)
         self._rows = empty_observation(self._env.spec, 1)
 

@@ -1,5 +1,6 @@
 """What a policy can see and do in an environment of gymnasium, read from its spaces."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,8 +72,9 @@ def state_keys(env: gymnasium.Env, wanted: tuple[str, ...] | None) -> tuple[str,
 
 
 def state_size(env: gymnasium.Env, keys: tuple[str, ...]) -> int:
-    by_key = dict(leaves(env.observation_space))
-    return sum(int(np.prod(by_key[key].shape)) for key in keys)  # type: ignore[arg-type]
+    shapes = {key: space.shape or () for key, space in leaves(env.observation_space)}
+    sizes: list[int] = [math.prod(shapes[key]) for key in keys]
+    return sum(sizes)
 
 
 def action_limits(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:

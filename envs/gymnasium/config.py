@@ -35,7 +35,11 @@ class GymnasiumConfig(SimulatorConfig):
     reward: Literal["success", "env"] = Field(
         "success", description="success: 1 when the task is solved, as everywhere here. env: the environment's rewards."
     )
-    ends_on_success: bool = Field(True, description="Success ends the episode, also where the environment goes on.")
+    ends_on_success: bool = Field(
+        True,
+        description="Success ends the episode, also where the environment goes on. false: success is what the last "
+        "step says.",
+    )
     scale_actions: bool = Field(True, description="Map -1 to 1 to the limits of the action space, where it has some.")
     image_size: Pixels = Field(64, description="Height and width to which images are resized, in pixels.")
     max_episode_steps: Positive | None = Field(None, description="Time limit; null: that of the id's registration.")

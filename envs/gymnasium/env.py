@@ -64,7 +64,8 @@ class GymnasiumVectorEnv(SequentialEnv[_Instance]):
         command = np.clip(command, low, high).astype(instance.env.action_space.dtype)
         instance.observation, reward, terminated, truncated, info = instance.env.step(command)
         success = self._success(info, bool(terminated), float(reward))
-        ended = bool(terminated) or (success and self._config.ends_on_success)
+        late = bool(truncated) or instance.steps + 1 >= self.spec.max_episode_steps
+        ended = bool(terminated) or (success and (self._config.ends_on_success or late))
         paid = float(reward) if self._config.reward == "env" else float(success and ended)
         return Outcome(paid, terminated=ended, success=success and ended, truncated=bool(truncated))
 

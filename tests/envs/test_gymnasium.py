@@ -80,6 +80,11 @@ def test_an_environment_becomes_a_simulator() -> None:
         assert not result.truncated[0]
     assert result.terminated[0], "success ends the episode"
     assert result.rewards.tolist() == [[1.0]]
+    lasting = make_env(config.model_copy(update={"ends_on_success": False}), 1)
+    lasting.reset([0], [EpisodeSpec(0, 0, 5, init_state=3)])
+    result = lasting.step([0], np.float32([[[1.0, 0.0]] * 9]))
+    assert (result.num_steps[0], result.success[0], result.rewards.sum()) == (6, True, 1.0)
+    lasting.close()
     idle = env.step([0], np.float32([[[-1 / 3, 0.0]] * 9]))
     assert (idle.truncated[0], idle.num_steps[0]) == (True, 6)
     with pytest.raises(EnvError, match=r"no scripted expert: name files of demonstrations in sft\.demos"):

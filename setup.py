@@ -1,9 +1,14 @@
 """Packages of vla_rl. The scripts install requirements.txt, which was tested as a whole; here stand the open ranges."""
 
+import shutil
+from pathlib import Path
+
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 CORE = [
     "deepspeed>=0.17",
+    "gymnasium>=1.1,<2",
     "h5py",
     "imageio",
     "imageio-ffmpeg",
@@ -12,6 +17,7 @@ CORE = [
     "nvidia-ml-py",
     "omegaconf>=2.3",
     "peft>=0.21",
+    "pillow",
     "psutil",
     "pydantic>=2.10",
     "pyyaml",
@@ -25,10 +31,36 @@ CORE = [
     "transformers>=5.18,<6",  # policies use its modules by their names, which changed before
 ]
 EXTRAS = {
-    # robosuite and MuJoCo are driven below their public interfaces: other versions need a test of the physics.
-    "libero": ["hf-libero==0.1.4", "huggingface_hub", "mujoco>=3.2,<3.9", "robosuite==1.4.0"],
-    # Private parts of ManiSkill are used to choose its devices and to draw only where asked.
-    "maniskill": ["mani_skill==3.0.1", "sapien==3.0.3"],
+    # What the environments of hf-libero import. hf-libero, robosuite and bddl follow with --no-deps
+    # (docs/installation.md): they declare what nothing here imports, and what is built with cmake. robosuite and MuJoCo
+    # are driven below their public interfaces: other versions need a test of the physics.
+    "libero": [
+        "cloudpickle",
+        "easydict",
+        "future",
+        "huggingface_hub",
+        "mujoco>=3.2,<3.9",
+        "networkx",
+        "numba",
+        "opencv-python-headless",
+        "pyopengl",
+        "scipy",
+    ],
+    # What its tasks import; mani_skill==3.0.1 and sapien==3.0.3 follow with --no-deps. Private parts of ManiSkill are
+    # used to choose its devices and to draw only where asked.
+    "maniskill": [
+        "dacite",
+        "defusedxml",
+        "ipython",
+        "lxml",
+        "opencv-python-headless",
+        "pytorch-kinematics==0.7.6",
+        "requests",
+        "scipy",
+        "tqdm",
+        "transforms3d",
+        "trimesh",
+    ],
     "wandb": ["wandb"],
     # LeRobot's data sets, read and written. The package lerobot is apart: scripts/requirements_lerobot.txt.
     "lerobot": ["av>=15", "pyarrow>=21"],
@@ -44,6 +76,20 @@ EXTRAS = {
         "torchrl>=0.14,<0.15",
     ],
 }
+ROOT = Path(__file__).parent
+SHIPPED = ("configs", "checkpoints")
+
+
+class BuildWithShipped(build_py):
+    """Adds the configs and the small checkpoints, which a checkout has at its root (``vla_rl.core.shipped``)."""
+
+    def run(self) -> None:
+        super().run()
+        for name in SHIPPED if not self.editable_mode else ():
+            target = Path(self.build_lib, "vla_rl", "shipped", name)
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(ROOT / name, target)
+
 
 setup(
     name="vla_rl",
@@ -53,8 +99,9 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["vla_rl*", "envs*", "algos*"]),
-    package_data={"envs.libero.assets.placeholder": ["table.yaml"]},
+    package_data={"envs.libero.assets.placeholder": ["table.yaml"], "vla_rl": ["py.typed"]},
     install_requires=CORE,
     extras_require=EXTRAS,
+    cmdclass={"build_py": BuildWithShipped},
     entry_points={"console_scripts": ["vla-rl = vla_rl.commands.cli:main"]},
 )

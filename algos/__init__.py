@@ -1,7 +1,8 @@
 """Reinforcement-learning algorithms, one per file.
 
 A file holds an algorithm's configuration keys and its class. A new algorithm takes its file and its name in
-``ALGORITHMS``. The files do not load torch when they are imported, because every process reads the configuration.
+``ALGORITHMS``; other packages bring theirs (``vla_rl.core.plugins``). The files do not load torch when they are
+imported, because every process reads the configuration.
 """
 
 from typing import TYPE_CHECKING, Annotated, Union
@@ -16,6 +17,7 @@ from algos.iql import IQL
 from algos.ppo import PPO
 from algos.recap import RECAP
 from algos.rloo import RLOO
+from vla_rl.core.plugins import plugin_of
 
 ALGORITHMS: tuple[type[Algorithm], ...] = (PPO, GRPO, RLOO, AWR, RECAP, IQL)
 
@@ -27,4 +29,6 @@ else:  # the schema's union: the key ``name`` says which
 
 def make_algorithm(config: AlgorithmConfig) -> Algorithm:
     """The algorithm of a configuration."""
-    return next(algorithm for algorithm in ALGORITHMS if algorithm.Config is type(config))(config)
+    own = plugin_of(config) or next(algorithm for algorithm in ALGORITHMS if algorithm.Config is type(config))
+    algorithm: Algorithm = own(config)
+    return algorithm

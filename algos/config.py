@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from vla_rl.core.records import Array, BootstrapRule, GroupRules
-from vla_rl.core.schema import ConfigGroup, Positive, PositiveFloat
+from vla_rl.core.schema import INPUT_PATH, ConfigGroup, Positive, PositiveFloat
 
 RatioLevel = Literal["token", "action", "chunk"]  # what one element of the policy's loss covers
 WeightLevel = Literal[RatioLevel, "episode"]  # what one importance weight covers, the finest first
@@ -48,6 +48,7 @@ class AlgorithmConfig(ConfigGroup):
     )
     bc_demos: tuple[str, ...] = Field(
         (),
+        json_schema_extra=INPUT_PATH,
         description="Demonstrations to clone, as sft.demos names them; empty: the run's own successful episodes.",
     )
     bc_batch: Positive = Field(64, description="Chunks that each optimizer step clones in addition to its own.")

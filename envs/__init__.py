@@ -2,6 +2,7 @@
 
 To add one, write its folder and add its config to ``EnvConfig``. ``envs/<name>/config.py`` holds the config, whose
 ``name`` is the folder's; ``envs/<name>/env.py`` defines ``make_env`` and ``env_spec`` with the arguments used below.
+Other packages bring theirs as classes with the same two names (``vla_rl.core.plugins``).
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from envs.gymnasium.config import GymnasiumConfig
 from envs.libero.config import LiberoConfig
 from envs.maniskill.config import ManiSkillConfig
 from envs.tabletop.config import TabletopConfig
 from envs.workload.config import WorkloadConfig
+from vla_rl.core.plugins import plugin_of
 
 if TYPE_CHECKING:
     from envs.base import VectorEnv
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EnvConfig", "env_spec", "make_env"]
 
-EnvConfig = Annotated[LiberoConfig | TabletopConfig | ManiSkillConfig | WorkloadConfig, Field(discriminator="name")]
+EnvConfig = Annotated[
+    LiberoConfig | TabletopConfig | ManiSkillConfig | WorkloadConfig | GymnasiumConfig, Field(discriminator="name")
+]
 
 
 def make_env(config: EnvConfig, num_envs: int) -> VectorEnv:
@@ -39,5 +44,5 @@ def env_spec(config: EnvConfig) -> EnvSpec:
 
 
 def _simulator(config: EnvConfig) -> Any:
-    """The module of the configured simulator, imported only now: simulators are heavy."""
-    return import_module(f"envs.{config.name}.env")
+    """The module or class of the configured simulator, imported only now: simulators are heavy."""
+    return plugin_of(config) or import_module(f"envs.{config.name}.env")

@@ -1,19 +1,29 @@
 #!/usr/bin/env bash
 # Makes the environment in .venv once; later starts only check that it is still valid. Needs Debian or Ubuntu with
 # Python 3.11 or 3.12. Installs missing system packages if this user may; otherwise prints the command that does.
-#   bash scripts/setup.sh          PYTHON=/path/to/python3 names the interpreter
+#   bash scripts/setup.sh [--test] [--no-system]     PYTHON=/path/to/python3 names the interpreter
+# --test adds what only the tests and linters need. --no-system, or VLA_RL_NO_SYSTEM=1, never installs system packages.
 # Writes into .venv and into VLA_RL_CACHE (default ~/.cache/vla_rl). Exit status 2: something that the user can fix.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+test_tools=""
+for argument in "$@"; do
+    case $argument in
+        --test) test_tools=yes ;;
+        --no-system) VLA_RL_NO_SYSTEM=1 ;;
+        *) printf 'setup: %s is not an option; there are --test and --no-system\n' "$argument" >&2 && exit 2 ;;
+    esac
+done
 readonly venv=.venv
+readonly test_stamp=$venv/vla_rl-test-tools # the hash of their list
 readonly stamp=$venv/vla_rl-complete # the fingerprint, written last
 readonly unfinished=$venv/vla_rl-unfinished
 readonly renderer=$venv/vla_rl-renderer # the settings with which an off-screen renderer was found
 readonly vulkan=$venv/vla_rl-vulkan     # written after the search for a Vulkan driver, whether or not it found one
 readonly log=$venv/setup.log
 export PIP_CACHE_DIR=${PIP_CACHE_DIR:-${VLA_RL_CACHE:-$HOME/.cache/vla_rl}/pip}
-export PIP_CONSTRAINT=requirements.txt # also for what builds a package from source
+export PIP_CONSTRAINT="requirements.txt requirements-test.txt" # also for what builds a package from source
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
 
 say() { printf '[%3d s] %s\n' "$SECONDS" "$*"; }
@@ -46,12 +56,14 @@ run() {
     fi
 }
 
+may_install() { [ -z "${VLA_RL_NO_SYSTEM:-}" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
 # system_package WHAT PACKAGE: installs a Debian package if this user may; otherwise prints the command and fails.
 system_package() {
-    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    if ! may_install; then
         fail "$1" "install it with: sudo apt-get update && sudo apt-get install -y $2"
     fi
-    say "$1; installing the system package $2"
+    say "$1; installing the system package $2 (--no-system never does)"
     apt_install "$2" 2>/dev/null || { apt-get -qq update && apt_install "$2"; } ||
         fail "apt-get cannot install $2: fix the problem that it reports above, and start again"
 }
@@ -77,7 +89,10 @@ find_python() {
     fi
     fail "no Python 3.11 or 3.12 among: ${PYTHON:-python3.11 python3.12 python3 python}" \
         "install one with: sudo apt-get update && sudo apt-get install -y python3 python3-venv (Debian 12, Ubuntu 24.04)," \
-        "or name one: PYTHON=/path/to/python3.12 bash scripts/setup.sh"
+        "or name one: PYTHON=/path/to/python3.12 bash scripts/setup.sh" \
+        "where the system has an older one (Ubuntu 22.04 has 3.10), uv brings its own, without root:" \
+        "  python3 -m pip install --user uv && python3 -m uv python install 3.12" \
+        "  PYTHON=\$(python3 -m uv python find 3.12) bash scripts/setup.sh"
 }
 
 # Hash of what the environment is made from: interpreter, path, requirements, and the functions that make it. Empty
@@ -125,6 +140,12 @@ make_environment() {
     say "the environment is complete"
 }
 
+add_test_tools() {
+    run "installing $(grep -c '^[^#]' requirements-test.txt) packages for the tests" \
+        "$venv/bin/python" -m pip install --no-compile --no-deps -r requirements-test.txt
+    sha256sum requirements-test.txt "$stamp" >"$test_stamp"
+}
+
 # A run starts many Python processes. Under PYTHONDONTWRITEBYTECODE (set in many container images), each of them would
 # compile everything that it imports. Some packages contain files for other Python versions; their failures do no harm.
 compile_installed() {
@@ -167,25 +188,34 @@ note_gpu_problem() {
 find_vulkan() {
     local problem
     problem=$(vulkan_problem)
-    if [ -n "$problem" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        say "ManiSkill needs a Vulkan driver; installing mesa-vulkan-drivers (on Debian 12 from backports, a new source)"
+    if [ -n "$problem" ] && may_install; then
+        say "ManiSkill needs a Vulkan driver; installing the system package mesa-vulkan-drivers (--no-system never does)"
+        if needs_backports; then
+            say "  Debian 12's own is too old: adding its backports as a source, $backports"
+        fi
         install_vulkan >>"$log" 2>&1 || true
         problem=$(vulkan_problem)
     fi
     [ -z "$problem" ] || say "note: all but ManiSkill is ready. ManiSkill: $problem"
 }
 
+readonly backports=/etc/apt/sources.list.d/vla_rl-backports.list
+
+is_bookworm() { (. /etc/os-release && [ "${VERSION_CODENAME:-}" = bookworm ]); }
+
+needs_backports() { is_bookworm && ! apt-cache policy | grep -q 'n=bookworm-backports'; }
+
 # Debian 12's own package is too old for ManiSkill; its backports, on the mirror in use, have a newer one.
 install_vulkan() {
-    local package=mesa-vulkan-drivers source=/etc/apt/sources.list.d/vla_rl-backports.list
+    local package=mesa-vulkan-drivers
     apt-get -qq update || return 1
-    if (. /etc/os-release && [ "${VERSION_CODENAME:-}" = bookworm ]); then
+    if needs_backports; then
+        apt-get indextargets --format 'deb $(REPO_URI) bookworm-backports main' \
+            'Identifier: Packages' 'Codename: bookworm' 'Component: main' | head -n 1 >"$backports"
+        apt-get -qq update || { rm "$backports" && return 1; }
+    fi
+    if is_bookworm; then
         package=$package/bookworm-backports # -t would also update OpenGL, and so change LIBERO's pixels
-        if ! apt-cache policy | grep -q 'n=bookworm-backports'; then
-            apt-get indextargets --format 'deb $(REPO_URI) bookworm-backports main' \
-                'Identifier: Packages' 'Codename: bookworm' 'Component: main' | head -n 1 >"$source"
-            apt-get -qq update || { rm "$source" && return 1; }
-        fi
     fi
     apt_install "$package"
 }
@@ -208,6 +238,9 @@ if ! complete; then
     flock -n 9 || { say "another set-up is under way here; waiting for it" && flock 9; }
     complete || make_environment
     note_gpu_problem
+fi
+if [ -n "$test_tools" ] && ! sha256sum --status -c "$test_stamp" 2>/dev/null; then
+    add_test_tools
 fi
 settings="MUJOCO_GL=${MUJOCO_GL:-} PYOPENGL_PLATFORM=${PYOPENGL_PLATFORM:-}"
 if [ "$(cat "$renderer" 2>/dev/null)" != "$settings" ]; then

@@ -2,9 +2,14 @@
 # Sets itself up, then runs ruff, mypy and pytest; a failure of one does not stop the others.
 #   bash scripts/test.sh                     # everything
 #   bash scripts/test.sh PYTEST-ARGUMENTS    # only what these select, for example -m "not slow"
+#   bash scripts/test.sh --no-system ...     # never installs system packages (as root on Debian, it would)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash scripts/setup.sh
+if [ "${1:-}" = --no-system ]; then
+    export VLA_RL_NO_SYSTEM=1
+    shift
+fi
+bash scripts/setup.sh --test
 status=0
 
 check() {

@@ -16,20 +16,24 @@ from packaging.utils import canonicalize_name
 from tests import ROOT
 
 SCRIPTS = (
+    *("scripts/check_install.sh", "scripts/train_gymnasium.sh"),
     *("scripts/setup.sh", "scripts/train.sh", "scripts/test.sh", ".ci/run"),
     *("scripts/train_libero_ppo.sh", "scripts/train_libero_grpo.sh", "scripts/train_libero_world_model.sh"),
     "scripts/train_maniskill_ppo.sh",
 )
 # Dependencies of hf-libero, robosuite and bddl that nothing imports (see requirements.txt).
-LEFT_OUT = {"robomimic", "thop", "hf-egl-probe", "jupytext", "opencv-python"}
+LEFT_OUT = {"robomimic", "thop", "hf-egl-probe", "jupytext", "opencv-python", "pytest"}
 # Of mani_skill and sapien likewise.
 LEFT_OUT |= {"mplib", "gitpython", "tabulate", "tyro", "pyperclip", "importlib-resources"}
 # What a CUDA build of torch brings along; not part of the pinned set.
 OF_THE_TORCH_BUILD = re.compile(r"nvidia-(?!ml-py).*|cuda-.*|triton")
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
+FILES = ("requirements.txt", "requirements-test.txt")
+
+
+def pins(*files: str) -> dict[str, str]:
+    lines = [line for file in files or FILES for line in (ROOT / file).read_text().splitlines()]
     requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {canonicalize_name(requirement.name): str(requirement.specifier) for requirement in requirements}
 
@@ -51,15 +55,29 @@ def test_every_package_is_pinned_to_one_release():
     assert not [name for name in pins() if OF_THE_TORCH_BUILD.fullmatch(name)]
 
 
-def test_the_pinned_set_is_complete():
+@pytest.mark.parametrize("files", [FILES[:1], FILES], ids=["to run", "to test"])
+def test_the_pinned_set_is_complete(files: tuple[str, ...]):
     found = {canonicalize_name(dist.metadata["Name"]): dist for dist in importlib.metadata.distributions()}
+    pinned = pins(*files)
     missing = {
         f"{name} (for {package})"
-        for package in pins()
-        for name in needed_by(found[package]) - pins().keys() - LEFT_OUT
+        for package in pinned
+        for name in needed_by(found[package]) - pinned.keys() - LEFT_OUT
         if not OF_THE_TORCH_BUILD.fullmatch(name)
     }
     assert not missing
+
+
+def test_no_test_tool_is_in_every_install():
+    assert (
+        not {"pytest", "mypy", "ruff", "hypothesis", "torchrl", "stable-baselines3"} & pins("requirements.txt").keys()
+    )
+
+
+def test_fast_libero_by_itself_has_the_same_releases():
+    alone = pins("requirements-libero.txt")
+    assert alone.items() <= pins("requirements.txt").items()
+    assert not {"torch", "ray", "deepspeed", "transformers"} & alone.keys()
 
 
 def test_this_environment_is_the_pinned_one():
@@ -100,7 +118,7 @@ def checkout(tmp_path: Path) -> Path:
     """A checkout with a path that quotes badly, and without an environment."""
     root = tmp_path / "a checkout"
     shutil.copytree(ROOT / "scripts", root / "scripts")
-    for name in ("requirements.txt", "setup.py", "pyproject.toml"):
+    for name in (*FILES, "setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, root)
     return root
 
@@ -124,6 +142,7 @@ def test_without_a_fitting_python_the_setup_says_what_to_install(checkout: Path,
     assert result.returncode == 2
     assert "no Python 3.11 or 3.12" in result.stderr
     assert "apt-get install -y python3 python3-venv" in result.stderr
+    assert "uv python install 3.12" in result.stderr, "what works where the system is too old"
     assert not (checkout / ".venv").exists()
 
 
@@ -137,6 +156,26 @@ def test_without_the_venv_module_the_setup_names_its_package(checkout: Path, tmp
     assert f"sudo apt-get update && sudo apt-get install -y python{version}-venv" in result.stderr
 
 
+def test_nothing_is_installed_into_the_system_if_that_is_not_wanted(checkout: Path, tmp_path: Path):
+    """Also as root, and where apt-get is there."""
+    version = "{}.{}".format(*sys.version_info)
+    program(tmp_path / "bin" / "python", f'case "$*" in *ensurepip*) exit 1;; *) echo {version};; esac')
+    program(tmp_path / "bin" / "id", "echo 0")
+    program(tmp_path / "bin" / "apt-get", f"touch {tmp_path}/called")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    result = set_up(checkout, PYTHON="python", PATH=path, VLA_RL_NO_SYSTEM="1")
+    assert result.returncode == 2
+    assert f"sudo apt-get update && sudo apt-get install -y python{version}-venv" in result.stderr
+    assert not (tmp_path / "called").exists()
+
+
+def test_an_unknown_option_is_refused(checkout: Path):
+    command = ["bash", checkout / "scripts" / "setup.sh", "--tests"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "--tests is not an option; there are --test and --no-system" in result.stderr
+
+
 def test_a_failing_installation_is_reported_and_leaves_a_mark(checkout: Path):
     (checkout / "requirements.txt").write_text("no-such-package==0\n")
     result = set_up(checkout, PYTHON=sys.executable, PIP_NO_INDEX="1", PIP_FIND_LINKS="", VLA_RL_CACHE=str(checkout))
@@ -145,3 +184,37 @@ def test_a_failing_installation_is_reported_and_leaves_a_mark(checkout: Path):
     assert "no-such-package" in result.stderr
     assert (checkout / ".venv" / "vla_rl-unfinished").exists()
     assert not (checkout / ".venv" / "vla_rl-complete").exists()
+
+
+def test_the_lock_has_the_pinned_releases_with_hashes():
+    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    entries = re.split(r"\n(?=\w)", "\n".join(lines))
+    locked = {}
+    for entry in entries:
+        name, _, rest = entry.partition("==")
+        locked[canonicalize_name(name)] = f"=={rest.split()[0]}"
+        assert "--hash=sha256:" in rest, name
+    assert locked == pins("requirements.txt")
+
+
+def imported(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+
+def test_importing_the_package_loads_nothing_and_offers_names(tmp_path: Path):
+    code = "import sys, vla_rl; print({'pydantic', 'torch', 'ray', 'yaml'} & set(sys.modules), 'train' in dir(vla_rl))"
+    assert imported(tmp_path, code).stdout.strip() == "set() True"
+    code = "import sys, vla_rl; vla_rl.load_config('tabletop'); print({'torch', 'ray', 'deepspeed'} & set(sys.modules))"
+    assert imported(tmp_path, code).stdout.strip() == "set()"
+    assert "has no attribute 'trian'" in imported(tmp_path, "import vla_rl; vla_rl.trian").stderr
+
+
+@pytest.mark.parametrize("name", ["envs", "algos"])
+def test_another_package_of_the_same_name_is_found_out_at_import(tmp_path: Path, name: str):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    error = imported(tmp_path, "import vla_rl").stderr
+    assert f"vla_rl brings a package named '{name}'" in error
+    assert f"pip uninstall {name}" in error

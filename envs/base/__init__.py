@@ -1,5 +1,16 @@
 """What all simulators share: the ``VectorEnv`` interface, reward shaping and demonstration files."""
 
-from envs.base.vector_env import EnvError, SimulatorEnv, VectorEnv, empty_observation
+from envs.base.config import SimulatorConfig
+from envs.base.sequential import Outcome, SequentialEnv
+from envs.base.vector_env import EnvError, EnvInstance, SimulatorEnv, VectorEnv, empty_observation
 
-__all__ = ["EnvError", "SimulatorEnv", "VectorEnv", "empty_observation"]
+__all__ = [
+    "EnvError",
+    "EnvInstance",
+    "Outcome",
+    "SequentialEnv",
+    "SimulatorConfig",
+    "SimulatorEnv",
+    "VectorEnv",
+    "empty_observation",
+]

@@ -12,7 +12,7 @@ Actions and observations follow one convention; each simulator converts them to 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -30,6 +30,17 @@ class VectorEnv(ABC):
 
     spec: EnvSpec
     num_envs: int
+
+    @classmethod
+    def make_env(cls, config: Any, num_envs: int) -> Self:
+        """``num_envs`` environments, as ``envs.make_env`` wants them of a class of another package.
+
+        Such a class also has ``Config``, its keys, and a static method ``env_spec(config)``: the ``spec`` of its
+        environments, without building a scene.
+        """
+        make: Any = cls
+        env: Self = make(config, num_envs)
+        return env
 
     @abstractmethod
     def reset(self, env_ids: Sequence[int], episodes: Sequence[EpisodeSpec]) -> None:

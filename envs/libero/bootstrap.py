@@ -23,6 +23,7 @@ from envs.base.packages import package_folder
 from envs.libero.assets.resolve import AssetMode, LiberoAssets, cache_dir, resolve_assets
 from vla_rl.core.files import replacing
 from vla_rl.core.gpus import GpuReport
+from vla_rl.core.packages import install_command
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def import_libero(assets: AssetMode = "auto") -> LiberoAssets:
     """
     for package in ("mujoco", "robosuite", "libero"):
         if package_folder(package) is None:
-            raise EnvError(f'Python package {package!r} is missing: pip install "vla_rl[libero]"')
+            raise EnvError(f"Python package {package!r} is missing: {install_command('libero')}")
     if select_gl_backend() == "egl":
         select_egl_device()
     resolved = resolve_assets(assets)
@@ -65,7 +66,7 @@ def import_libero(assets: AssetMode = "auto") -> LiberoAssets:
     except ImportError as error:
         raise EnvError(
             f"LIBERO cannot be imported ({error}; MUJOCO_GL={os.environ['MUJOCO_GL']}): "
-            'pip install "vla_rl[libero]" into this environment, and see `vla-rl doctor` for the GL backend'
+            f"{install_command('libero')}; and see `vla-rl doctor` for the GL backend"
         ) from error
     vars(libero)["_assets_path_cache"] = str(resolved.path)  # the one place that all of LIBERO asks
     return resolved

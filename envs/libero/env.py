@@ -74,17 +74,21 @@ class LiberoVectorEnv(SequentialVectorEnv[_Instance]):
             scene.model.step(state, NO_OP)
         return _Instance(episode, scene, state)
 
-    def _advance(self, instance: _Instance, command: np.ndarray) -> bool:
+    def _execute(self, instance: _Instance, command: np.ndarray) -> bool:
         instance.scene.model.step(instance.state, command)
         return instance.scene.model.success(instance.state)
 
     def _frame(self, instance: _Instance) -> np.ndarray:
-        return self._images(instance)[0]
+        return self._draw(instance)[0]
+
+    def _images(self, instance: _Instance) -> np.ndarray:
+        size = self.spec.image_size
+        return self._draw(instance, np.empty((len(self.spec.views), size, size, 3), np.uint8))
 
     def _sense(self, env_ids: Sequence[int], out: Observation) -> None:
         for env_id in env_ids:
             instance = self.instance(env_id)
-            self._images(instance, out.images[env_id])
+            self._draw(instance, out.images[env_id])
             if self.spec.proprio_dim:
                 out.proprio[env_id] = _proprioception(instance.state)  # cast to float32
 
@@ -143,7 +147,7 @@ class LiberoVectorEnv(SequentialVectorEnv[_Instance]):
                 del dropped
                 gc.collect()  # robosuite's objects refer to each other in circles
 
-    def _images(self, instance: _Instance, out: np.ndarray | None = None) -> np.ndarray:
+    def _draw(self, instance: _Instance, out: np.ndarray | None = None) -> np.ndarray:
         """uint8 [V, H, W, 3]: all views, or only the main one if no array is given."""
         scene, state, size = instance.scene, instance.state, self.spec.image_size
         cameras = scene.cameras if out is not None else scene.cameras[:1]

@@ -16,7 +16,7 @@ from envs.base.vector_env import EnvInstance
 from envs.libero.protocol.conventions import NO_OP, arm_noise, pose
 from envs.libero.protocol.tasks import LiberoTask
 from envs.libero.sequential_env import SequentialVectorEnv
-from vla_rl.core.records import EpisodeSpec, Observation
+from vla_rl.core.records import EpisodeSpec
 
 
 class ReferenceEnv:
@@ -86,19 +86,17 @@ class ReferenceLiberoVectorEnv(SequentialVectorEnv[_Instance]):
         env.reset(episode.seed, self._init_state(episode), self.config.joint_noise, self.config.settle_steps)
         return _Instance(episode, env)
 
-    def _advance(self, instance: _Instance, command: np.ndarray) -> bool:
+    def _execute(self, instance: _Instance, command: np.ndarray) -> bool:
         return instance.env.step(command)
 
     def _frame(self, instance: _Instance) -> np.ndarray:
         return instance.env.image(self.spec.views[0])
 
-    def _sense(self, env_ids: Sequence[int], out: Observation) -> None:
-        for env_id in env_ids:
-            instance = self.instance(env_id)
-            for view, camera in enumerate(self.spec.views):
-                out.images[env_id, view] = instance.env.image(camera)
-            if self.spec.proprio_dim:
-                out.proprio[env_id] = instance.env.proprioception()
+    def _images(self, instance: _Instance) -> np.ndarray:
+        return np.stack([instance.env.image(camera) for camera in self.spec.views])
+
+    def _proprio(self, instance: _Instance) -> np.ndarray:
+        return instance.env.proprioception()
 
     def expert_action(self, env_id: int) -> np.ndarray:
         raise EnvError("env.implementation=reference has no expert: collect demonstrations with implementation=fast")

@@ -1,16 +1,16 @@
 """What both LIBERO environments share: tasks, spec, initial states, and stepping one environment after another."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 
 import numpy as np
 
-from envs.base.vector_env import Instance, SimulatorEnv
+from envs.base.sequential import Outcome, SequentialEnv
+from envs.base.vector_env import Instance
 from envs.libero.bootstrap import import_libero
 from envs.libero.config import LiberoConfig
 from envs.libero.protocol.conventions import to_robosuite
 from envs.libero.protocol.tasks import STEP_LIMITS, load_init_states, select_tasks
-from vla_rl.core.records import EnvSpec, EpisodeSpec, StepResult
+from vla_rl.core.records import EnvSpec, EpisodeSpec
 
 
 def env_spec(config: LiberoConfig) -> EnvSpec:
@@ -33,7 +33,7 @@ def env_spec(config: LiberoConfig) -> EnvSpec:
     )
 
 
-class SequentialVectorEnv(SimulatorEnv[Instance]):
+class SequentialVectorEnv(SequentialEnv[Instance]):
     """LIBERO environments in one process, stepped one after another. Raises EnvError as ``env_spec`` does."""
 
     def __init__(self, config: LiberoConfig, num_envs: int) -> None:
@@ -42,31 +42,15 @@ class SequentialVectorEnv(SimulatorEnv[Instance]):
         self.tasks = select_tasks(config.suite, config.tasks)
 
     @abstractmethod
-    def _advance(self, instance: Instance, command: np.ndarray) -> bool:
+    def _execute(self, instance: Instance, command: np.ndarray) -> bool:
         """One control step, float64 [7] in robosuite's convention; returns whether the goal holds after it."""
 
-    @abstractmethod
-    def _frame(self, instance: Instance) -> np.ndarray:
-        """uint8 [H, W, 3]: the main view, for a recording."""
+    def _advance(self, instance: Instance, action: np.ndarray) -> Outcome:
+        success = self._execute(instance, action)
+        return Outcome(float(success), terminated=success, success=success)
 
-    def step(self, env_ids: Sequence[int], actions: np.ndarray) -> StepResult:
-        instances = self._running_instances(env_ids, actions)
-        count, chunk = actions.shape[:2]
-        rewards, num_steps = np.zeros((count, chunk), np.float32), np.zeros(count, np.int32)
-        success, truncated = np.zeros(count, bool), np.zeros(count, bool)
-        for row, instance in enumerate(instances):
-            for command in to_robosuite(actions[row]):
-                success[row] = self._advance(instance, command)
-                instance.steps += 1
-                num_steps[row] += 1
-                if instance.episode.record:
-                    instance.frames.append(self._frame(instance))
-                truncated[row] = not success[row] and instance.steps >= self.spec.max_episode_steps
-                instance.running = not (success[row] or truncated[row])
-                if not instance.running:
-                    break
-            rewards[row, num_steps[row] - 1] = success[row]
-        return StepResult(rewards, num_steps, terminated=success, truncated=truncated, success=success.copy())
+    def _commands(self, actions: np.ndarray) -> np.ndarray:
+        return to_robosuite(actions)
 
     def _init_state(self, episode: EpisodeSpec) -> np.ndarray | None:
         """float64 [1 + nq + nv]: the benchmark state to start from; None: LIBERO's samplers place everything."""

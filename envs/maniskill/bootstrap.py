@@ -11,8 +11,8 @@ from envs.base import EnvError
 from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.tasks import Task, select_tasks
 from envs.maniskill.vulkan import vulkan_problem
+from vla_rl.core.packages import install_command
 
-INSTALL = 'bash scripts/setup.sh, or pip install "vla_rl[maniskill]"'
 _SOFTWARE = "pci:0"  # SAPIEN's name for a software renderer, which is on no bus
 
 
@@ -23,7 +23,7 @@ def check_maniskill(config: ManiSkillConfig) -> None:
     """
     missing = [name for name in ("mani_skill", "sapien") if importlib.util.find_spec(name) is None]
     if missing:
-        raise EnvError(f"ManiSkill is not installed (no package {missing[0]}): {INSTALL}")
+        raise EnvError(f"ManiSkill is not installed (no package {missing[0]}): {install_command('maniskill')}")
     import sapien  # noqa: F401  if a container has no Vulkan loader or driver of its GPU, this sets SAPIEN's own
 
     problem = vulkan_problem()

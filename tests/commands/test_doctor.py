@@ -99,7 +99,7 @@ def test_missing_packages_and_little_room_have_a_remedy(monkeypatch: pytest.Monk
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: argparse.Namespace(free=1 << 20, total=1 << 40))
     found = findings()
     assert found["no_such_simulator"].state == "missing"
-    assert 'pip install "vla_rl[libero]"' in found["no_such_simulator"].remedy
+    assert found["no_such_simulator"].remedy == "bash scripts/setup.sh"
     assert found["processors"].state == "note"
     assert "--shm-size" in found["shared memory"].remedy
     assert "VLA_RL_CACHE" in found["cache folder's disk"].remedy

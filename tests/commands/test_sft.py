@@ -148,6 +148,13 @@ def test_fine_tuning_continues_from_a_checkpoint(tmp_path):
     assert sft("seed=5") == 0
     assert sft(f"sft.start_from={tmp_path}/first", f"sft.output={tmp_path}/second") == 0
     assert sft(f"sft.output={tmp_path}/other") == 0
+    kept = (tmp_path / "first" / "model.safetensors").read_bytes()
+    assert sft() == 0
+    assert (tmp_path / "first-2").is_dir(), "a checkpoint that is there is not replaced"
+    assert (tmp_path / "first" / "model.safetensors").read_bytes() == kept
+    assert sft("sft.overwrite=true") == 0
+    assert (tmp_path / "first" / "model.safetensors").read_bytes() != kept
+    assert sft(f"sft.output={tmp_path}/first", "seed=5", "sft.overwrite=true") == 0
     name = "language_model.layers.0.self_attn.q_proj.weight"
     first, second, other = (load_policy(tmp_path / run).state_dict()[name] for run in ("first", "second", "other"))
     assert torch.allclose(first, second, atol=1e-6)

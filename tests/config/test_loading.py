@@ -222,7 +222,7 @@ def test_a_broken_file_is_one_problem_in_addition_to_those_of_the_overrides(file
 def test_a_missing_file_names_the_shipped_ones(tmp_path: Path):
     (found,) = problems(tmp_path / "none.yaml")
     assert "none.yaml: does not exist" in found
-    assert "configs/libero_ppo.yaml" in found
+    assert "libero_ppo" in found
 
 
 def test_a_check_that_would_judge_a_default_in_place_of_a_refused_value_is_silent():
@@ -305,3 +305,46 @@ def test_a_copy_with_other_values_changes_these_alone():
 def test_a_dump_keeps_text_that_looks_like_something_else(file, name: str):
     config = RunConfig.model_validate({"log": {"name": name}, "env": {"name": "tabletop", "tasks": ["push", "reach"]}})
     assert load_config(file(dump_config(config))) == config
+
+
+def test_a_config_that_comes_along_is_found_by_its_name_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    expected = load_config(ROOT / "configs" / "libero_ppo.yaml")
+    for name in ("libero_ppo", "libero_ppo.yaml", "configs/libero_ppo.yaml"):
+        assert load_config(name, (), machine_checks(SMALL_MACHINE)) == expected
+    assert expected.policy.checkpoint == str(ROOT / "checkpoints" / "libero_spatial_task0")
+    assert load_config("recipes/ript_libero").algo.name == "rloo"
+    (tmp_path / "mine.yaml").write_text("base: libero_ppo\ntrain: {iterations: 3}\n")
+    assert load_config("mine.yaml") == expected.with_values({"train.iterations": 3})
+    (tmp_path / "libero_ppo").write_text("seed: 5\n")
+    assert load_config("libero_ppo").seed == 5, "a file of the user's comes first"
+
+
+def test_relative_paths_are_looked_for_beside_their_file_then_here_then_among_what_comes_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    project, here = tmp_path / "project", tmp_path / "here"
+    for folder in (project / "one", here / "one", here / "two"):
+        folder.mkdir(parents=True)
+    (project / "demos.hdf5").touch()
+    monkeypatch.chdir(here)
+    config = project / "run.yaml"
+    config.write_text("policy: {checkpoint: one}\nsft: {demos: [demos.hdf5, none.hdf5]}\n")
+    loaded = load_config(config)
+    assert loaded.policy.checkpoint == str(project / "one")
+    assert loaded.sft.demos == (str(project / "demos.hdf5"), "none.hdf5")
+    assert load_config(config, ["policy.checkpoint=one"]).policy.checkpoint == "one", "of the command line: here"
+    assert load_config(config, {"policy.checkpoint": Path("two")}).policy.checkpoint == "two"
+    given = load_config(config, ["policy.checkpoint=checkpoints/tabletop_reach", "placement.profile=configs/none.yaml"])
+    assert given.policy.checkpoint == str(ROOT / "checkpoints" / "tabletop_reach")
+    assert given.placement.profile == "configs/none.yaml"
+
+
+def test_a_mapping_is_read_as_a_file_would_be():
+    values = {"env": "tabletop", "train": {"iterations": 3}, "learner": {"betas": (0.9, 0.99)}}
+    assert load_config(values) == load_config(None, ["env=tabletop", "train.iterations=3", "learner.betas=[0.9,0.99]"])
+    assert load_config(RunConfig().model_dump()) == RunConfig()
+    with pytest.raises(ConfigError) as caught:
+        load_config({"train": {"iterations": "3"}}, {"trian.seed": 1})
+    assert 'train.iterations="3" (argument): must be a whole number, written without' in str(caught.value)
+    assert "trian" in str(caught.value)

@@ -130,7 +130,12 @@ def _start_ray(session: Path, object_store_bytes: int) -> None:
 
 
 def require_cluster(address: str | None) -> None:
-    """Raise UserError if nothing listens at ``placement.ray_address``. Ray itself would try for minutes."""
+    """Raise UserError if nothing listens at ``placement.ray_address``. Ray itself would try for minutes.
+
+    Also if this process, such as a notebook's, uses Ray already.
+    """
+    if ray.is_initialized():
+        raise UserError("Ray is running in this process, which a run starts by itself: call ray.shutdown() first")
     if address is None or address == "auto":
         return
     host, _, port = address.rpartition(":")

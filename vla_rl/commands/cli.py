@@ -106,7 +106,7 @@ def _train(args: argparse.Namespace) -> int:
         if not file.is_file():
             raise UserError(f"--resume {resume}: no run folder, {file} does not exist; name a folder below runs/")
     elif file is None:
-        raise UserError("no config given: name one, such as `vla-rl train configs/libero_ppo.yaml`")
+        raise UserError("no config given: name one, such as `vla-rl train libero_ppo`")
     config = load_checked_config(Path(file), overrides)
     iterations = config.train.iterations
     print(f"{file}: {config.algo.name} on {config.env.name}, {iterations} iterations; loading libraries", flush=True)
@@ -141,7 +141,8 @@ def _file(name: str, use: str, default: Path | None = None) -> tuple[tuple[str, 
     return _option(name, metavar="FILE", type=_new_file, default=default, help=use)
 
 
-CONFIG = _option("config", metavar="CONFIG", type=Path, help="YAML file")
+CONFIG_HELP = "YAML file, or the name of one that comes along, such as libero_ppo"
+CONFIG = _option("config", metavar="CONFIG", type=Path, help=CONFIG_HELP)
 OVERRIDES = _option(
     "overrides",
     metavar="KEY=VALUE",
@@ -162,7 +163,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         _train,
         "train a policy by reinforcement learning",
         (
-            _option("config", metavar="CONFIG", nargs="?", help="YAML file, such as configs/libero_ppo.yaml"),
+            _option("config", metavar="CONFIG", nargs="?", help=CONFIG_HELP),
             OVERRIDES,
             _option(
                 "--resume",
@@ -319,6 +320,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         "print all config keys, as a reference page or as a JSON Schema for editors",
         (_option("what", choices=["docs", "schema"], help="docs: Markdown, docs/configuration.md; schema: JSON"),),
     ),
+    "list": ("parts:list_command", "list simulators, policies and algorithms, with those of other packages", (JSON,)),
     "doctor": ("doctor:doctor_command", "say what this machine has and what it lacks, with the remedy", (JSON,)),
 }
 BENCHMARKS: dict[str, tuple[str, str, tuple]] = {

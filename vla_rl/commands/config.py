@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
-from vla_rl.config.messages import kinds, shown
+from vla_rl.config.messages import kinds, own_kinds, shown
 from vla_rl.config.run_config import RunConfig
 from vla_rl.config.yaml_file import BASE
+from vla_rl.core.plugins import GROUPS, PluginError, installed
 
 _INTRODUCTION = """# Configuration
 
@@ -14,8 +16,13 @@ All keys of a run. `vla-rl config docs` prints this page from the schema.
 
 - A YAML file sets keys in groups; overrides on the command line set them by their dotted names:
   `vla-rl train configs/tabletop.yaml train.iterations=2 env.tasks=[push]`.
-- Every key is optional. `base: FILE` names another config file that this one changes, relative to its own folder.
-- `env: NAME` and `algo: NAME` (`env=NAME` on the command line) select a simulator and an algorithm with its defaults.
+- Every key is optional. `base: FILE` names another config file that this one changes, relative to its own folder, or
+  one that comes with vla_rl by its name: `base: libero_ppo`.
+- Relative files and folders (`policy.checkpoint`, `sft.demos`, ...) are looked for beside the config file that names
+  them, then in the working folder, then among what comes with vla_rl.
+- `env: NAME` and `algo: NAME` (`env=NAME` on the command line) select a simulator and an algorithm with its defaults;
+  `module:Class` one of your own ([own environment](tutorials/own_environment.md), [policy](tutorials/own_policy.md),
+  [algorithm](tutorials/own_algorithm.md)). `vla-rl list` shows what is installed.
 - Editors with a YAML language server complete and check config files: write the schema with
   `vla-rl config schema > vla_rl.schema.json`, and name it in the first line of a config file:
   `# yaml-language-server: $schema=vla_rl.schema.json`.
@@ -30,7 +37,12 @@ def config_command(args: Any) -> int:
 
 
 def config_schema() -> dict[str, Any]:
-    """JSON Schema of a config file. Checks for combinations of keys are not part of it."""
+    """JSON Schema of a config file, with the parts of other packages that are installed. Checks for combinations of
+    keys are not part of it."""
+    for group in GROUPS:
+        for name in installed(group):
+            with suppress(PluginError):  # `vla-rl list` tells what is wrong
+                RunConfig.admit(group, name)
     schema = RunConfig.model_json_schema()
     properties = schema["properties"]
     for group in filter(kinds, properties):
@@ -60,7 +72,7 @@ def config_docs() -> str:
 
 def _kinds_section(group: str, definitions: dict[str, Any]) -> list[str]:
     """A group of several kinds: the keys that all share, then those of each kind."""
-    found = {name: definitions[kind.__name__] for name, kind in kinds(group).items()}
+    found = {name: definitions[kind.__name__] for name, kind in own_kinds(group).items()}
     rows = {name: list(_rows(group, definition, definitions)) for name, definition in found.items()}
     shared = [row for row in next(iter(rows.values())) if all(row in others for others in rows.values())]
     parts = [f"\n## {group}\n", f"One of {', '.join(f'`{group}={name}`' for name in found)}. Keys of all:\n"]

@@ -15,14 +15,13 @@ from unittest.mock import patch
 from envs.base import EnvError
 from envs.libero.assets.resolve import cache_dir, resolve_assets
 from envs.libero.bootstrap import select_gl_backend
-from envs.maniskill.bootstrap import INSTALL as MANISKILL_EXTRA
 from envs.maniskill.vulkan import vulkan_devices, vulkan_problem
 from vla_rl.core.gpus import GpuReport
 from vla_rl.core.ipc.shared_memory import enlarge, shared_root
 from vla_rl.core.machine import GIB, Machine, library_loads
+from vla_rl.core.packages import install_command
 
-_LIBERO_EXTRA = 'bash scripts/setup.sh, or pip install "vla_rl[libero]"'
-_CORE_EXTRA = "bash scripts/setup.sh, or pip install vla_rl"
+_AGAIN = "bash scripts/setup.sh in a checkout; else install vla_rl's wheel again, with its dependencies"
 _SIMULATORS = {"libero": "hf-libero", "robosuite": "robosuite", "mujoco": "mujoco"}  # import name: distribution
 _MANISKILL = ("mani_skill", "sapien")
 
@@ -76,10 +75,13 @@ def examine() -> list[Finding]:
         _python(),
         _processors(machine),
         *_torch(),
-        *(_package(name, name, _CORE_EXTRA, required=True) for name in ("ray", "deepspeed", "transformers")),
-        *(_package(name, dist, _LIBERO_EXTRA, required=True) for name, dist in _SIMULATORS.items()),
+        *(_package(name, name, _AGAIN, required=True) for name in ("ray", "deepspeed", "transformers")),
+        *(_package(name, dist, install_command("libero"), required=True) for name, dist in _SIMULATORS.items()),
         _gl(),
-        *(_package(name, name, f"only for ManiSkill tasks: {MANISKILL_EXTRA}", required=False) for name in _MANISKILL),
+        *(
+            _package(name, name, f"only for ManiSkill tasks: {install_command('maniskill')}", required=False)
+            for name in _MANISKILL
+        ),
         _vulkan(),
         _assets(),
         _space("run folder's disk", Path.cwd(), 5 * GIB, "free some space, or set log.dir to another disk"),
@@ -107,7 +109,7 @@ def _torch() -> Iterator[Finding]:
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of a CUDA build is missing
-        yield Finding("torch", f"cannot be imported: {error}", _CORE_EXTRA, required=True)
+        yield Finding("torch", f"cannot be imported: {error}", _AGAIN, required=True)
     else:
         usable = torch.cuda.is_available()
         build = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"

@@ -17,6 +17,7 @@ from vla_rl.core.errors import StallError, UserError
 from vla_rl.core.files import write_json
 from vla_rl.core.hub import download, is_hub_address
 from vla_rl.core.records import EnvSpec, EpisodeResult, EpisodeSpec
+from vla_rl.core.shipped import find_input
 from vla_rl.observability.console import make_console
 from vla_rl.observability.success_rate import Evaluation
 from vla_rl.placement.checks import load_checked_config
@@ -80,7 +81,7 @@ def evaluation_cluster(config: RunConfig, spec: EnvSpec) -> Iterator[Cluster]:
 
 def local_target(target: str) -> Path:
     """The folder that a target of `vla-rl eval` names; one on the hub is downloaded. Raises UserError."""
-    return download(target, "model") if is_hub_address(target) else Path(target)
+    return download(target, "model") if is_hub_address(target) else Path(find_input(target, None))
 
 
 def evaluated_config(target: Path, file: Path | None, overrides: list[str], *, best: bool) -> RunConfig:

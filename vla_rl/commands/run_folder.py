@@ -37,6 +37,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.file_lock import FileLock
 from vla_rl.core.files import new_folder, remove_partial, replacing, write_json
 from vla_rl.core.records import EnvSpec
+from vla_rl.observability.callbacks import TrainResult
 from vla_rl.observability.metrics_file import read_records
 from vla_rl.placement.profile import Profile, save_profile
 
@@ -69,7 +70,8 @@ class RunFolder:
         try:
             if name is None:
                 started = time.strftime("%Y%m%d-%H%M%S")
-                path = new_folder(parent, f"{config.algo.name}-{config.env.name}-{started}")
+                parts = (name.rpartition(":")[2] for name in (config.algo.name, config.env.name))  # of module:Class
+                path = new_folder(parent, f"{'-'.join(parts)}-{started}")
             else:
                 path = parent / name
                 path.mkdir(parents=True, exist_ok=_is_stillborn(path))
@@ -163,6 +165,13 @@ class RunFolder:
         if best is None:
             raise UserError(f"{self.path}: the run has no evaluation by which to choose; leave out --best")
         return self.checkpoints.of(best)
+
+    def result(self) -> TrainResult:
+        """What the run has left. Raises UserError if it has no checkpoint."""
+        newest, best = self.checkpoints.newest(), self.best_iteration()
+        kept = {int(folder.name): folder / "policy" for folder in self.checkpoints.complete()}
+        best_checkpoint = None if best is None else kept.get(best)
+        return TrainResult(self.path, self.metrics(), newest / "policy", best_checkpoint, int(newest.name))
 
     def evaluations_since_best(self) -> int:
         """How many evaluations have been made since ``best_iteration`` without reaching its success."""

@@ -13,7 +13,8 @@ from vla_rl.core.files import write_json
 class Saving:
     """Between ``begin`` and ``complete``, training goes on."""
 
-    def __init__(self, cluster: Cluster, stack: ExitStack, folder: Path, writes: list[Any]) -> None:
+    def __init__(self, cluster: Cluster, stack: ExitStack, folder: Path, writes: list[Any], iteration: int) -> None:
+        self.iteration = iteration
         self._cluster, self._stack, self._folder, self._writes = cluster, stack, folder, writes
 
     @classmethod
@@ -29,7 +30,7 @@ class Saving:
             folder = stack.enter_context(run.checkpoints.write(iteration, best))
             record, writes = cluster.snapshot(folder, about)
             write_json(folder / "state.json", state | {"store": record})
-            return cls(cluster, stack.pop_all(), folder, writes)
+            return cls(cluster, stack.pop_all(), folder, writes, iteration)
         raise AssertionError("unreachable")
 
     def is_written(self) -> bool:

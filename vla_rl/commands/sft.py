@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ def sft_command(args: Any) -> int:
             args.config, [*overrides, f"policy.checkpoint={json.dumps(config.sft.start_from)}"]
         )
     console = make_console()
+    config = _with_free_output(config, console)
     figures = clone(config, console)
     if config.train.eval_episodes:
         merged = {f"policy.{name}": value for name, value in config.policy.merged.items()}
@@ -57,6 +59,17 @@ def sft_command(args: Any) -> int:
     if args.json:
         write_json(args.json, figures)
     return 0
+
+
+def _with_free_output(config: RunConfig, console: Console) -> RunConfig:
+    """``sft.output`` beside the checkpoint that is there, if one is, so that none is lost."""
+    wanted = Path(config.sft.output)
+    if config.sft.overwrite or not wanted.exists():
+        return config
+    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
+    free = next(path for path in numbered if not path.exists())
+    console.print(f"{wanted} exists: writing {free} (sft.overwrite=true replaces {wanted})", highlight=False)
+    return config.with_values({"sft.output": str(free)})
 
 
 def clone(config: RunConfig, console: Console) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -25,7 +26,12 @@ class StopRequest:
         return self
 
     def listen(self) -> None:
-        """Install the handlers; again after a library (such as Ray) has installed its own."""
+        """Install the handlers; again after a library (such as Ray) has installed its own.
+
+        A caller outside the main thread, to which Python gives no signals, stops a run by a callback.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number in (signal.SIGINT, signal.SIGTERM):
             handler = signal.signal(number, self._on_signal)
             self._previous.setdefault(number, handler)  # type: ignore[arg-type]

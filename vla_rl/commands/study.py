@@ -26,6 +26,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.config.yaml_file import load_model
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
+from vla_rl.core.shipped import find_config
 from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import Metrics, draw_study, read_metrics, rollouts_key, series, smoothed
 from vla_rl.placement.checks import load_checked_config
@@ -62,7 +63,7 @@ class Run:
 
 def study_command(args: Any) -> int:
     """Run what is missing of the study, then show it; see ``vla-rl study --help``."""
-    study = read_study(args.study)
+    study = read_study(find_config(args.study))
     runs = list(plan_runs(study, args.runs / args.study.stem))
     console = make_console()
     execute_all(study.config, [run for run in runs if not is_complete(run)], args.jobs, console)

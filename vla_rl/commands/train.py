@@ -12,6 +12,7 @@ the restart after a failure (``recovery``).
 """
 
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import RunError, UserError
 from vla_rl.core.files import write_json
 from vla_rl.core.records import EnvSpec
+from vla_rl.observability.callbacks import Callback, TrainResult
 from vla_rl.observability.console import TrainingView
 from vla_rl.placement.plan import Plan
 from vla_rl.placement.planner import plan_run
@@ -37,10 +39,20 @@ from vla_rl.replay.store import StoreRules
 def train(
     config: RunConfig, resume: Path | None = None, json_file: Path | None = None, iteration: int | None = None
 ) -> int:
-    """Run a training, or continue the run in the folder ``resume``; returns the exit status.
+    """`vla-rl train`: ``run_training``, and the metrics of the last iteration in ``json_file``. The exit status."""
+    result = run_training(config, resume, iteration)
+    if json_file is not None:
+        write_json(json_file, {"run": str(result.run), "metrics": result.metrics[-1]})
+    return 0
 
-    ``iteration``: of the checkpoint to continue from; None: the newest. ``json_file``: also write the metrics of the
-    last iteration there. Raises UserError before any process is started, where the mistake can be found that early.
+
+def run_training(
+    config: RunConfig, resume: Path | None = None, iteration: int | None = None, callbacks: Sequence[Callback] = ()
+) -> TrainResult:
+    """Run a training, or continue the run in the folder ``resume``.
+
+    ``iteration``: of the checkpoint to continue from; None: the newest. Raises UserError before any process is started,
+    where the mistake can be found that early.
     """
     from envs import env_spec
     from vla_rl.policies.build import check_policy, require_trainable
@@ -56,14 +68,19 @@ def train(
         RunFolder.reopen(resume, config, iteration) if resume else (RunFolder.create(config, spec, sys.argv), None)
     )
     with closing(folder), complete_dataset(config, spec):
+        for callback in callbacks:
+            callback.on_start(folder.path)
         start = Start.of(checkpoint, config) if checkpoint else Start()
-        _run(config, spec, folder, plan, start)
-    if json_file is not None:
-        write_json(json_file, {"run": str(folder.path), "metrics": folder.metrics()[-1]})
-    return 0
+        _run(config, spec, folder, plan, start, callbacks)
+    result = folder.result()
+    for callback in callbacks:
+        callback.on_end(result)
+    return result
 
 
-def _run(config: RunConfig, spec: EnvSpec, folder: RunFolder, plan: Plan, start: Start) -> None:
+def _run(
+    config: RunConfig, spec: EnvSpec, folder: RunFolder, plan: Plan, start: Start, callbacks: Sequence[Callback]
+) -> None:
     """Train on one cluster after the other, as often as the run migrates or is restarted."""
     done = start.state["policy_version"]
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {folder.path}"
@@ -73,7 +90,7 @@ def _run(config: RunConfig, spec: EnvSpec, folder: RunFolder, plan: Plan, start:
         while unfinished:
             try:
                 with Cluster(config, start.plan or plan, spec, StoreRules.of(config, spec)) as cluster:
-                    trainer = Trainer(config, spec, folder, cluster, view, stop)
+                    trainer = Trainer(config, spec, folder, cluster, view, stop, callbacks)
                     trainer.restarts = recovery.restarts
                     trainer.start(start.checkpoint, start.state, start.trajectories)
                     start = Start()  # frees what it holds

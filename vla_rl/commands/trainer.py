@@ -19,6 +19,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import RunError, StallError
 from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec, Trajectory
+from vla_rl.observability.callbacks import Callback
 from vla_rl.observability.console import TrainingView
 from vla_rl.observability.usage import Throughput, resident_gib
 from vla_rl.placement.memory import expected_memory
@@ -41,9 +42,10 @@ class Trainer:
         cluster: Cluster,
         view: TrainingView,
         stop: StopRequest,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.config, self.spec, self.folder = config, spec, folder
-        self.cluster, self.view, self.stop = cluster, view, stop
+        self.cluster, self.view, self.stop, self.callbacks = cluster, view, stop, callbacks
         self.policy_version = 0  # updates done: the version of the learner's weights
         self.published_version = 0  # the version that inference acts with
         self.restarts = 0  # of the run, in this session
@@ -209,6 +211,9 @@ class Trainer:
         with self._attempt("the metrics"):
             self.folder.log(self.policy_version, metrics)
         self.view.update(self.policy_version, metrics)
+        for callback in self.callbacks:
+            if callback.on_iteration(self.policy_version, metrics):
+                self.stop.requested = True
 
     @contextlib.contextmanager
     def _attempt(self, what: str) -> Iterator[None]:
@@ -286,6 +291,8 @@ class Trainer:
         start, saving, self._saving = time.monotonic(), self._saving, None
         with self._attempt("a checkpoint"):
             saving.complete()
+            for callback in self.callbacks:
+                callback.on_checkpoint(self.folder.checkpoints.of(saving.iteration))
         self._saving_s += time.monotonic() - start
 
     def is_saved(self) -> bool:

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,35 +22,50 @@ from pydantic import ValidationError
 from vla_rl.config.checks import Check, config_checks
 from vla_rl.config.messages import ConfigError, KeyPath, Problem, default_kind, explain, kinds
 from vla_rl.config.run_config import RunConfig
-from vla_rl.config.yaml_file import UNREADABLE, parse_value, read_config_files
+from vla_rl.config.yaml_file import BASE, UNREADABLE, ConfigFile, parse_value, read_config_files
+from vla_rl.core.plugins import PluginError, reference_to
+from vla_rl.core.shipped import find_input
 
 __all__ = ["ConfigError", "dump_config", "load_config"]
 
 COMMAND_LINE = "command line"
+ARGUMENT = "argument"  # of a call from Python
 _LARGEST_INT = 2**31 - 1  # what indices of arrays hold
 _PPO_IN_IMAGINATION = "world_model"  # as the name of an algorithm: PPO with a world model
 _OVERRIDE_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
-def load_config(path: Path | None, overrides: Sequence[str] = (), checks: Sequence[Check] = ()) -> RunConfig:
-    """Read the file ``path``, which changes the defaults or its ``base`` file, then apply ``overrides`` in order.
+Source = Path | str | Mapping[str, Any] | None  # of a config: a file, the name of one that comes along, or its values
+
+
+def load_config(
+    source: Source, overrides: Sequence[str] | Mapping[str, Any] = (), checks: Sequence[Check] = ()
+) -> RunConfig:
+    """Read the file ``source``, which changes the defaults or its ``base`` file, then apply ``overrides`` in order.
+
+    ``source`` may be the name of a config that comes with vla_rl (``libero_ppo``), or the values of one as a mapping.
 
     An override is ``key.of.group=VALUE`` with VALUE in YAML: ``train.iterations=2``, ``env.tasks=[0,1]``,
-    ``log.name=null``. ``env=NAME`` and ``algo=NAME`` select a simulator or an algorithm: another name than the selected
-    one starts from that one's defaults. A file may use the same short form. ``algo=world_model`` is ``algo=ppo
+    ``log.name=null``; or a mapping, ``{"train.iterations": 2}``. ``env=NAME`` and ``algo=NAME`` select a simulator or
+    an algorithm: another name than the selected one starts from that one's defaults; ``module:Class`` selects one of
+    another package (``vla_rl.core.plugins``). A file may use the same short form. ``algo=world_model`` is ``algo=ppo
     world_model={}``.
 
     ``checks`` run in addition to ``config_checks``; ``vla_rl.placement.checks.load_checked_config`` passes those of
     this machine. Raises ConfigError with all problems.
     """
     draft = _Draft()
-    files = [] if path is None else read_config_files(path)
+    files = _files(source)
     for file in files:
         draft.problems += file.problems
         draft.assign((), file.values, "")
         draft.places |= file.places
-    for text in overrides:
-        _apply_override(text, draft)
+    if isinstance(overrides, Mapping):
+        for name, value in overrides.items():
+            draft.assign(tuple(name.split(".")), _plain(value), ARGUMENT)
+    else:
+        for text in overrides:
+            _apply_override(text, draft)
     for key, value in list(_leaves(draft.data)):
         if isinstance(value, str) and "${" in value:
             draft.refuse(Problem(key, "interpolation is not supported; write the value itself", value))
@@ -58,6 +74,8 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), checks: Sequen
         elif isinstance(value, int) and abs(value) > _LARGEST_INT and key != ("seed",):
             draft.refuse(Problem(key, f"must be at most {_LARGEST_INT}", value))
     config = _validated(draft)
+    if config is not None:
+        config = config.with_values({key: draft.found(key, value) for key, value in config.input_paths().items()})
     if all(file.readable for file in files) and config is not None:
         for check in (*config_checks(), *checks):
             # A check that reads a refused key would judge the default in its place.
@@ -66,6 +84,28 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), checks: Sequen
     if draft.problems or config is None:
         raise ConfigError(draft.problems)
     return config
+
+
+def _files(source: Source) -> list[ConfigFile]:
+    if source is None:
+        return []
+    if not isinstance(source, Mapping):
+        return read_config_files(Path(source))
+    values = _plain(source)
+    base = values.pop(BASE, None)
+    here = ConfigFile(values, dict.fromkeys((key for key, _ in _leaves(values)), ARGUMENT))
+    return [*([] if base is None else read_config_files(Path(base))), here]
+
+
+def _plain(value: Any) -> Any:
+    """The value of a config in terms of YAML: paths as text, tuples as lists, a class as the name of its plug-in."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, type):
+        return reference_to(value)
+    return str(value) if isinstance(value, Path) else value
 
 
 def dump_config(config: RunConfig) -> str:
@@ -89,6 +129,9 @@ class _Draft:
         if key == ("algo", "name") and value == _PPO_IN_IMAGINATION:
             self.assign(("world_model",), self.data.get("world_model") or {}, place)
             value = "ppo"
+        if len(key) == 2 and key[1] == "name" and isinstance(value, str) and kinds(key[0]):
+            with suppress(PluginError):  # ``explain`` tells what is wrong
+                RunConfig.admit(key[0], value)
         if isinstance(value, Mapping) and (value or not key):
             for name in sorted(value, key=lambda name: name != "name"):  # select a kind before setting its keys
                 self.assign((*key, str(name)), value[name], place)
@@ -129,6 +172,14 @@ class _Draft:
         key = tuple(part for part in problem.key if isinstance(part, str))
         inside = (place for given, place in self.places.items() if given[: len(key)] == key)
         return replace(problem, place=problem.place or self.places.get(key) or next(inside, ""))
+
+    def found(self, key: str, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        """The files and folders that a key names, relative ones as ``find_input`` finds them."""
+        file, _, line = self.places.get(tuple(key.split(".")), "").rpartition(":")
+        folder = Path(file).parent if line.isdecimal() else None
+        if isinstance(value, str):
+            return find_input(value, folder)
+        return tuple(find_input(text, folder) for text in value)
 
     def _selected(self, group: str) -> Any:
         values = self.data.get(group)

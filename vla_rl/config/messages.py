@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
+from vla_rl.core.plugins import PluginConfig, PluginError, installed
 
 KeyPath = tuple[str | int, ...]
 NO_VALUE = object()
@@ -85,10 +86,12 @@ def shown(value: Any) -> str:
 
 def kinds(group: str) -> dict[str, type[BaseModel]]:
     """The classes of a group of ``RunConfig`` by their name; empty for a group of one kind."""
-    info = RunConfig.model_fields.get(group)
-    if info is None or info.discriminator is None:
-        return {}
-    return {member.model_fields["name"].default: member for member in get_args(info.annotation)}
+    return RunConfig.kinds(group)
+
+
+def own_kinds(group: str) -> dict[str, type[BaseModel]]:
+    """Of ``kinds``, those that come with this project."""
+    return {name: kind for name, kind in kinds(group).items() if not issubclass(kind, PluginConfig)}
 
 
 def default_kind(group: str) -> str:
@@ -103,8 +106,7 @@ def explain(error: ErrorDetails, data: Mapping[str, Any]) -> Problem:
         case "extra_forbidden":
             return Problem(key, f"unknown key; {_suggest_key(key, data)}", found)
         case "union_tag_invalid":
-            key, found = (*key, "name"), context["tag"]
-            return Problem(key, _suggest_value(key, found, list(kinds(str(key[0])))), found)
+            return Problem((*key, "name"), _unknown_kind(str(key[0]), context["tag"]), context["tag"])
         case "literal_error":
             return Problem(key, _suggest_value(key, found, _literals(key, data)), found)
         case "model_type" | "dict_type":
@@ -160,6 +162,16 @@ def _literals(key: KeyPath, data: Mapping[str, Any]) -> list[str]:
 
 def _listed(key: KeyPath, data: Mapping[str, Any]) -> str:
     return ", ".join(dotted((*key, name)) for name in _group(key, data).model_fields)
+
+
+def _unknown_kind(group: str, name: str) -> str:
+    """What to do about a name that selects no kind of a group."""
+    try:
+        RunConfig.admit(group, name)
+    except PluginError as error:
+        return str(error)
+    allowed = list(dict.fromkeys([*own_kinds(group), *installed(group)]))
+    return f"{_suggest_value((group, 'name'), name, allowed)}, or your own as module:Class"
 
 
 def _suggest_value(key: KeyPath, found: Any, allowed: Sequence[str]) -> str:

@@ -6,17 +6,18 @@ group of keys is one class: ``env`` in ``envs/*/config.py``, ``algo`` in ``algos
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, Union, get_args
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from algos import AlgoConfig
 from algos.ppo import PPOConfig
 from envs import EnvConfig
 from envs.libero.config import LiberoConfig
 from vla_rl.config.world_model import WorldModelConfig
-from vla_rl.core.schema import ConfigGroup, Fraction, NonNegative, Positive, PositiveFloat, Threads
+from vla_rl.core.plugins import installed, is_reference, plugin_config
+from vla_rl.core.schema import INPUT_PATH, ConfigGroup, Fraction, NonNegative, Positive, PositiveFloat, Threads
 from vla_rl.policies import PolicyConfig
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 
@@ -30,6 +31,7 @@ class SftConfig(ConfigGroup):
 
     demos: tuple[str, ...] = Field(
         (),
+        json_schema_extra=INPUT_PATH,
         description="Demonstrations: HDF5 files in LIBERO's layout, LeRobot data sets (v3), hf://OWNER/NAME; "
         "empty: the scripted expert collects them.",
     )
@@ -48,10 +50,16 @@ class SftConfig(ConfigGroup):
     threads: Threads = Field(2, description="CPU threads.")
     start_from: str | None = Field(
         None,
+        json_schema_extra=INPUT_PATH,
         description="Policy checkpoint to fine-tune, a folder or hf://OWNER/NAME, which keeps its statistics of "
         "actions; null: random weights.",
     )
-    output: str = Field("checkpoints/sft", description="Folder for the resulting policy checkpoint.")
+    output: str = Field(
+        "checkpoints/sft",
+        description="Folder for the resulting policy checkpoint. If it exists, NAME-2 beside it is used, or the next "
+        "free number.",
+    )
+    overwrite: bool = Field(False, description="Replace an existing checkpoint at output.")
 
 
 class TrainConfig(ConfigGroup):
@@ -196,6 +204,7 @@ class PlacementConfig(ConfigGroup):
     )
     profile: str | None = Field(
         None,
+        json_schema_extra=INPUT_PATH,
         description="Profile with measured costs (configs/profiles, `vla-rl profile`); the best layout is searched by "
         "it.",
     )
@@ -206,6 +215,7 @@ class PlacementConfig(ConfigGroup):
     )
     virtual: str | None = Field(
         None,
+        json_schema_extra=INPUT_PATH,
         description="Profile of virtual devices: computing only holds a device for as long as the profile says. For "
         "benchmarks of the runtime; needs env=workload.",
     )
@@ -269,6 +279,29 @@ class RunConfig(ConfigGroup):
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     log: LogConfig = Field(default_factory=LogConfig)
 
+    @classmethod
+    def kinds(cls, group: str) -> dict[str, type[BaseModel]]:
+        """The classes of a group by their name, those of other packages included once ``admit`` was called for them.
+
+        Empty for a group of one kind.
+        """
+        info = cls.model_fields.get(group)
+        if info is None or info.discriminator is None:
+            return {}
+        return {kind.model_fields["name"].default: kind for kind in get_args(info.annotation)}
+
+    @classmethod
+    def admit(cls, group: str, name: str) -> None:
+        """Extend the schema of a group by a part of another package, if ``name`` is the name of one.
+
+        Raises PluginError if the part cannot be used.
+        """
+        if name in cls.kinds(group) or not (is_reference(name) or name in installed(group)):
+            return
+        info = cls.model_fields[group]
+        info.annotation = Union[(*get_args(info.annotation), plugin_config(group, name))]  # type: ignore[assignment]
+        cls.model_rebuild(force=True)
+
     @property
     def max_staleness(self) -> int:
         """The bound on staleness in effect: ``train.max_staleness``, and the least possible with mode=sync."""
@@ -284,6 +317,10 @@ class RunConfig(ConfigGroup):
         """Updates between two weight syncs in effect: ``train.publish_every``, and 1 with mode=sync."""
         return 1 if self.mode == "sync" else self.train.publish_every
 
+    def input_paths(self) -> dict[str, str | tuple[str, ...]]:
+        """The files and folders that the run reads, by dotted key."""
+        return dict(_input_paths(self, ""))
+
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """A copy with other values by dotted key, such as ``{"train.iterations": 3}``. Does not validate them.
 
@@ -293,6 +330,15 @@ class RunConfig(ConfigGroup):
         for key, value in values.items():
             config = _with_value(config, key.split("."), value, key)
         return config
+
+
+def _input_paths(group: BaseModel, above: str) -> Iterator[tuple[str, str | tuple[str, ...]]]:
+    for name, info in type(group).model_fields.items():
+        value = getattr(group, name)
+        if isinstance(value, BaseModel):
+            yield from _input_paths(value, f"{above}{name}.")
+        elif info.json_schema_extra == INPUT_PATH and value:
+            yield f"{above}{name}", value
 
 
 def _with_value(group: Any, names: Sequence[str], value: Any, key: str) -> Any:

@@ -12,12 +12,12 @@ from pydantic import BaseModel, ValidationError
 
 from vla_rl.config.messages import KeyPath, Problem
 from vla_rl.core.errors import UserError
+from vla_rl.core.shipped import CONFIGS, find_config
 
-SHIPPED_CONFIGS = Path(__file__).parents[2] / "configs"
 _LARGEST = 1 << 20  # characters; the largest config that comes with vla_rl has a few thousand
 _DEEPEST = 100  # brackets within brackets
 UNREADABLE = (ValueError, RecursionError)  # numbers of thousands of digits, thousands of nested brackets
-BASE = "base"  # key of a file: the config file that it changes, relative to its own folder
+BASE = "base"  # key of a file: the config file that it changes, relative to its own folder, or one of CONFIGS
 
 
 @dataclass(slots=True)
@@ -39,16 +39,18 @@ def parse_value(text: str) -> Any:
 
 def read_config_files(path: Path) -> list[ConfigFile]:
     """Read ``path`` and its chain of bases, the innermost base first. Mistakes in them are in ``problems``."""
+    path = find_config(path)
     files = [read_config_file(path)]
     if not files[0].readable:
         return files
     seen = [path.resolve()]
     while (base := files[0].values.pop(BASE, None)) is not None:
         place = files[0].places.pop((BASE,), "")
-        path = path.parent / str(base)
+        beside = path.parent / str(base)
+        path = beside if beside.is_file() or not find_config(str(base)).is_file() else find_config(str(base))
         wrong = "is this file itself, or changes it; name another" if path.resolve() in seen else ""
         if not path.is_file():
-            wrong = f"there is no file {path}; the path of a base is relative to the file that names it"
+            wrong = f"there is no file {path}; name one relative to this file, or a config that comes with vla_rl"
             files[0].readable = False
         if wrong:
             files[0].problems.append(Problem((BASE,), wrong, base, place))
@@ -132,8 +134,8 @@ def _plain(values: Any) -> dict[str, Any]:
 
 
 def _shipped() -> str:
-    names = sorted(file.name for file in SHIPPED_CONFIGS.glob("*.yaml"))
-    return f"; configs that come with vla_rl: {', '.join(f'configs/{name}' for name in names)}" if names else ""
+    names = sorted(file.stem for file in CONFIGS.glob("*.yaml"))
+    return f"; configs that come with vla_rl: {', '.join(names)}" if names else ""
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -10,6 +10,10 @@ Pixels = Annotated[int, Field(ge=1, le=4096)]
 Threads = Annotated[int, Field(ge=1, le=4096)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+
+# Field(json_schema_extra=INPUT_PATH): a file or folder that is read, or several. A relative one is looked for beside
+# the config file that names it, in the working folder, and among what comes with vla_rl.
+INPUT_PATH: dict[str, JsonValue] = {"format": "path"}
 
 
 class ConfigGroup(BaseModel):

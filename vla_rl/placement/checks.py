@@ -1,13 +1,13 @@
 """Checks of a config against a machine: what a run needs and the machine lacks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from envs.base.lerobot_format import missing_packages
 from envs.maniskill.config import ManiSkillConfig
 from vla_rl.config.checks import Check
-from vla_rl.config.loading import load_config
+from vla_rl.config.loading import Source, load_config
 from vla_rl.config.messages import Problem
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -26,12 +26,12 @@ _ON_THE_HUB: dict[str, RepoType] = {  # keys that may be addresses there
 _WORKER_BYTES = 100 << 20  # an env worker, before its simulator
 
 
-def load_checked_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+def load_checked_config(source: Source, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
     """Load a config that must be able to run on this machine, and download what it names on the hub.
 
     Raises ConfigError, as ``load_config`` does, and UserError if something cannot be downloaded.
     """
-    return with_downloads(load_config(path, overrides, machine_checks(Machine.detect())))
+    return with_downloads(load_config(source, overrides, machine_checks(Machine.detect())))
 
 
 def with_downloads(config: RunConfig) -> RunConfig:

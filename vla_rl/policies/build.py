@@ -2,6 +2,7 @@
 
 Each policy has a folder ``vla_rl/policies/NAME`` with ``config.py`` (its keys) and ``build.py`` (``check_policy``,
 ``build_policy``, ``policy_for_demonstrations``, ``policy_sizes`` and ``save_policy``, with the arguments used below).
+A policy of another package is a class that has these five names (``vla_rl.policies.base.gaussian`` has them).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.plugins import plugin_of
 from vla_rl.core.records import Array, EnvSpec
 from vla_rl.policies import PolicyConfig
 from vla_rl.policies.base.sizes import PolicySizes
@@ -104,4 +106,4 @@ def torch_dtype(precision: str) -> torch.dtype:
 
 
 def _builder(config: PolicyConfig) -> Any:
-    return import_module(f"vla_rl.policies.{config.name}.build")
+    return plugin_of(config) or import_module(f"vla_rl.policies.{config.name}.build")

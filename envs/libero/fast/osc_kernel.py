@@ -31,6 +31,7 @@ class Robot(NamedTuple):
     first_dof: int  # of the arm's seven
     arm_qpos: np.ndarray  # int64 [7]
     joints: np.ndarray  # int64 [9]: arm, then both fingers
+    dofs: np.ndarray  # int64 [9], of the same joints' velocities
     arm_actuators: np.ndarray  # int64 [7]
     torque_low: np.ndarray  # float64 [7]
     torque_high: np.ndarray  # float64 [7]
@@ -97,6 +98,7 @@ class Moment(NamedTuple):
     eef_pos: np.ndarray  # float64 [3]
     eef_quat: np.ndarray  # float64 [4], w first
     joints: np.ndarray  # float64 [9], arm and fingers
+    speeds: np.ndarray  # float64 [9], of these joints
 
 
 @njit(cache=True, nogil=True)
@@ -131,6 +133,7 @@ def finish(
         if substep == seen_at:
             for i in range(len(robot.joints)):
                 seen.joints[i] = sim.qpos[robot.joints[i]]
+                seen.speeds[i] = sim.qvel[robot.dofs[i]]
 
 
 @njit(cache=True, nogil=True)

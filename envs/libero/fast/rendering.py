@@ -78,7 +78,7 @@ class Renderer:
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._perturbation = mujoco.MjvPerturb()
         self._viewport = mujoco.MjrRect(0, 0, size, size)
-        self._size = size
+        self._size = self.size = size
         self._pixels = np.zeros((size, size, 3), np.uint8)
         self._shapes, self._costs = _find_shapes(model)
         bounds = model.geom_aabb[self._shapes].reshape(-1, 2, 3)  # centre and half sizes

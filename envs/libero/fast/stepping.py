@@ -46,6 +46,7 @@ class RobotLayout:
             first_dof=int(controller.qvel_index[0]),
             arm_qpos=self.arm_qpos,
             joints=self.joints,
+            dofs=np.array([*controller.qvel_index, *robot._ref_gripper_joint_vel_indexes], dtype=np.int64),
             arm_actuators=np.array(robot._ref_joint_actuator_indexes, dtype=np.int64),
             torque_low=low.copy(),
             torque_high=high.copy(),
@@ -146,8 +147,9 @@ def read_moment(arm: ArmState) -> Moment:
     """
     from envs.libero.fast.osc_kernel import Moment
 
-    sim = arm.sim
-    return Moment(sim.qpos.copy(), sim.eef_pos.copy(), sim.eef_quat.copy(), sim.qpos[arm.robot.joints])
+    sim, robot = arm.sim, arm.robot.constants
+    poses = sim.qpos.copy(), sim.eef_pos.copy(), sim.eef_quat.copy()
+    return Moment(*poses, sim.qpos[robot.joints], sim.qvel[robot.dofs])
 
 
 def control_step(arm: ArmState, action: np.ndarray, seen: Moment, seen_at: int) -> None:

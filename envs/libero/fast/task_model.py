@@ -84,25 +84,29 @@ class TaskModel:
             self.model.body_quat[self._fixtures] = state.fixture_quat
             self._owner = state
 
-    def place(self, state: SimState, seed: int, init_state: np.ndarray | None, joint_noise: float = 0.0) -> None:
+    def place(
+        self,
+        state: SimState,
+        seed: int | None,
+        init_state: np.ndarray | None,
+        joint_noise: float = 0.0,
+        joint_draws: int = 1,
+    ) -> None:
         """Start an episode, up to (not including) the settling steps.
 
-        LIBERO's samplers place fixtures and objects, drawing from numpy's global generator seeded with ``seed``. An
+        LIBERO's samplers place fixtures and objects, drawing from numpy's global generator seeded with ``seed``; None:
+        as it is. The samplers of joint positions draw ``joint_draws`` times (see ``dropin.OffScreenRenderEnv``). An
         initial state (float64 [1 + nq + nv]) then overwrites everything but the fixtures, as ``set_init_state`` does.
         Without one, normal noise of ``joint_noise`` rad is added to the arm's joints.
 
         Raises EnvError if the initial state has the wrong size or no valid placement is found.
         """
-        expected = 1 + self.model.nq + self.model.nv
-        if init_state is not None and init_state.shape != (expected,):
-            raise EnvError(
-                f"an initial state of {self.task} has {init_state.size} numbers, the model of these assets {expected}: "
-                "the assets do not belong to this version of hf-libero"
-            )
+        if init_state is not None:
+            self._check_size(init_state)
         self.bind(state)
         with _seeded(seed):
             for _ in range(_MAX_PLACEMENT_ATTEMPTS):
-                if self._try_placement(state):
+                if self._try_placement(state, joint_draws):
                     break
             else:
                 raise EnvError(f"LIBERO finds no valid placement for {self.task} with seed {seed}: use another seed")
@@ -110,21 +114,41 @@ class TaskModel:
         state.fixture_quat[:] = self.model.body_quat[self._fixtures]
         state.arm.start(self.env.robots[0].controller)
         state.lit = np.zeros(len(self._lamps), dtype=bool)
-        if init_state is None and joint_noise > 0:
+        if init_state is None and joint_noise > 0 and seed is not None:
             init_state = np.concatenate([[state.data.time], state.data.qpos, state.data.qvel])
             init_state[1 + self.robot.arm_qpos] += arm_noise(seed, joint_noise)
-        if init_state is not None:
-            state.data.time = init_state[0]
-            state.data.qpos[:] = init_state[1 : 1 + self.model.nq]
-            state.data.qvel[:] = init_state[1 + self.model.nq :]
-            state.lit = self.lamps(state)
-        mujoco.mj_forward(self.model, state.data)
-        state.seen, state.seen_lit = read_moment(state.arm), state.lit
         # LIBERO's observables run on a clock of their own, which each forced reading advances by one substep: one in
         # ``reset``, one more in ``set_init_state``. This decides in which substep of a control step they sample.
-        state.seen_at = SUBSTEPS if init_state is None else SUBSTEPS - 1
+        state.seen_at = SUBSTEPS
+        if init_state is not None:
+            self.restore(state, init_state)
+        else:
+            self._look(state)
 
-    def _try_placement(self, state: SimState) -> bool:
+    def restore(self, state: SimState, init_state: np.ndarray) -> None:
+        """Continue from an initial state, as ``set_init_state`` does. Raises EnvError if it has the wrong size."""
+        self._check_size(init_state)
+        self.bind(state)
+        state.data.time = init_state[0]
+        state.data.qpos[:] = init_state[1 : 1 + self.model.nq]
+        state.data.qvel[:] = init_state[1 + self.model.nq :]
+        state.lit = self.lamps(state)
+        self._look(state)
+        state.seen_at = state.seen_at - 1 or SUBSTEPS
+
+    def _look(self, state: SimState) -> None:
+        mujoco.mj_forward(self.model, state.data)
+        state.seen, state.seen_lit = read_moment(state.arm), state.lit
+
+    def _check_size(self, init_state: np.ndarray) -> None:
+        expected = 1 + self.model.nq + self.model.nv
+        if init_state.shape != (expected,):
+            raise EnvError(
+                f"an initial state of {self.task} has {init_state.size} numbers, the model of these assets {expected}: "
+                "the assets do not belong to this version of hf-libero"
+            )
+
+    def _try_placement(self, state: SimState, joint_draws: int) -> bool:
         """LIBERO's ``_reset_internal`` without the robot's controller, whose first reading never differs."""
         from robosuite.utils.errors import RandomizationError
 
@@ -136,7 +160,7 @@ class TaskModel:
         np.random.randn(len(robot.init_qpos))  # robosuite's joint noise, of magnitude zero: keeps the stream in step
         data.qpos[robot._ref_joint_pos_indexes] = robot.init_qpos
         data.qpos[robot._ref_gripper_joint_pos_indexes] = robot.gripper.init_qpos
-        for sampler in env.object_property_initializers:
+        for sampler in env.object_property_initializers * joint_draws:
             env.object_states_dict[sampler.name].set_joint(sampler.sample())
         mujoco.mj_kinematics(model, data)
         try:
@@ -258,20 +282,22 @@ def _build_env(task: LiberoTask, assets: LiberoAssets) -> Any:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed numpy's global generator, which LIBERO's samplers draw from, and restore it afterwards.
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Seed numpy's global generator, which LIBERO's samplers draw from, and restore it afterwards; None: neither.
 
     If LIBERO's drawer sampler finds no place, it opens a debugger, which would wait on stdin; here it raises instead.
     """
     state = np.random.get_state()
     debugger = pdb.set_trace
-    np.random.seed(seed % 2**32)
+    if seed is not None:
+        np.random.seed(seed % 2**32)
     pdb.set_trace = _refuse_debugger
     try:
         yield
     finally:
         pdb.set_trace = debugger
-        np.random.set_state(state)
+        if seed is not None:
+            np.random.set_state(state)
 
 
 def _refuse_debugger(*_: Any, **__: Any) -> None:

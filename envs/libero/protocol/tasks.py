@@ -17,6 +17,7 @@ import numpy as np
 from envs.base import EnvError
 from envs.base.demonstrations import libero_instruction
 from envs.base.packages import package_folder
+from vla_rl.core.packages import install_command
 
 STEP_LIMITS = {  # control steps, the protocol of the OpenVLA papers (longest demonstration of a suite plus some slack)
     "libero_spatial": 220,
@@ -110,7 +111,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 def _package_root() -> Path:
     folder = package_folder("libero")
     if folder is None:
-        raise EnvError('Python package "libero" is missing: pip install "vla_rl[libero]"')
+        raise EnvError(f'Python package "libero" is missing: {install_command("libero")}')
     return folder / "libero"
 
 

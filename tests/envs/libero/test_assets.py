@@ -289,7 +289,7 @@ def test_robosuite_accepts_any_device_to_draw_on() -> None:
 def test_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     find = bootstrap.importlib.util.find_spec
     monkeypatch.setattr(bootstrap.importlib.util, "find_spec", lambda name: None if name == "robosuite" else find(name))
-    with pytest.raises(EnvError, match=r"'robosuite' is missing: pip install"):
+    with pytest.raises(EnvError, match=r"'robosuite' is missing: bash scripts/setup\.sh"):
         import_libero("placeholder")
 
 

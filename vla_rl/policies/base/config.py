@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from vla_rl.core.records import EnvSpec, PolicySpec
-from vla_rl.core.schema import ConfigGroup, Positive, PositiveFloat
+from vla_rl.core.schema import INPUT_PATH, ConfigGroup, Positive, PositiveFloat
 
 
 class PolicyConfigBase(ConfigGroup):
@@ -19,7 +19,9 @@ class PolicyConfigBase(ConfigGroup):
     name: str
 
     checkpoint: str | None = Field(
-        None, description="Folder of a policy checkpoint to start from, or hf://OWNER/NAME; null: random weights."
+        None,
+        json_schema_extra=INPUT_PATH,
+        description="Folder of a policy checkpoint to start from, or hf://OWNER/NAME; null: random weights.",
     )
     chunk_size: Positive = Field(8, description="Actions that one inference predicts, in control steps.")
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature; log-probabilities use it, too.")

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
-from vla_rl.core.schema import ConfigGroup, Positive, PositiveFloat
+from vla_rl.core.schema import INPUT_PATH, ConfigGroup, Positive, PositiveFloat
 from vla_rl.policies.base.config import PolicyConfigBase
 from vla_rl.policies.openvla_oft.architecture import VARIANT, DecodingName, HeadName, Resize, Rounding
 
@@ -33,6 +33,7 @@ class OpenVLAOFTConfig(PolicyConfigBase):
     name: Literal["openvla_oft"] = "openvla_oft"
     checkpoint: str | None = Field(
         None,
+        json_schema_extra=INPUT_PATH,
         description="Folder of a policy checkpoint to start from, in this project's format or as OpenVLA's are "
         "published, or OWNER/NAME of one on the model hub (docs/policies.md); null: random weights.",
     )

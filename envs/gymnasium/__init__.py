@@ -1,0 +1,1 @@
+"""Environments of gymnasium, from any package, behind the ``VectorEnv`` interface."""

@@ -1,0 +1,46 @@
+"""Configuration of environments of gymnasium."""
+
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from envs.base.config import SimulatorConfig
+from vla_rl.core.schema import Pixels, Positive
+
+
+class GymnasiumConfig(SimulatorConfig):
+    """An environment of gymnasium with images and Box actions, from any package (docs/gymnasium.md)."""
+
+    name: Literal["gymnasium"] = "gymnasium"
+    id: str = Field(
+        "vla_rl/Tabletop-v0",
+        description="The environment's id, as gymnasium.make takes it; MODULE:ID imports a module first, which "
+        "registers it.",
+    )
+    options: dict[str, JsonValue] = Field({}, description="Further arguments of gymnasium.make, by name.")
+    image: str | None = Field(
+        None,
+        description="Key of the image in the observation, of several with commas between, or `render` for what "
+        "render() draws; a/b for b within a. null: all images in the observation, or else `render`.",
+    )
+    state: tuple[str, ...] | None = Field(
+        None, description="Keys of the vectors that the policy sees; null: all vectors in the observation; []: none."
+    )
+    instruction: str | None = Field(None, description="What the policy is told to do; null: made from the id.")
+    success: str | None = Field(
+        None,
+        description="Key of the step's info that tells success; null: is_success or success, and without them an end "
+        "with a positive reward.",
+    )
+    reward: Literal["success", "env"] = Field(
+        "success", description="success: 1 when the task is solved, as everywhere here. env: the environment's rewards."
+    )
+    ends_on_success: bool = Field(
+        True,
+        description="Success ends the episode, also where the environment goes on. false: success is what the last "
+        "step says.",
+    )
+    scale_actions: bool = Field(True, description="Map -1 to 1 to the limits of the action space, where it has some.")
+    image_size: Pixels = Field(64, description="Height and width to which images are resized, in pixels.")
+    max_episode_steps: Positive | None = Field(None, description="Time limit; null: that of the id's registration.")
+    start_states: Positive = Field(50, description="Resets with seeds of their own that evaluations start from.")

@@ -1,0 +1,257 @@
+"""The shortest way to a policy of your own: bring a network, and get a Gaussian over action chunks around it.
+
+``GaussianPolicy`` has all that the rest of the system asks of a policy (``vla_rl.policies.base.policy``), and all that
+``vla_rl.policies.build`` asks of a class from outside: checkpoints, sizes, statistics of demonstrations. A subclass has
+
+    class Config(GaussianPolicyConfig)    its own keys, with defaults
+    __init__(self, config, spec)          calls the base's with the width of its features, then makes its layers
+    features(self, seen)                  [N, width], what actions and values are read from
+
+    mean = head(features)     action = mean + temperature * exp(log_std) * noise     (normalized actions)
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.records import Array, ArrayLayout, EnvSpec, PolicySpec, RandomNumbers, Record
+from vla_rl.core.schema import PositiveFloat
+from vla_rl.policies.base.checkpoint_folder import WEIGHTS, Tensors, read_json, read_weights, write_checkpoint
+from vla_rl.policies.base.config import PolicyConfigBase
+from vla_rl.policies.base.policy import Decisions, Policy, PolicyInput, PolicyOutput
+from vla_rl.policies.base.sizes import PolicySizes
+from vla_rl.policies.base.value_head import ValueHead
+
+_FORMAT = "vla_rl gaussian"
+_ABOUT, _METADATA = "policy.json", "metadata.json"
+_VALUE_WIDTHS = 128, 64
+_NARROWEST = 1e-3  # range of a dimension that hardly moves in demonstrations
+
+
+class GaussianPolicyConfig(PolicyConfigBase):
+    """Keys of every ``GaussianPolicy``."""
+
+    recomputes_blocks: ClassVar[bool] = False
+    name: str = "gaussian"
+    initial_std: PositiveFloat = Field(
+        0.3, description="Standard deviation of normalized actions (about -1 to 1) before training; it is learned."
+    )
+
+    def spec(self, env: EnvSpec) -> PolicySpec:
+        chunk = self.chunk_size, env.action_dim
+        return PolicySpec(*chunk, {"actions": ArrayLayout("<f4", chunk)}, {"noise": RandomNumbers(chunk, "normal")})
+
+    @property
+    def discrete(self) -> bool:
+        return False
+
+
+class GaussianPolicy(Policy):
+    """See the module. A record holds the normalized actions: float32 [N, K, A]."""
+
+    Config: ClassVar[type[GaussianPolicyConfig]] = GaussianPolicyConfig
+    low: Tensor  # float32 [A], the action that -1 stands for
+    high: Tensor  # float32 [A]
+
+    def __init__(self, config: GaussianPolicyConfig, spec: EnvSpec, width: int) -> None:
+        """``width``: numbers in a row of ``features``."""
+        super().__init__()
+        self.config, self.spec = config, spec
+        self.action_head = nn.Linear(width, config.chunk_size * spec.action_dim)
+        self.log_std = nn.Parameter(torch.full((spec.action_dim,), math.log(config.initial_std)))
+        self.value_head = ValueHead(width, *_VALUE_WIDTHS)
+        self.register_buffer("low", -torch.ones(spec.action_dim))
+        self.register_buffer("high", torch.ones(spec.action_dim))
+
+    @abstractmethod
+    def features(self, seen: PolicyInput) -> Tensor:
+        """[N, width] of N observations: uint8 images [N, V, H, W, 3], proprio [N, P], task [N]."""
+
+    def set_instructions(self, instructions: Sequence[str]) -> None:
+        """Raises UserError for more instructions than the simulator has tasks: algorithms with conditions make them."""
+        if len(instructions) > len(self.spec.instructions):
+            raise UserError(
+                f"{type(self).__name__} tells tasks apart by number and has {len(self.spec.instructions)} of them, not "
+                f"{len(instructions)}: choose an algorithm without conditions, such as algo=ppo"
+            )
+        if not instructions:
+            raise ValueError("no instructions: name one for each task")
+        self.instructions = tuple(instructions)
+
+    def forward(
+        self, seen: PolicyInput, record: Mapping[str, Tensor], temperature: float, detach_value: bool = True
+    ) -> PolicyOutput:
+        mean, log_std, features = self._distribution(seen, temperature)
+        entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(mean)
+        logprobs = _logprobs(mean, log_std, record["actions"])
+        return PolicyOutput(logprobs, entropy, self._values(features, seen, detach_value), features.detach())
+
+    @torch.no_grad()
+    def act(self, seen: PolicyInput, draws: Mapping[str, Tensor], greedy: Tensor, temperature: float) -> Decisions:
+        mean, log_std, features = self._distribution(seen, temperature)
+        actions = torch.where(greedy[:, None, None], mean, mean + log_std.exp() * draws["noise"])
+        return Decisions(
+            {"actions": actions}, _logprobs(mean, log_std, actions), self._values(features, seen, detach_value=True)
+        )
+
+    def imitation_loss(
+        self, seen: PolicyInput, actions: Array, mask: Tensor, rng: np.random.Generator, smoothing: float
+    ) -> Tensor:
+        """The mean squared distance of normalized actions; the deviation is not trained."""
+        mean, _, _ = self._distribution(seen, 1.0)
+        wanted = torch.from_numpy(self.encode(actions, rng)["actions"]).to(mean.device)
+        weights = mask.unsqueeze(-1).expand_as(mean).to(mean.dtype)
+        return ((mean - wanted).square() * weights).sum() / weights.sum()
+
+    def encode(self, actions: Array, rng: np.random.Generator) -> Record:
+        low, high = self._limits()
+        return {"actions": (2 * (actions - low) / (high - low) - 1).astype(np.float32)}
+
+    def decode(self, record: Mapping[str, Array]) -> Array:
+        low, high = self._limits()
+        decoded: Array = (low + (record["actions"] + 1) * (high - low) / 2).astype(np.float32)
+        return decoded
+
+    def normalized_actions(self, record: Mapping[str, Array]) -> Array:
+        return record["actions"]
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        return self.value_head.parameters()
+
+    def _distribution(self, seen: PolicyInput, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Means [N, K, A], logarithms of deviations [A], features [N, width]; the first two in float32."""
+        if not self.instructions:
+            raise RuntimeError("call set_instructions first: it defines the task numbers")
+        features = self.features(seen)
+        mean = self.action_head(features).float().unflatten(1, (self.config.chunk_size, self.spec.action_dim))
+        return mean, self.log_std.float() + math.log(temperature), features
+
+    def _values(self, features: Tensor, seen: PolicyInput, detach_value: bool) -> Tensor:
+        time = seen.elapsed if self.config.value_time else torch.zeros_like(seen.elapsed)
+        value: Tensor = self.value_head(features.detach() if detach_value else features, time)
+        return value.float()
+
+    def _limits(self) -> tuple[Array, Array]:
+        return self.low.float().cpu().numpy(), self.high.float().cpu().numpy()
+
+    # What ``vla_rl.policies.build`` asks of a policy's class.
+
+    @classmethod
+    def check_policy(cls, config: GaussianPolicyConfig, spec: EnvSpec) -> None:
+        """Raise UserError if the checkpoint is another policy's, or was made for other observations or actions."""
+        if config.checkpoint is None:
+            return
+        found = read_json(Path(config.checkpoint), _ABOUT)
+        wanted = _about(cls, config, spec)
+        if differences := [
+            f"{name}={found.get(name)!r}, not {wanted[name]!r}" for name in wanted if found.get(name) != wanted[name]
+        ]:
+            raise UserError(f"policy.checkpoint={config.checkpoint} was made with {'; '.join(differences)}")
+
+    @classmethod
+    def build_policy(
+        cls,
+        config: GaussianPolicyConfig,
+        spec: EnvSpec,
+        seed: int,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """The checkpoint's policy, or one with random weights."""
+        policy = cls._random(config, spec, seed)
+        if config.checkpoint is not None:
+            cls.check_policy(config, spec)
+            policy.load_state_dict(read_weights(Path(config.checkpoint), policy.state_dict(), fits=_ABOUT))
+        return policy.to(device, dtype)
+
+    @classmethod
+    def policy_for_demonstrations(
+        cls,
+        config: GaussianPolicyConfig,
+        spec: EnvSpec,
+        actions: Array,
+        proprio: Array,
+        seed: int,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """A policy with random weights, whose normalized actions are -1 and 1 at the demonstrations' limits."""
+        policy = cls._random(config, spec, seed)
+        low, high = actions.min(axis=0), actions.max(axis=0)
+        middle, half = (low + high) / 2, np.maximum(high - low, _NARROWEST) / 2
+        with torch.no_grad():
+            policy.low.copy_(torch.from_numpy(middle - half))
+            policy.high.copy_(torch.from_numpy(middle + half))
+        return policy.to(device, dtype)
+
+    @classmethod
+    def policy_sizes(
+        cls, config: GaussianPolicyConfig, spec: EnvSpec, element_size: int, activation_checkpointing: bool
+    ) -> PolicySizes:
+        """Weights are counted, and so are the outputs of all layers for one observation."""
+        policy = cls._random(config, spec, 0)
+        outputs: list[int] = []
+        for layer in policy.modules():
+            if not list(layer.children()):
+                layer.register_forward_hook(lambda layer, given, out: outputs.append(_numel(out)))
+        seen = PolicyInput(
+            torch.zeros((1, len(spec.views), spec.image_size, spec.image_size, 3), dtype=torch.uint8),
+            torch.zeros((1, spec.proprio_dim)),
+            torch.zeros(1, dtype=torch.long),
+            torch.zeros(1),
+        )
+        with torch.no_grad():
+            policy.features(seen)
+        pixels = seen.images.numel()
+        parameters, held = sum(p.numel() for p in policy.parameters()), sum(outputs) + pixels
+        return PolicySizes(
+            parameters=parameters,
+            trained=sum(p.numel() for p in policy.trained_parameters().values()),
+            train_each=2 * held * element_size,
+            saved_each=held * element_size,
+            infer_each=2 * max([pixels, *outputs]) * element_size,
+        )
+
+    @classmethod
+    def save_policy(cls, policy: GaussianPolicy, folder: str | Path, metadata: Mapping[str, Any]) -> None:
+        files = {_ABOUT: _about(cls, policy.config, policy.spec), _METADATA: metadata}
+        write_checkpoint(Path(folder), {WEIGHTS: Tensors(policy.state_dict())}, files)
+
+    @classmethod
+    def _random(cls, config: GaussianPolicyConfig, spec: EnvSpec, seed: int) -> Self:
+        make: Any = cls
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            policy: Self = make(config, spec)
+        return policy
+
+
+def _about(cls: type, config: GaussianPolicyConfig, spec: EnvSpec) -> dict[str, Any]:
+    seen = {k: v for k, v in asdict(spec).items() if k in ("image_size", "proprio_dim", "action_dim")}
+    return {
+        "format": _FORMAT,
+        "class": cls.__qualname__,
+        "views": len(spec.views),
+        "chunk_size": config.chunk_size,
+    } | seen
+
+
+def _logprobs(mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
+    """[N, K, A]: log N(action; mean, std^2)."""
+    distance = (actions - mean) * (-log_std).exp()
+    return -0.5 * distance.square() - log_std - 0.5 * math.log(2 * math.pi)
+
+
+def _numel(output: Any) -> int:
+    return output.numel() if isinstance(output, Tensor) else 0

@@ -125,6 +125,8 @@ def torment(run: TrainingRun, schedule: Schedule, say: Callable[[str], object]) 
 def _await_recovery(run: TrainingRun, kind: str, injected: Injected, began: float) -> Event:
     starts = run.starts
     trained = _next_batch(run, began)
+    while run.process.poll() not in (None, 0):  # that batch was trained before the fault took effect
+        trained = _next_batch(run, time.time())
     deadline = time.monotonic() + _DEADLINE_S
     while run.process.poll() is None and time.monotonic() < deadline:
         try:

@@ -376,9 +376,9 @@ def test_published_settings_can_be_said(tmp_path):
 
 
 def test_evaluation_takes_the_merged_policy_as_it_is(base, tmp_path):
-    from vla_rl.commands.evaluate import _config as evaluation_config
+    from vla_rl.commands.evaluate import evaluated_config
 
     (tmp_path / "config.yaml").write_text(dump_config(_config(base)))
     (tmp_path / "checkpoints/000001/policy").mkdir(parents=True)
-    policy = evaluation_config(tmp_path, None, [], best=False).policy
+    policy = evaluated_config(tmp_path, None, [], best=False).policy
     assert (policy.checkpoint, policy.lora) == (str(tmp_path / "checkpoints/000001/policy"), None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from safetensors.torch import load_file
 
 from tests import ROOT
 from vla_rl.commands.cli import main
@@ -186,9 +186,9 @@ def _assets(config: RunConfig) -> list[str]:
 
 
 def _optimizer_steps(run: Path) -> int:
-    """As DeepSpeed has counted them."""
-    (file,) = (run / "checkpoints/000002").rglob("*model_states.pt")
-    return torch.load(file, map_location="cpu", weights_only=False)["global_steps"]
+    """As AdamW has counted them."""
+    (file,) = (run / "checkpoints/000002").rglob("*-of-*.safetensors")
+    return max(int(value) for name, value in load_file(file).items() if name.endswith(":step"))
 
 
 @pytest.mark.slow

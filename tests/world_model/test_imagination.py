@@ -193,6 +193,18 @@ def test_advantages_are_scaled_as_the_audit_says(made):
         assert after.total_reward == pytest.approx(scale * before.total_reward, rel=1e-5)
 
 
+def test_a_placebo_learns_from_the_outcomes_of_other_episodes(tmp_path):
+    config, sink = CONFIG.model_copy(update={"placebo": True}), Sink()
+    trainer = ModelTrainer(config, seed=0, discount=1.0)
+    imagination = Imagination(config, Encoder(), trainer, sink, discount=1.0)
+    for number in range(2):  # 0 succeeds, 1 does not
+        imagination.observe(real(number))
+    trainer.archive.save(tmp_path / "archive.npz")
+    with np.load(tmp_path / "archive.npz") as file:
+        assert file["solved"].tolist() == [True, True]
+        assert file["returns"][3:].max() == 1.0, "the failed episode, as if it had succeeded"
+
+
 def test_stopping_releases_whoever_waits(made):
     imagination, *_ = made
     imagination.stop()

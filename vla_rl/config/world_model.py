@@ -31,6 +31,11 @@ class WorldModelConfig(ConfigGroup):
     hindsight: float = Field(
         1.0, ge=0.0, description="Weight of learning where the robot was when the task was solved, as a side task."
     )
+    placebo: bool = Field(
+        False,
+        description="A control for experiments: the model learns from each episode as if it had ended like the one "
+        "before. Nothing can be gained from it but by chance.",
+    )
     audit_chunks: int = Field(512, ge=64, description="Newest audited chunks by which the model is judged.")
     audit_prior: float = Field(
         0.5, gt=0.0, le=1.0, description="Slope that the audit expects before it has seen anything; 1: a right model."

@@ -82,6 +82,7 @@ class Imagination:
         self._config, self._encoder, self._trainer, self._sink = config, encoder, trainer, sink
         self._discount, self.futures = discount, futures
         self._pending: dict[int, _Pending] = {}  # by the real episode's id
+        self._previous: Trajectory | None = None  # real episode that was learned from, for the placebo
         self._due: deque[EpisodeSpec] = deque()
         self._next_id = 0
         self._stopped = False
@@ -167,6 +168,9 @@ class Imagination:
         return rating.mean - self._config.disagreement * rating.deviation
 
     def _learn(self, trajectory: Trajectory, episode: Episode) -> None:
+        if self._config.placebo:
+            previous, self._previous = self._previous or trajectory, trajectory
+            episode = Episode.of(ending_like(trajectory, previous), episode.features, episode.actions, self._discount)
         self._trainer.learn([episode])
         if self.futures is not None and self._trainer.ready:
             self.futures.learn(trajectory)
@@ -209,6 +213,17 @@ class Imagination:
         self.audit.restore(state["audit"])
         self.verdict = self.audit.verdict()
         self._next_id = state["next_id"]
+
+
+def ending_like(played: Trajectory, other: Trajectory) -> Trajectory:
+    """``played`` with the outcome of another episode."""
+    return replace(
+        played,
+        num_steps=np.append(played.num_steps[:-1], other.num_steps[-1:]),
+        terminated=other.terminated,
+        truncated=other.truncated,
+        success=other.success,
+    )
 
 
 def make_imagination(

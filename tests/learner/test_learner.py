@@ -129,6 +129,16 @@ def test_after_value_warmup_the_policy_starts_as_if_there_had_been_none(stage):
     assert max(np.abs(warmed[name] - before[name]).max() for name in trunk) > 1e-4
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"precision": "bf16"}, {"precision": "bf16", "zero_stage": 1}, {"zero_stage": 3}]
+)
+def test_adam_counts_its_steps_from_the_first(settings):
+    learner = make_learner(config(algo={"name": "ppo", "minibatches": 2, "epochs": 1}, learner=settings))
+    assert learner.update(random_batch())["learner/optimizer_steps"] == 2
+    optimizer = getattr(learner._optimizer, "optimizer", learner._optimizer)
+    assert {int(state["step"]) for state in optimizer.state.values()} == {2}
+
+
 def test_an_update_ends_when_it_has_moved_far_enough():
     for target, steps in ((None, 6), (1e-9, 1)):
         learner = make_learner(config(algo={"name": "ppo", "minibatches": 2, "epochs": 3, "target_kl": target}))

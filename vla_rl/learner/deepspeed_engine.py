@@ -35,6 +35,7 @@ def make_engine(policy: Policy, settings: LearnerConfig) -> tuple[Any, Any]:
     weights = [weight for group in groups for weight in group["params"]]
     ds_config = _engine_config(settings, sum(weight.numel() for weight in weights), weights[0].is_cuda)
     engine, wrapped, _, _ = deepspeed.initialize(model=policy, optimizer=optimizer, config=ds_config)
+    reset_unused_steps(wrapped)  # DeepSpeed makes the moments of some optimizers by a step without gradients
     if settings.precision == "bf16" and settings.zero_stage == 0:
         for weight in weights:
             weight.grad_dtype = torch.float32  # DeepSpeed accumulates in float32 under ZeRO only

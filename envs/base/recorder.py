@@ -8,7 +8,8 @@ import numpy as np
 
 from envs.base.lerobot_writer import EpisodeData, save_episode
 from envs.base.vector_env import VectorEnv, empty_observation
-from vla_rl.core.records import EpisodeSpec, Observation, StepResult
+from envs.base.wrapper import EnvWrapper
+from vla_rl.core.records import EpisodeSpec, StepResult
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class _Tape:
     rewards: list[float] = field(default_factory=list)
 
 
-class RecordedEnv(VectorEnv):
+class RecordedEnv(EnvWrapper):
     """``env``, whose finished episodes are saved below ``folder`` (``lerobot_writer.save_episode``).
 
     A recorded episode executes its chunks step by step, and renders before each: what the simulator does is the same,
@@ -30,8 +31,8 @@ class RecordedEnv(VectorEnv):
     """
 
     def __init__(self, env: VectorEnv, folder: Path, *, evaluations_only: bool = False) -> None:
-        self.spec, self.num_envs = env.spec, env.num_envs
-        self._env, self._folder, self._evaluations_only = env, folder, evaluations_only
+        super().__init__(env)
+        self._folder, self._evaluations_only = folder, evaluations_only
         self._tapes: dict[int, _Tape] = {}  # by env id, of running episodes that are recorded
         self._seen = empty_observation(env.spec, env.num_envs)
 
@@ -84,18 +85,3 @@ class RecordedEnv(VectorEnv):
         images, proprio, actions = np.stack(tape.images), np.stack(tape.proprio), np.stack(tape.actions)
         rewards = np.array(tape.rewards, np.float32)
         save_episode(self._folder, EpisodeData(instruction, images, proprio, actions, rewards, success))
-
-    def observe(self, env_ids: Sequence[int], out: Observation) -> None:
-        self._env.observe(env_ids, out)
-
-    def frames(self, env_id: int) -> list[np.ndarray]:
-        return self._env.frames(env_id)
-
-    def potential(self, env_ids: Sequence[int]) -> np.ndarray:
-        return self._env.potential(env_ids)
-
-    def expert_action(self, env_id: int) -> np.ndarray:
-        return self._env.expert_action(env_id)
-
-    def close(self) -> None:
-        self._env.close()

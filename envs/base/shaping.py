@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from envs.base import VectorEnv
-from vla_rl.core.records import EpisodeSpec, Observation, StepResult
+from envs.base.wrapper import EnvWrapper
+from vla_rl.core.records import EpisodeSpec, StepResult
 
 
 def shaped(env: VectorEnv, scale: float) -> VectorEnv:
@@ -20,12 +21,12 @@ def shaped(env: VectorEnv, scale: float) -> VectorEnv:
     return ShapedEnv(env, scale) if scale else env
 
 
-class ShapedEnv(VectorEnv):
+class ShapedEnv(EnvWrapper):
     """``env`` with shaped rewards; everything else passes through. Raises EnvError if it has no potential."""
 
     def __init__(self, env: VectorEnv, scale: float) -> None:
-        self.spec, self.num_envs = env.spec, env.num_envs
-        self._env, self._scale = env, scale
+        super().__init__(env)
+        self._scale = scale
         self._potential = np.zeros(env.num_envs, np.float32)
 
     def reset(self, env_ids: Sequence[int], episodes: Sequence[EpisodeSpec]) -> None:
@@ -39,18 +40,3 @@ class ShapedEnv(VectorEnv):
         rewards[np.arange(len(rows)), result.num_steps - 1] += self._scale * (reached - self._potential[rows])
         self._potential[rows] = reached
         return replace(result, rewards=rewards)
-
-    def observe(self, env_ids: Sequence[int], out: Observation) -> None:
-        self._env.observe(env_ids, out)
-
-    def frames(self, env_id: int) -> list[np.ndarray]:
-        return self._env.frames(env_id)
-
-    def potential(self, env_ids: Sequence[int]) -> np.ndarray:
-        return self._env.potential(env_ids)
-
-    def expert_action(self, env_id: int) -> np.ndarray:
-        return self._env.expert_action(env_id)
-
-    def close(self) -> None:
-        self._env.close()

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from envs.base import VectorEnv
+from envs.base.wrapper import EnvWrapper
 from vla_rl.core.faults import VARIABLE, strikes
-from vla_rl.core.records import EpisodeSpec, Observation, StepResult, SuperBatch
+from vla_rl.core.records import Observation, StepResult, SuperBatch
 
 
 class Crash(Exception):
@@ -27,13 +28,7 @@ def unreliable_batch(batch: SuperBatch) -> SuperBatch:
     return replace(batch, logprobs=np.full_like(batch.logprobs, np.nan))
 
 
-class _UnreliableEnv(VectorEnv):
-    def __init__(self, env: VectorEnv) -> None:
-        self.spec, self.num_envs, self._env = env.spec, env.num_envs, env
-
-    def reset(self, env_ids: Sequence[int], episodes: Sequence[EpisodeSpec]) -> None:
-        self._env.reset(env_ids, episodes)
-
+class _UnreliableEnv(EnvWrapper):
     def step(self, env_ids: Sequence[int], actions: np.ndarray) -> StepResult:
         if strikes("exception"):
             raise Crash("an exception in a simulator, by chaos")
@@ -43,15 +38,3 @@ class _UnreliableEnv(VectorEnv):
         self._env.observe(env_ids, out)
         if strikes("nan_observation"):
             out.proprio[env_ids[0]] = np.nan
-
-    def frames(self, env_id: int) -> list[np.ndarray]:
-        return self._env.frames(env_id)
-
-    def potential(self, env_ids: Sequence[int]) -> np.ndarray:
-        return self._env.potential(env_ids)
-
-    def expert_action(self, env_id: int) -> np.ndarray:
-        return self._env.expert_action(env_id)
-
-    def close(self) -> None:
-        self._env.close()

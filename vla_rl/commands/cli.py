@@ -141,7 +141,7 @@ def _file(name: str, use: str, default: Path | None = None) -> tuple[tuple[str, 
     return _option(name, metavar="FILE", type=_new_file, default=default, help=use)
 
 
-CONFIG_HELP = "YAML file, or the name of one that comes along, such as libero_ppo"
+CONFIG_HELP = "YAML file, or the name of a shipped one, such as libero_ppo"
 CONFIG = _option("config", metavar="CONFIG", type=Path, help=CONFIG_HELP)
 OVERRIDES = _option(
     "overrides",

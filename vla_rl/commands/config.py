@@ -18,7 +18,7 @@ All keys of a run. `vla-rl config docs` prints this page from the schema.
   `vla-rl train configs/tabletop.yaml train.iterations=2 env.tasks=[push]`.
 - Every key is optional. `base: FILE` names another config file that this one changes, relative to its own folder, or
   one that comes with vla_rl by its name: `base: libero_ppo`.
-- Relative files and folders (`policy.checkpoint`, `sft.demos`, ...) are looked for beside the config file that names
+- Relative files and folders (`policy.checkpoint`, `sft.demos`, ...) are searched next to the config file that names
   them, then in the working folder, then among what comes with vla_rl.
 - `env: NAME` and `algo: NAME` (`env=NAME` on the command line) select a simulator and an algorithm with its defaults;
   `module:Class` one of your own ([own environment](tutorials/own_environment.md), [policy](tutorials/own_policy.md),

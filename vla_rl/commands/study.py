@@ -80,7 +80,8 @@ def study_command(args: Any) -> int:
         console.print(str(args.output))
     if args.json:
         about = {"title": study.title, "study": study.model_dump(mode="json"), "machine": machine_record()}
-        write_json(args.json, about | {"variants": rows, "throughput": rates})
+        found = {name: [evaluations(m) for m in of_seeds] for name, of_seeds in metrics.items()}
+        write_json(args.json, about | {"variants": rows, "throughput": rates, "evaluations": found})
     return 0
 
 
@@ -175,6 +176,8 @@ def summarize(of_seeds: list[Metrics], threshold: float) -> dict[str, list[float
         "sampled success": last("eval/sampled_success"),
         f"minutes to {threshold:.0%}": [t for t in reached if t is not None],
         f"steps to {threshold:.0%}": [float(n) for n in played if n is not None],
+        "steps in all": last("episodes/control_steps"),
+        "audit's slope": mean("world_model/audit_slope"),
         "minutes in all": [m[-1]["time/seconds"] / 60 for m in of_seeds],
         "mean staleness": mean("rollout/staleness_mean"),
         "effective samples": mean("learner/ess"),
@@ -182,6 +185,12 @@ def summarize(of_seeds: list[Metrics], threshold: float) -> dict[str, list[float
         "explained variance": mean("learner/explained_variance"),
     }
     return {name: values for name, values in figures.items() if values}
+
+
+def evaluations(metrics: Metrics) -> list[dict[str, float]]:
+    """All evaluations of a run, with the updates and the training episodes' control steps before each."""
+    names = ("iteration", "episodes/control_steps", "eval/greedy_success", "eval/sampled_success")
+    return [{name: m[name] for name in names if name in m} for m in metrics if "eval/greedy_success" in m]
 
 
 def summarize_throughput(of_seeds: list[Metrics]) -> dict[str, list[float]]:
@@ -241,8 +250,8 @@ def _cell(name: str, values: list[float], seeds: int) -> str:
     missing = f" ({len(values)} of {seeds})" if len(values) < seeds else ""
     if name.endswith("/s"):
         return f"{np.mean(values):.3g} ± {error:.2g}{missing}"
-    if name.startswith("steps to"):
+    if name.startswith("steps"):
         return f"{np.mean(values):,.0f} ± {error:,.0f}{missing}"
-    if name.startswith("minutes") or name in ("mean staleness", "memory, GiB"):
+    if name.startswith("minutes") or name in ("mean staleness", "memory, GiB", "audit's slope"):
         return f"{np.mean(values):.2f} ± {error:.2f}{missing}"
     return f"{100 * np.mean(values):.1f} ± {100 * error:.1f} %{missing}"

@@ -35,7 +35,7 @@ _PPO_IN_IMAGINATION = "world_model"  # as the name of an algorithm: PPO with a w
 _OVERRIDE_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
-Source = Path | str | Mapping[str, Any] | None  # of a config: a file, the name of one that comes along, or its values
+Source = Path | str | Mapping[str, Any] | None  # of a config: a file, the name of a shipped one, or its values
 
 
 def load_config(

@@ -11,7 +11,7 @@ Threads = Annotated[int, Field(ge=1, le=4096)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 
-# Field(json_schema_extra=INPUT_PATH): a file or folder that is read, or several. A relative one is looked for beside
+# Field(json_schema_extra=INPUT_PATH): a file or folder that is read, or several. A relative one is searched next to
 # the config file that names it, in the working folder, and among what comes with vla_rl.
 INPUT_PATH: dict[str, JsonValue] = {"format": "path"}
 

@@ -19,11 +19,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 
 import numpy as np
+import torch
 
 from vla_rl.core.records import Array
+from vla_rl.world_model.frames import changed_pixels
 
 LEAST_PREDICTIONS = 32  # of a depth, before it can pass
-_CHANGE = 10  # of 255; a pixel that differs by more has changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Prediction:
     def of(cls, before: Array, after: Array, predicted: Array, shuffled: Array, chunks: Array) -> Prediction:
         """Frames uint8 [V, H, W, 3]; ``chunks`` [3, K A]: the likely ones before, after, and as predicted."""
         real = after.astype(np.float32)
-        changed = np.abs(before - real).max(axis=-1) > _CHANGE
+        changed = changed_pixels(torch.from_numpy(before), torch.from_numpy(after)).numpy()
         errors = [float(np.abs(frame - real).mean(axis=-1)[changed].sum()) for frame in (predicted, before, shuffled)]
         gaps = [float(np.abs(chunk - chunks[1]).mean()) for chunk in (chunks[2], chunks[0])]
         return cls(float(changed.sum()), *errors, *gaps)

@@ -164,5 +164,11 @@ def test_fine_tuning_continues_from_a_checkpoint(tmp_path):
     env = make_env(TabletopConfig(tasks=("pick_place",)), 1)
     collect(env, [demonstration_episode(0, 1, 0)], tmp_path / "lifting.hdf5", noise=0.0)
     env.close()
+    lifting = f"sft.start_from={tmp_path}/first", f"sft.demos=[{tmp_path}/lifting.hdf5]", "env.tasks=[pick_place]"
     with pytest.raises(UserError, match=r"cannot express .* in dimension \d"):
-        sft(f"sft.start_from={tmp_path}/first", f"sft.demos=[{tmp_path}/lifting.hdf5]", "env.tasks=[pick_place]")
+        sft(*lifting)
+    assert sft(*lifting, f"sft.output={tmp_path}/lifts", "sft.new_statistics=true") == 0
+    before, after = (load_policy(tmp_path / run) for run in ("first", "lifts"))
+    assert torch.allclose(before.state_dict()[name], after.state_dict()[name], atol=1e-6), "of start_from"
+    raised = 2
+    assert before.codec.bounds.q99[raised] < 0.1 < after.codec.bounds.q99[raised]

@@ -20,7 +20,7 @@ from tests import ROOT
 from vla_rl import Callback, RunConfig, TrainResult, evaluate, load_config, load_policy, train
 from vla_rl.core import plugins
 from vla_rl.core.records import EpisodeSpec
-from vla_rl.policies.build import build_policy, check_policy, policy_for_demonstrations, policy_sizes, save_policy
+from vla_rl.policies.build import build_policy, check_policy, policy_sizes, save_policy
 
 TUTORIALS = ("own_environment", "own_policy", "own_algorithm")
 LONGEST = 60  # lines of user code
@@ -111,8 +111,8 @@ def test_the_policy_learns_and_is_read_back(folder: Path, tmp_path: Path) -> Non
     rng = np.random.default_rng(0)
     actions = rng.uniform(-0.5, 2.0, (32, 7)).astype(np.float32)
     proprio = rng.random((32, spec.proprio_dim)).astype(np.float32)
-    policy = policy_for_demonstrations(config.policy, spec, actions, proprio, seed=1)
-    policy.set_instructions(spec.instructions)
+    policy = build_policy(config.policy, spec, seed=1)
+    policy.set_statistics(actions, proprio)
     n, size = 6, spec.image_size
     images = torch.from_numpy(rng.integers(0, 256, (n, 1, size, size, 3), np.uint8))
     seen = PolicyInput(images, torch.from_numpy(proprio[:n]), torch.zeros(n, dtype=torch.int32), torch.zeros(n))

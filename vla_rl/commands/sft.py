@@ -83,7 +83,6 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     from vla_rl.policies.base.activation_checkpointing import checkpoint_activations
     from vla_rl.policies.build import (
         build_policy,
-        policy_for_demonstrations,
         require_trainable,
         save_policy,
         torch_dtype,
@@ -100,12 +99,10 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     device = "cuda" if Machine.detect().gpus else "cpu"
     set_up_torch(device, config.sft.threads)
     dtype = torch_dtype(config.learner.precision)
-    if config.policy.checkpoint is None:
-        policy = policy_for_demonstrations(
-            config.policy, spec, demos.actions, demos.proprio, config.seed, device=device, dtype=dtype
-        )
+    policy = build_policy(config.policy, spec, config.seed, device=device, dtype=dtype)
+    if config.policy.checkpoint is None or config.sft.new_statistics:
+        policy.set_statistics(demos.actions, demos.proprio)
     else:
-        policy = build_policy(config.policy, spec, config.seed, device=device, dtype=dtype)
         _check_expressible(policy, demos.chunks(config.policy.chunk_size)[0], config.sft.start_from)
     policy.set_instructions(config.algo.prompts(spec.instructions))
     if config.learner.activation_checkpointing:
@@ -143,7 +140,7 @@ def _check_expressible(policy: Policy, chunks: Array, checkpoint: str | None) ->
         raise UserError(
             f"sft.start_from={checkpoint}: its statistics cannot express {lost[worst]:.0%} of the demonstrated actions "
             f"in dimension {worst}, which lie between {low[worst]:.2f} and {high[worst]:.2f}, unlike its own data. "
-            "Start from random weights (sft.start_from=null), or from a checkpoint of similar actions"
+            "Take those of the demonstrations (sft.new_statistics=true), or start from a checkpoint of similar actions"
         )
 
 

@@ -51,8 +51,12 @@ class SftConfig(ConfigGroup):
     start_from: str | None = Field(
         None,
         json_schema_extra=INPUT_PATH,
-        description="Policy checkpoint to fine-tune, a folder or hf://OWNER/NAME, which keeps its statistics of "
-        "actions; null: random weights.",
+        description="Policy checkpoint to fine-tune, a folder or hf://OWNER/NAME; null: random weights.",
+    )
+    new_statistics: bool = Field(
+        False,
+        description="Scale actions and proprioception by the demonstrations' statistics instead of by start_from's. "
+        "Random weights always get the demonstrations'.",
     )
     output: str = Field(
         "checkpoints/sft",

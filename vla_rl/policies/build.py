@@ -1,8 +1,8 @@
 """Builds a run's policy from its config: the same one in every process. Importing this file does not load torch.
 
 Each policy has a folder ``vla_rl/policies/NAME`` with ``config.py`` (its keys) and ``build.py`` (``check_policy``,
-``build_policy``, ``policy_for_demonstrations``, ``policy_sizes`` and ``save_policy``, with the arguments used below).
-A policy of another package is a class that has these five names (``vla_rl.policies.base.gaussian`` has them).
+``build_policy``, ``policy_sizes`` and ``save_policy``, with the arguments used below). A policy of another package is a
+class that has these four names (``vla_rl.policies.base.gaussian`` has them).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plugins import plugin_of
-from vla_rl.core.records import Array, EnvSpec
+from vla_rl.core.records import EnvSpec
 from vla_rl.policies import PolicyConfig
 from vla_rl.policies.base.sizes import PolicySizes
 
@@ -61,24 +61,6 @@ def build_policy(
     """
     policy: Policy = _builder(config).build_policy(config, spec, seed, device, dtype)
     policy.set_instructions(prompts or spec.instructions)
-    return policy
-
-
-def policy_for_demonstrations(
-    config: PolicyConfig,
-    spec: EnvSpec,
-    actions: Array,
-    proprio: Array,
-    seed: int,
-    *,
-    device: str = "cpu",
-    dtype: torch.dtype | None = None,
-) -> Policy:
-    """A policy with random weights, to clone demonstrations, whose statistics scale its actions.
-
-    ``actions`` [n, A] and ``proprio`` [n, P] are those of all demonstrated steps; the others as ``build_policy``.
-    """
-    policy: Policy = _builder(config).policy_for_demonstrations(config, spec, actions, proprio, seed, device, dtype)
     return policy
 
 

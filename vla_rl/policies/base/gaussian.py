@@ -89,6 +89,14 @@ class GaussianPolicy(Policy):
             raise ValueError("no instructions: name one for each task")
         self.instructions = tuple(instructions)
 
+    @torch.no_grad()
+    def set_statistics(self, actions: Array, proprio: Array) -> None:
+        """Normalized actions become -1 and 1 at the limits of ``actions``; ``proprio`` stays as it is."""
+        low, high = actions.min(axis=0), actions.max(axis=0)
+        middle, half = (low + high) / 2, np.maximum(high - low, _NARROWEST) / 2
+        self.low.copy_(torch.from_numpy(middle - half))
+        self.high.copy_(torch.from_numpy(middle + half))
+
     def forward(
         self, seen: PolicyInput, record: Mapping[str, Tensor], temperature: float, detach_value: bool = True
     ) -> PolicyOutput:
@@ -173,26 +181,6 @@ class GaussianPolicy(Policy):
         if config.checkpoint is not None:
             cls.check_policy(config, spec)
             policy.load_state_dict(read_weights(Path(config.checkpoint), policy.state_dict(), fits=_ABOUT))
-        return policy.to(device, dtype)
-
-    @classmethod
-    def policy_for_demonstrations(
-        cls,
-        config: GaussianPolicyConfig,
-        spec: EnvSpec,
-        actions: Array,
-        proprio: Array,
-        seed: int,
-        device: str = "cpu",
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """A policy with random weights, whose normalized actions are -1 and 1 at the demonstrations' limits."""
-        policy = cls._random(config, spec, seed)
-        low, high = actions.min(axis=0), actions.max(axis=0)
-        middle, half = (low + high) / 2, np.maximum(high - low, _NARROWEST) / 2
-        with torch.no_grad():
-            policy.low.copy_(torch.from_numpy(middle - half))
-            policy.high.copy_(torch.from_numpy(middle + half))
         return policy.to(device, dtype)
 
     @classmethod

@@ -62,6 +62,13 @@ class Policy(nn.Module, ABC):
         """Task number i becomes ``instructions[i]``. Raises ValueError for none."""
 
     @abstractmethod
+    def set_statistics(self, actions: Array, proprio: Array) -> None:
+        """Scale actions and proprioception by those of a data set, as ``encode`` and ``decode`` do from then on.
+
+        ``actions`` [n, A] and ``proprio`` [n, P], in physical units, are those of all its steps; P may be 0.
+        """
+
+    @abstractmethod
     def act(self, seen: PolicyInput, draws: Mapping[str, Tensor], greedy: Tensor, temperature: float) -> Decisions:
         """Choose an action chunk for each row; without gradients.
 

@@ -73,11 +73,6 @@ def build_policy(
     return load_policy(config, device)
 
 
-def policy_for_demonstrations(*_: Any) -> NoReturn:
-    """It cannot be trained (``require_trainable``)."""
-    raise UserError("policy.name=lerobot cannot be trained here")
-
-
 def save_policy(*_: Any) -> NoReturn:
     """It cannot be trained (``require_trainable``)."""
     raise UserError("policy.name=lerobot is never changed here, so there is nothing to save")

@@ -91,6 +91,9 @@ class LeRobotPolicy(Policy):
     def imitation_loss(self, *_: Any) -> Tensor:
         return self._refuse()
 
+    def set_statistics(self, *_: Any) -> None:
+        self._refuse()
+
     def encode(self, *_: Any) -> Record:
         return self._refuse()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.records import Array, EnvSpec
+from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.openvla_oft.architecture import PRESETS, Architecture
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
@@ -54,31 +54,15 @@ def build_policy(
 
     New adapters do not change the outputs. For the arguments see ``vla_rl.policies.build``. Raises UserError.
     """
-    if config.checkpoint is None:
-        a, p = spec.action_dim, spec.proprio_dim
-        # Without data there are no statistics: use unit ranges, and leave the gripper unscaled.
-        actions = _bounds(a, scaled=a - 1)
-        policy = _random_policy(config, spec, actions, _bounds(p, scaled=p) if p else None, seed, device, dtype)
-    else:
-        policy = _load(config, spec, seed, device, dtype)
-    return _configured(policy, config, seed)
+    make = _random_policy if config.checkpoint is None else _load
+    policy = make(config, spec, seed, device, dtype)
+    policy.value_time = config.value_time
+    policy.compute_head_in_float32(config.fp32_head)
+    if config.lora is not None:
+        from vla_rl.policies.openvla_oft.lora import add_adapters
 
-
-def policy_for_demonstrations(
-    config: OpenVLAOFTConfig,
-    spec: EnvSpec,
-    actions: Array,
-    proprio: Array,
-    seed: int,
-    device: str = "cpu",
-    dtype: torch.dtype | None = None,
-) -> OpenVLA:
-    """See ``vla_rl.policies.build.policy_for_demonstrations``."""
-    from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
-
-    of_actions = ActionCodec.from_actions(actions).bounds
-    of_proprio = Bounds.from_samples(proprio) if spec.proprio_dim else None
-    return _configured(_random_policy(config, spec, of_actions, of_proprio, seed, device, dtype), config, seed)
+        add_adapters(policy, config.lora, seed)
+    return policy
 
 
 def policy_sizes(
@@ -111,16 +95,6 @@ def make_architecture(config: OpenVLAOFTConfig, spec: EnvSpec) -> Architecture:
     return dataclasses.replace(preset, head=config.head, **config.variant)
 
 
-def _configured(policy: OpenVLA, config: OpenVLAOFTConfig, seed: int) -> OpenVLA:
-    policy.value_time = config.value_time
-    policy.compute_head_in_float32(config.fp32_head)
-    if config.lora is not None:
-        from vla_rl.policies.openvla_oft.lora import add_adapters
-
-        add_adapters(policy, config.lora, seed)
-    return policy
-
-
 def _load(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str, dtype: torch.dtype | None) -> OpenVLA:
     assert config.checkpoint is not None
     check_policy(config, spec)
@@ -137,25 +111,21 @@ def _load(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str, dtype
 
 
 def _random_policy(
-    config: OpenVLAOFTConfig,
-    spec: EnvSpec,
-    actions: Bounds,
-    proprio: Bounds | None,
-    seed: int,
-    device: str,
-    dtype: torch.dtype | None,
+    config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str, dtype: torch.dtype | None
 ) -> OpenVLA:
+    """Without data there are no statistics: ranges are those of units, and the gripper is not scaled."""
     import torch
 
     from vla_rl.policies.openvla_oft.action_codec import ActionCodec
     from vla_rl.policies.openvla_oft.initialize import make_policy
     from vla_rl.policies.openvla_oft.regression import OpenVLARegression
 
+    a, p = spec.action_dim, spec.proprio_dim
     policy = make_policy(
         make_architecture(config, spec),
         spec.instructions,
-        ActionCodec(actions),
-        proprio,
+        ActionCodec(_bounds(a, scaled=a - 1)),
+        _bounds(p, scaled=p) if p else None,
         seed=seed,
         device=device,
         dtype=dtype or torch.float32,

@@ -29,6 +29,7 @@ from transformers import (
     SiglipVisionModel,
 )
 
+from vla_rl.core.records import Array
 from vla_rl.policies.base.policy import Policy, PolicyInput
 from vla_rl.policies.base.value_head import ValueHead
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
@@ -103,6 +104,13 @@ class OpenVLA(Policy):
         for name, tensor in buffers.items():
             self.register_buffer(name, tensor.to(device), persistent=False)
         self.instructions = tuple(instructions)
+
+    def set_statistics(self, actions: Array, proprio: Array) -> None:
+        """Percentiles, as OpenVLA's. Raises ValueError if they do not fit the architecture's dimensions."""
+        codec = ActionCodec.from_actions(actions)
+        bounds = Bounds.from_samples(proprio) if self.proprio_bounds is not None else None
+        _check_statistics(self.architecture, codec, bounds)
+        self.codec, self.proprio_bounds = codec, bounds
 
     @abstractmethod
     def add_head(self) -> None:

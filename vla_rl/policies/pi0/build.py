@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.records import Array, EnvSpec
+from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.pi0.architecture import model_settings
 from vla_rl.policies.pi0.config import Pi0Config
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch
 
     from vla_rl.policies.pi0.model import Pi0
-    from vla_rl.policies.pi0.statistics import Statistics
 
 
 def check_policy(config: Pi0Config, spec: EnvSpec) -> None:
@@ -45,31 +44,12 @@ def build_policy(
     config: Pi0Config, spec: EnvSpec, seed: int, device: str = "cpu", dtype: torch.dtype | None = None
 ) -> Pi0:
     """See ``vla_rl.policies.build.build_policy``. Without data, statistics leave everything as it is."""
-    from vla_rl.policies.pi0.statistics import Statistics
-
     if config.checkpoint is None:
-        proprio = Statistics.identity(spec.proprio_dim) if spec.proprio_dim else None
-        return _random_policy(config, spec, Statistics.identity(spec.action_dim), proprio, seed).to(device, dtype)
+        return _random_policy(config, spec, seed).to(device, dtype)
     from vla_rl.policies.pi0.checkpoint import load_policy
 
     check_policy(config, spec)
     return load_policy(config).to(device, dtype)
-
-
-def policy_for_demonstrations(
-    config: Pi0Config,
-    spec: EnvSpec,
-    actions: Array,
-    proprio: Array,
-    seed: int,
-    device: str = "cpu",
-    dtype: torch.dtype | None = None,
-) -> Pi0:
-    """See ``vla_rl.policies.build.policy_for_demonstrations``."""
-    from vla_rl.policies.pi0.statistics import Statistics
-
-    of_proprio = Statistics.of(proprio) if spec.proprio_dim else None
-    return _random_policy(config, spec, Statistics.of(actions), of_proprio, seed).to(device, dtype)
 
 
 def policy_sizes(config: Pi0Config, spec: EnvSpec, element_size: int, activation_checkpointing: bool) -> PolicySizes:
@@ -86,13 +66,16 @@ def save_policy(policy: Pi0, folder: str | Path, metadata: Mapping[str, Any]) ->
     checkpoint.save_policy(policy, folder, metadata)
 
 
-def _random_policy(config: Pi0Config, spec: EnvSpec, actions: Statistics, proprio: Statistics | None, seed: int) -> Pi0:
+def _random_policy(config: Pi0Config, spec: EnvSpec, seed: int) -> Pi0:
     import torch
     from transformers import PI0Config
 
     from vla_rl.policies.pi0.initialize import initialize
     from vla_rl.policies.pi0.model import Pi0, make_tokenizer
+    from vla_rl.policies.pi0.statistics import Statistics
 
+    actions = Statistics.identity(spec.action_dim)
+    proprio = Statistics.identity(spec.proprio_dim) if spec.proprio_dim else None
     model_config = PI0Config(**_settings(config, spec))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

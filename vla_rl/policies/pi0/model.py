@@ -90,6 +90,10 @@ class Pi0(Policy):
         self.register_buffer("text_kept", kept.to(device), persistent=False)
         self.instructions = tuple(instructions)
 
+    def set_statistics(self, actions: Array, proprio: Array) -> None:
+        self.action_statistics = Statistics.of(actions)
+        self.proprio_statistics = Statistics.of(proprio) if self.proprio_statistics else None
+
     @torch.no_grad()
     def act(self, seen: PolicyInput, draws: Mapping[str, Tensor], greedy: Tensor, temperature: float) -> Decisions:
         """See ``Policy.act``. Greedy rows take every step without noise."""

@@ -86,23 +86,28 @@ def vtrace(
     """V-trace (arXiv:1802.01561, equation 1 and section 4.2): targets corrected for staleness.
 
         w_t = min(cap, pi / pi_behaviour)
-        v_t = V_t + w_t delta_t + gamma lam w_t (v_(t+1) - V_(t+1)), delta as in ``gae``
-        A_t = r_t + gamma v_(t+1) - V_t
+        v_t = V_t + w_t delta_t + gamma lam min(1, w_t) (v_(t+1) - V_(t+1)), delta as in ``gae``
+        A_t = r_t + gamma (lam v_(t+1) + (1 - lam) V_(t+1)) - V_t
+
+    The paper's advantage is the case of lam = 1. The mixture is rlax's (``vtrace_td_error_and_advantage``): with it,
+    both A and v are those of ``gae`` if all w are 1.
 
     Args: as ``gae``, and
         log_weights: [M], log(pi / pi_behaviour) of each chunk.
-        cap: both of the paper's caps (rho, c).
+        cap: of the weights (the paper's rho); traces (its c) are at most 1, too.
 
-    Returns advantages A, which the policy gradient must weigh by w itself, and returns v, which are those of ``gae`` if
-    all w are 1; both float64 [M]. Raises as ``gae``.
+    Returns advantages A, which the policy gradient must weigh by w itself, and returns v; both float64 [M]. Raises as
+    ``gae``.
     """
     rewards, values = _finite("rewards", rewards), _finite("values", values)
     weights = np.minimum(np.exp(_finite("log_weights", log_weights)), cap)
     last = _last_rows(offsets, rewards, values, weights)
     after = _bootstrap(bootstrap_value, bootstrap_mask, len(last))
     deltas = rewards + gamma * _following(values, last, after) - values
-    returns = values + _discounted_sum(weights * deltas, offsets, np.zeros(len(last)), gamma * lam * weights)
-    return rewards + gamma * _following(returns, last, after) - values, returns
+    traces = gamma * lam * np.minimum(weights, 1.0)
+    returns = values + _discounted_sum(weights * deltas, offsets, np.zeros(len(last)), traces)
+    mixed = lam * returns + (1.0 - lam) * values
+    return rewards + gamma * _following(mixed, last, after) - values, returns
 
 
 def episode_returns(rewards: Array, num_steps: Array, offsets: Array) -> Array:

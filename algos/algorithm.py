@@ -91,6 +91,10 @@ class Algorithm(ABC):
         """[M]: the condition under which each chunk is trained, an index of ``AlgorithmConfig.conditions``."""
         return np.zeros(batch.num_chunks)
 
+    def trains_value(self, conditions: Array) -> Array:
+        """bool [M]: which chunks, trained under these conditions, the value function learns from."""
+        return np.ones(len(conditions), bool)
+
     def trains_policy(self, policy_version: int) -> bool:
         """Whether this update trains the policy; false where only the value head is trained."""
         return True
@@ -128,6 +132,7 @@ class Algorithm(ABC):
             advantages = np.concatenate([advantages, np.repeat(imagined, np.diff(batch.offsets[first:]))])
             returns = np.concatenate([returns, old_values[m:]])
         log_weights = self.episode_log_weights(batch, proximal)
+        conditions = self.choose_conditions(batch, advantages)
         return Targets(
             advantages=advantages.astype(np.float32),
             returns=returns.astype(np.float32),
@@ -139,8 +144,8 @@ class Algorithm(ABC):
             reference_logprobs=reference_logprobs,
             num_steps=batch.num_steps,
             weights=self.element_weights(batch).astype(np.float32),
-            condition=self.choose_conditions(batch, advantages).astype(np.int64),
-            trains_value=np.arange(batch.num_chunks) < m,
+            condition=conditions.astype(np.int64),
+            trains_value=self.trains_value(conditions) & (np.arange(batch.num_chunks) < m),
         )
 
     def loss(
@@ -210,7 +215,7 @@ class Algorithm(ABC):
 
     def ends_update(self, sums: Mapping[str, float]) -> bool:
         """Whether the update ends after an optimizer step with these sums over all of its loss calls."""
-        return self.config.target_kl is not None and sums["k3"] > self.config.target_kl * sums["elements"]
+        return self.config.target_kl is not None and sums["k3"] > self.config.target_kl * sums["ratios"]
 
     def finish_metrics(self, sums: Mapping[str, float], targets: Targets) -> dict[str, float]:
         """Metrics of an update, from the sums of all its loss calls on all ranks (see ``algos.metrics``).

@@ -9,7 +9,7 @@ from algos.targets import RowTargets
 
 
 def weighted_cloning(
-    logprobs: Tensor, rows: RowTargets, tokens: Tensor, weights: Tensor
+    logprobs: Tensor, rows: RowTargets, tokens: Tensor, weights: Tensor, compared: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over chunks of ``-w log pi(chunk)``, and sums of the ratios to the policy that acted, for the metrics.
 
@@ -18,8 +18,10 @@ def weighted_cloning(
         rows: targets of these n chunks.
         tokens: bool [n, K, A], the executed tokens.
         weights: [n], w.
+        compared: bool [n], the chunks that the metrics are about; None: all.
     """
     executed = tokens.flatten(1).any(dim=1)
     used = torch.where(executed, weights, torch.zeros_like(weights))
     ratios = log_ratio(logprobs, rows.behaviour_logprobs, tokens, "action")
-    return -(used * pool(logprobs, tokens, "chunk")).sum(), ratio_metrics(ratios, tokens.any(dim=2))
+    mask = tokens.any(dim=2) if compared is None else tokens.any(dim=2) & compared[:, None]
+    return -(used * pool(logprobs, tokens, "chunk")).sum(), ratio_metrics(ratios, mask)

@@ -52,7 +52,7 @@ class IQL(CriticAlgorithm):
         assert q is not None
         c, better = self.config, q.astype(np.float64).min(axis=1) - values
         returns = discounted_returns(chunk_rewards(batch.rewards, batch.num_steps), batch.offsets, c.gamma)
-        return np.minimum(np.exp(c.beta * better), c.max_weight), returns
+        return np.exp(np.minimum(c.beta * better, np.log(c.max_weight))), returns
 
     def critic_loss(self, q: Tensor, target_q: Tensor, values: Tensor, next_values: Tensor, rewards: Tensor) -> Tensor:
         """See ``CriticAlgorithm``: half the squared errors of Q, and ``|tau - 1(u < 0)| u^2``, u = min Q_target - V."""

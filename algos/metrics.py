@@ -71,7 +71,8 @@ def ratio_metrics(
     if clip is not None:
         sums["clipped"] = ((ratio < 1.0 - clip[0]) | (ratio > 1.0 + clip[1])).double()
     counted = mask.double()
-    return {name: (x * counted).sum() for name, x in sums.items()} | _histogram(log_r, counted)
+    means = {name: (x * counted).sum() for name, x in sums.items()}
+    return means | {"ratios": counted.sum()} | _histogram(log_r, counted)
 
 
 def weight_metrics(
@@ -91,7 +92,8 @@ def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     value_loss            mean over chunks
     entropy               nats a token
     reference_kl          k3 estimate of KL(pi, reference), nats a token; 0 without a reference policy
-    approx_kl             k3 estimate of KL(pi_prox, pi), nats an element; approx_kl_k1: the k1 estimate
+    approx_kl             k3 estimate of KL(pi_prox, pi), nats an element; approx_kl_k1: the k1 estimate. This and the
+                          other figures of ratios: of the elements with a ratio (in RECAP those of good chunks)
     clip_fraction         elements whose ratio lies outside the clip range, 0..1; only with a clip range
     ratio_mean            of pi / pi_prox
     ratio_max, ratio_pNN  from a histogram: their logarithms are right to 7 %, or 0.0007 where that is more
@@ -104,27 +106,33 @@ def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     elements = sums.get("elements", 0.0)
     if elements == 0:
         return {}
-    histogram = [sums[name] for name in _BIN_NAMES]
     metrics = {
         "policy_loss": sums["policy_loss"] / elements,
         "value_loss": sums["value_loss"] / sums["chunks"],
         "entropy": sums["entropy"] / sums["tokens"],
         "reference_kl": sums["reference_kl"] / sums["tokens"],
-        "approx_kl": sums["k3"] / elements,
-        "approx_kl_k1": sums["k1"] / elements,
-        "ratio_mean": sums["ratio"] / elements,
-        "ratio_max": _ratio_quantile(histogram, 1.0),
-        "ess": sums["importance"] ** 2 / (elements * sums["importance_sq"]),
     }
-    metrics |= {f"ratio_p{round(100 * q):02d}": _ratio_quantile(histogram, q) for q in QUANTILES}
-    some = {
-        "clip_fraction": "clipped",
-        "behaviour_weight_mean": "behaviour_weight",
-        "behaviour_weight_cut": "behaviour_weight_cut",
-    }
-    metrics |= {name: sums[key] / elements for name, key in some.items() if key in sums}
+    if sums["ratios"] > 0:
+        metrics |= _finish_ratios(sums)
+    weights = {"behaviour_weight_mean": "behaviour_weight", "behaviour_weight_cut": "behaviour_weight_cut"}
+    metrics |= {name: sums[key] / elements for name, key in weights.items() if key in sums}
     if "cloning_loss" in sums:
         metrics["cloning_loss"] = sums["cloning_loss"] / sums["cloned_tokens"]
+    return metrics
+
+
+def _finish_ratios(sums: Mapping[str, float]) -> dict[str, float]:
+    ratios, histogram = sums["ratios"], [sums[name] for name in _BIN_NAMES]
+    metrics = {
+        "approx_kl": sums["k3"] / ratios,
+        "approx_kl_k1": sums["k1"] / ratios,
+        "ratio_mean": sums["ratio"] / ratios,
+        "ratio_max": _ratio_quantile(histogram, 1.0),
+        "ess": sums["importance"] ** 2 / (ratios * sums["importance_sq"]),
+    }
+    metrics |= {f"ratio_p{round(100 * q):02d}": _ratio_quantile(histogram, q) for q in QUANTILES}
+    if "clipped" in sums:
+        metrics["clip_fraction"] = sums["clipped"] / ratios
     return metrics
 
 

@@ -7,10 +7,10 @@ what the other instruction means.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from algos.actor_critic import ClippedValue, ClippedValueConfig
 from vla_rl.core.records import Array, SuperBatch
@@ -38,7 +38,21 @@ class RECAPConfig(ClippedValueConfig):
         description="First iterations, in which the policy acts without a condition: needed if the warm start does not "
         "know the conditions.",
     )
-    condition_dropout: Fraction = Field(0.3, description="Share of chunks that are cloned without a condition.")
+    condition_dropout: Fraction = Field(
+        0.3,
+        gt=0.0,
+        description="Share of chunks that are cloned without a condition. The value function learns from these alone: "
+        "a condition would tell it how the episode went on.",
+    )
+
+    @model_validator(mode="after")
+    def _no_reference(self) -> Self:
+        if self.kl_coef:
+            raise ValueError(
+                f"kl_coef={self.kl_coef}: the policy learns what conditions mean, of which the initial one knows "
+                "nothing; set kl_coef=0, or hold the policy by bc_coef"
+            )
+        return self
 
     @property
     def needs_recompute(self) -> bool:
@@ -73,7 +87,11 @@ class RECAP(ClippedValue):
         conditions[rng.random(batch.num_chunks) < self.config.condition_dropout] = _ANY
         return conditions
 
+    def trains_value(self, conditions: Array) -> Array:
+        return conditions == _ANY
+
     def policy_loss(self, logprobs: Tensor, rows: RowTargets, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         from algos.cloning import weighted_cloning  # loads torch
 
-        return weighted_cloning(logprobs, rows, tokens, rows.weights)
+        acted = rows.condition == _GOOD  # the others would be compared across prompts
+        return weighted_cloning(logprobs, rows, tokens, rows.weights, compared=acted)

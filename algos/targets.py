@@ -48,7 +48,7 @@ class Targets:
     num_steps: Array  # int32 [M], executed steps
     weights: Array  # float32 [M], weight of each of a chunk's elements in the averages of the policy's terms
     condition: Array  # int64 [M], the condition under which each chunk is trained (``AlgorithmConfig.conditions``)
-    trains_value: Array  # bool [M], false where a world model imagined the return
+    trains_value: Array  # bool [M], false for imagined returns and where the condition tells too much
 
     def rows(self, index: Array | slice, device: torch.device | str = "cpu") -> RowTargets:
         """The given rows (an int array, a bool array or a slice) as tensors; an array in two fields is copied once."""

@@ -59,7 +59,7 @@ AWR_CONFIGS = [
     AWRConfig(bootstrap="truncated", beta=0.7, max_weight=2.0, entropy_coef=0.1, gamma=0.9),
     AWRConfig(weighting="success"),
 ]
-CONFIGS: list[AlgorithmConfig] = [*PPO_CONFIGS, *GRPO_CONFIGS, *AWR_CONFIGS, RECAPConfig(kl_coef=0.1), IQL]
+CONFIGS: list[AlgorithmConfig] = [*PPO_CONFIGS, *GRPO_CONFIGS, *AWR_CONFIGS, RECAPConfig(entropy_coef=0.1), IQL]
 
 
 class Case:
@@ -105,8 +105,11 @@ class Case:
         return list(torch.autograd.grad(loss, [self.logprobs, self.entropy, self.predictions]))
 
 
+_NOT_REAL = "num_steps", "condition", "trains_value"
+
+
 def in_float64(rows: RowTargets) -> RowTargets:
-    tensors = {f.name: getattr(rows, f.name) for f in fields(rows) if f.name not in ("num_steps", "condition")}
+    tensors = {f.name: getattr(rows, f.name) for f in fields(rows) if f.name not in _NOT_REAL}
     return replace(rows, **{name: x if x is None else x.double() for name, x in tensors.items()})
 
 

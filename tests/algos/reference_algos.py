@@ -71,10 +71,10 @@ def vtrace_reference(
     for s in range(n):
         total = values[s]
         for t in range(s, n):
-            traces = math.prod(lam * min(cap, weights[i]) for i in range(s, t))
+            traces = math.prod(lam * min(cap, 1.0, weights[i]) for i in range(s, t))
             total += gamma ** (t - s) * traces * min(cap, weights[t]) * deltas[t]
         targets.append(total)
-    following = [*targets[1:], bootstrap]
+    following = [lam * targets[t] + (1 - lam) * values[t] for t in range(1, n)] + [bootstrap]
     return [rewards[t] + gamma * following[t] - values[t] for t in range(n)], targets
 
 

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_allclose
 
 from algos import make_algorithm
 from algos.actor_critic import ActorCriticConfig
 from algos.awr import AWRConfig
+from algos.config import AlgorithmConfig
+from algos.ppo import PPOConfig
 from algos.recap import RECAPConfig
 from tests.algos.ppo_case import AWR_CONFIGS, Case, describe_config
 from tests.algos.reference_algos import gae_reference, random_super_batch, value_loss_reference
@@ -82,7 +85,7 @@ def _with_tasks(batch: SuperBatch) -> SuperBatch:
 
 
 def test_the_best_chunks_of_each_task_are_good_and_some_have_no_condition() -> None:
-    config = RECAPConfig(positive_share=0.25, condition_dropout=0.0)
+    config = RECAPConfig(positive_share=0.25, condition_dropout=1e-9)
     batch = _with_tasks(random_super_batch(np.random.default_rng(1), 40))
     advantages = np.random.default_rng(2).normal(size=batch.num_chunks) + 5 * batch.task
     conditions = make_algorithm(config).choose_conditions(batch, advantages)
@@ -104,6 +107,43 @@ def test_conditioned_cloning_is_the_mean_of_all_chunks() -> None:
     assert loss.item() == pytest.approx(-case.logprobs.detach().numpy()[executed].sum() / executed.sum(), abs=1e-10)
     advantages = case.algorithm.compute_advantages(case.batch, case.batch.logprobs, case.targets.old_values)[0]
     assert_allclose(advantages, reference_advantages(case, config), rtol=1e-10, atol=1e-10)
+
+
+def test_values_never_see_how_the_episode_went_on() -> None:
+    """A condition tells the return, so a chunk under one trains no value, and ratios are compared within one prompt."""
+    case = Case(RECAPConfig(positive_share=0.4, value_clip=None), episodes=30)
+    conditions = case.targets.condition
+    assert set(conditions.tolist()) == {0, 1, 2}
+    loss, sums = case.whole()
+    values = case.gradients(loss)[2].numpy()
+    executed = case.batch.num_steps > 0
+    assert np.array_equal(values != 0, (conditions == 0) & executed)
+    log_ratios = (case.logprobs.detach().numpy() - case.batch.logprobs).sum(axis=2)
+    good = case.batch.step_mask & (conditions == 1)[:, None]
+    expected = (np.exp(log_ratios) - 1 - log_ratios)[good].mean()
+    metrics = case.algorithm.finish_metrics({name: float(x) for name, x in sums.items()}, case.targets)
+    assert metrics["approx_kl"] == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ValueError, match=r"kl_coef=0\.1.*set kl_coef=0"):
+        RECAPConfig(kl_coef=0.1)
+    with pytest.raises(ValueError, match="condition_dropout"):
+        RECAPConfig(condition_dropout=0.0)
+
+
+@pytest.mark.parametrize("config", [PPOConfig(bc_coef=0.3), RECAPConfig(bc_coef=0.3, value_warmup=1)])
+def test_the_anchor_is_the_mean_over_cloned_tokens(config: AlgorithmConfig) -> None:
+    """Shares of two micro-batches sum to it; while only values are trained, it is 0."""
+    rng = np.random.default_rng(0)
+    logprobs, num_steps = -rng.random((5, 3, 2)), np.array([3, 1, 2, 0, 3])
+    expected = -config.bc_coef * np.mean(
+        [x for row, n in zip(logprobs, num_steps, strict=True) for x in row[:n].ravel()]
+    )
+    algorithm, steps = make_algorithm(config), int(num_steps.sum())
+    for version, wanted in ((1, expected), (0, 0.0 if getattr(config, "value_warmup", 0) else expected)):
+        parts = [
+            algorithm.cloning_loss(torch.tensor(logprobs[part]), torch.tensor(num_steps[part]), steps, version)[0]
+            for part in (slice(0, 2), slice(2, 5))
+        ]
+        assert sum(parts).item() == pytest.approx(wanted, abs=1e-12)
 
 
 def test_prompts_name_every_task_under_every_condition() -> None:

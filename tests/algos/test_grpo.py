@@ -15,6 +15,7 @@ from algos import make_algorithm
 from algos.advantages import episode_returns, group_advantages
 from algos.config import PolicyGradientConfig
 from algos.grpo import GRPOConfig
+from tests.algos.peer_layouts import exact_case
 from tests.algos.ppo_case import GROUPED, GRPO_CONFIGS, SEED, Case, describe_config
 from tests.algos.reference_algos import elements_of, random_super_batch
 
@@ -46,7 +47,7 @@ def test_advantages_equal_the_reference_in_any_order(seed: int, sizes: list[int]
     returns = rng.choice([0.0, 1.0, 0.3], len(group))
     found = group_advantages(returns, group, baseline=baseline, scale=scale)
     expected = reference_advantages(returns.tolist(), group.tolist(), baseline, scale)
-    assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
     order = rng.permutation(len(group))
     assert_allclose(group_advantages(returns[order], group[order], baseline=baseline, scale=scale), found[order])
     for g in set(group.tolist()):
@@ -89,10 +90,14 @@ def test_returns_are_sums_of_executed_rewards() -> None:
 @pytest.mark.parametrize("average", ["elements", "episodes", "constant"])
 @pytest.mark.parametrize("config", GRPO_CONFIGS, ids=describe_config)
 def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average: Any) -> None:
-    """From per-element losses that are computed one by one, with the advantage of the whole episode."""
-    config = config.model_copy(update={"average": average, "entropy_coef": 0.0, "kl_coef": 0.0})
-    case = Case(config, seed=4)
-    batch = case.batch
+    """From per-element losses that are computed one by one, with the advantage of the whole episode.
+
+    Divergence and entropy are part of an element's loss, so each average is over them, too.
+    """
+    config = config.model_copy(update={"average": average})
+    case = exact_case(config, seed=4)
+    batch, reference = case.batch, case.targets.reference_logprobs
+    entropies = case.entropy.detach().numpy()
     returns = episode_returns(batch.rewards, batch.num_steps, batch.offsets)
     advantages = reference_advantages(returns.tolist(), batch.group.tolist(), config.baseline, config.scale)
     logprobs, proximal = case.logprobs.detach().numpy(), case.targets.proximal_logprobs.astype(float)
@@ -106,7 +111,11 @@ def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average:
                 weight = np.exp((proximal[at] - batch.logprobs[at].astype(float)).sum())
                 weight = min(weight, config.importance_cap or np.inf)
                 clipped = np.clip(ratio, 1 - config.clip_low, 1 + config.clip_high)
-                losses.append(-weight * min(ratio * advantage, clipped * advantage))
+                loss = -weight * min(ratio * advantage, clipped * advantage) - config.entropy_coef * entropies[at].sum()
+                if reference is not None:
+                    odds = np.exp(reference[at].astype(float) - logprobs[at])
+                    loss += config.kl_coef * (odds - 1 - np.log(odds)).sum()
+                losses.append(loss)
         episodes.append(losses)
     longest = len(elements_of(batch.max_episode_steps, batch.logprobs.shape[2], config.ratio_level))
     if config.ratio_level == "chunk":
@@ -116,9 +125,9 @@ def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average:
         "episodes": np.mean([np.mean(losses) for losses in episodes]),
         "constant": np.sum(np.concatenate(episodes)) / len(episodes) / longest,
     }[average]
-    loss, _ = case.whole()
-    assert loss.item() == pytest.approx(expected, abs=1e-6)  # advantages are float32
-    value_gradient = case.gradients(loss)[2]
+    total, _ = case.whole()
+    assert total.item() == pytest.approx(expected, abs=1e-10)
+    value_gradient = case.gradients(total)[2]
     assert value_gradient.abs().max() == 0.0
 
 

@@ -42,6 +42,8 @@ from vla_rl.observability.meter import Meter
 from vla_rl.policies.base.policy import Policy
 from vla_rl.policies.build import torch_dtype
 
+_STREAM = 5  # separates the draws of conditions from those of minibatches
+
 Share = Callable[[], tuple[torch.Tensor, dict[str, torch.Tensor]]]  # a share of a loss, and sums for the metrics
 
 
@@ -241,7 +243,7 @@ class Learner:
         drawn = self._anchors.draw(count, self.config.seed, policy_version, number)
         if drawn is None:
             return iter(())
-        draws = np.random.default_rng((self.config.seed, policy_version, number)).random(count)
+        draws = np.random.default_rng((self.config.seed, policy_version, number, _STREAM)).random(count)
         task = self._passes.under(algo.demonstration_conditions(draws), drawn.task)
         no_time = np.zeros(count, np.float32)  # only values depend on it
         steps = int(drawn.num_steps.sum())

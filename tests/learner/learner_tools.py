@@ -43,7 +43,7 @@ def make_learner(cfg: RunConfig, rank: int = 0, world_size: int = 1, port: int |
     from vla_rl.policies.build import build_policy
 
     join_ranks(rank, world_size, ("127.0.0.1", port or free_port()), "cpu")
-    policy = build_policy(cfg.policy, SPEC, cfg.seed)
+    policy = build_policy(cfg.policy, SPEC, cfg.seed, cfg.algo.prompts(SPEC.instructions))
     algorithm = make_algorithm(cfg.algo)
     return Learner(cfg, policy, algorithm, rank=rank, world_size=world_size, device="cpu")
 

@@ -1,5 +1,6 @@
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from tests.learner.learner_tools import SPEC, config, make_learner, parameters, 
 from tests.runtime_fakes import trajectory
 from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
 from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers
+from vla_rl.core.records import Observation
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
 from vla_rl.inference.policy_runner import PolicyRunner
 from vla_rl.replay.schedule import training_episode
@@ -79,6 +81,26 @@ def test_sampled_and_recomputed_logprobs_agree(tmp_path, decoding):
     assert np.abs(found.logprobs - answer.logprobs).max() <= 1e-4
     assert np.abs(found.values - answer.values).max() <= 1e-4
     assert np.abs(found.logprobs).max() > 1, "the comparison is about something"
+
+
+def test_a_condition_is_the_same_prompt_in_sampling_and_in_learning():
+    """RECAP acts under "positive"; the learner rates a chunk under any condition."""
+    from vla_rl.policies.build import build_policy
+
+    cfg = config(algo={"name": "recap"})
+    learner, batch = make_learner(cfg), random_batch()
+    policy = build_policy(cfg.policy, SPEC, cfg.seed, cfg.algo.prompts(SPEC.instructions))
+    runner, rows = PolicyRunner(policy, cfg, None, "cpu"), np.arange(batch.num_chunks)
+    at = batch.obs_row
+    seen = Observation(batch.images[at], batch.proprio[at], batch.task, batch.elapsed[at])
+    draws = {"uniforms": np.random.default_rng(0).random((len(rows), 4, 7)).astype(np.float32)}
+    chosen = runner.act(seen, draws, np.zeros(len(rows), bool))
+    batch = replace(batch, record=chosen.record)
+    with torch.no_grad():
+        rated = [learner._passes.of_chunks(learner._engine, batch, rows, np.full(len(rows), c)) for c in range(3)]
+    apart = [np.abs(output.logprobs.numpy() - chosen.logprobs).max() for output in rated]
+    assert apart[1] <= 1e-4
+    assert min(apart[0], apart[2]) > 0.01, "the other prompts say something else"
 
 
 def test_micro_batch_size_does_not_change_the_update():

@@ -170,5 +170,7 @@ def test_fine_tuning_continues_from_a_checkpoint(tmp_path):
     assert sft(*lifting, f"sft.output={tmp_path}/lifts", "sft.new_statistics=true") == 0
     before, after = (load_policy(tmp_path / run) for run in ("first", "lifts"))
     assert torch.allclose(before.state_dict()[name], after.state_dict()[name], atol=1e-6), "of start_from"
+    assert not before.tells_apart(["put it", "lift it"])
+    assert after.tells_apart(["put it on the plate", "move it on the plate"]), "new words are learned"
     raised = 2
     assert before.codec.bounds.q99[raised] < 0.1 < after.codec.bounds.q99[raised]

@@ -99,12 +99,12 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     device = "cuda" if Machine.detect().gpus else "cpu"
     set_up_torch(device, config.sft.threads)
     dtype = torch_dtype(config.learner.precision)
-    policy = build_policy(config.policy, spec, config.seed, device=device, dtype=dtype)
+    prompts = config.algo.prompts(spec.instructions)
+    policy = build_policy(config.policy, spec, config.seed, prompts, learn_words=True, device=device, dtype=dtype)
     if config.policy.checkpoint is None or config.sft.new_statistics:
         policy.set_statistics(demos.actions, demos.proprio)
     else:
         _check_expressible(policy, demos.chunks(config.policy.chunk_size)[0], config.sft.start_from)
-    policy.set_instructions(config.algo.prompts(spec.instructions))
     if config.learner.activation_checkpointing:
         checkpoint_activations(policy)
     start = time.monotonic()

@@ -47,6 +47,7 @@ def build_policy(
     seed: int,
     prompts: Sequence[str] | None = None,
     *,
+    learn_words: bool = False,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Policy:
@@ -54,13 +55,23 @@ def build_policy(
 
     Args:
         prompts: the policy's instructions, by task number; None: those of the simulator.
+        learn_words: whether a small vocabulary grows by the prompts' words, to be trained on.
         device: where the weights come to be; "meta": nowhere, for a policy that will attach those of another.
         dtype: None for the checkpoint's own.
 
     Raises UserError.
     """
     policy: Policy = _builder(config).build_policy(config, spec, seed, device, dtype)
-    policy.set_instructions(prompts or spec.instructions)
+    prompts = prompts or spec.instructions
+    if learn_words:
+        policy.learn_words(prompts)
+    of_one_task = prompts[:: len(spec.instructions)]
+    if len(of_one_task) > 1 and not policy.tells_apart(of_one_task):
+        raise UserError(
+            f"policy.checkpoint={config.checkpoint}: its vocabulary lacks words of the algorithm's conditions: "
+            f"{of_one_task} are all the same to it. Clone demonstrations with this algo first (vla-rl sft)"
+        )
+    policy.set_instructions(prompts)
     return policy
 
 

@@ -61,6 +61,16 @@ class Policy(nn.Module, ABC):
     def set_instructions(self, instructions: Sequence[str]) -> None:
         """Task number i becomes ``instructions[i]``. Raises ValueError for none."""
 
+    def learn_words(self, texts: Sequence[str]) -> None:
+        """Let a small vocabulary grow by the words of ``texts``. One that can spell any word needs nothing.
+
+        Raises ValueError for too many words.
+        """
+
+    def tells_apart(self, texts: Sequence[str]) -> bool:
+        """Whether no two of these different texts are the same to the policy."""
+        return True
+
     @abstractmethod
     def set_statistics(self, actions: Array, proprio: Array) -> None:
         """Scale actions and proprioception by those of a data set, as ``encode`` and ``decode`` do from then on.

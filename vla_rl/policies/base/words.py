@@ -1,5 +1,6 @@
 """Small word vocabularies, for policies with random weights."""
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 
@@ -38,3 +39,21 @@ def build_word_tokenizer(
     tokenizer.pre_tokenizer = Split(Regex(pieces), behavior="removed", invert=True)
     tokenizer.add_special_tokens([AddedToken(word, special=True) for word in special])
     return tokenizer
+
+
+def with_words_of(tokenizer: Tokenizer, texts: Iterable[str], capacity: int) -> Tokenizer:
+    """A word-level tokenizer that also knows the words of ``texts`` and of conditions; any other one as it is.
+
+    New words get the next free ids; the others keep theirs. Raises ValueError for more words than ``capacity``.
+    """
+    content = json.loads(tokenizer.to_str())
+    if content["model"]["type"] != "WordLevel":
+        return tokenizer
+    known = content["model"]["vocab"]
+    words = sorted({word for text in texts for word in re.findall(_WORD, text.lower())})
+    new = [word for word in dict.fromkeys([*words, *_CONDITION_WORDS]) if word not in known]
+    first = max(known.values()) + 1
+    if first + len(new) > capacity:
+        raise ValueError(f"{first + len(new)} words do not fit a text vocabulary of {capacity}: enlarge vocab_size")
+    known |= {word: first + i for i, word in enumerate(new)}
+    return Tokenizer.from_str(json.dumps(content))

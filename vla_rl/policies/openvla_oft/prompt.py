@@ -7,7 +7,7 @@ from typing import Self
 
 from tokenizers import Tokenizer
 
-from vla_rl.policies.base.words import build_word_tokenizer
+from vla_rl.policies.base.words import build_word_tokenizer, with_words_of
 from vla_rl.policies.openvla_oft.architecture import Architecture
 
 _PROMPT = "In: What action should the robot take to {}?\nOut:"
@@ -50,6 +50,10 @@ class PromptTokenizer:
 
     def to_json(self) -> str:
         return self._tokenizer.to_str(pretty=True)
+
+    def with_words_of(self, texts: Iterable[str]) -> Self:
+        """See ``vla_rl.policies.base.words.with_words_of``."""
+        return type(self)(with_words_of(self._tokenizer, texts, self._architecture.text_vocab_size), self._architecture)
 
     def encode(self, instruction: str) -> list[int]:
         """Ids of the whole prompt. Words outside the vocabulary become ``<unk>``, with a warning.

@@ -105,6 +105,12 @@ class OpenVLA(Policy):
             self.register_buffer(name, tensor.to(device), persistent=False)
         self.instructions = tuple(instructions)
 
+    def learn_words(self, texts: Sequence[str]) -> None:
+        self.tokenizer = self.tokenizer.with_words_of(texts)
+
+    def tells_apart(self, texts: Sequence[str]) -> bool:
+        return len({tuple(self.tokenizer.encode(text)) for text in texts}) == len(texts)
+
     def set_statistics(self, actions: Array, proprio: Array) -> None:
         """Percentiles, as OpenVLA's. Raises ValueError if they do not fit the architecture's dimensions."""
         codec = ActionCodec.from_actions(actions)

@@ -25,7 +25,7 @@ from transformers import PI0Config, PI0ForConditionalGeneration
 from vla_rl.core.records import Array, Record
 from vla_rl.policies.base.policy import Decisions, Policy, PolicyInput, PolicyOutput
 from vla_rl.policies.base.value_head import ValueHead
-from vla_rl.policies.base.words import UNKNOWN, build_word_tokenizer
+from vla_rl.policies.base.words import UNKNOWN, build_word_tokenizer, with_words_of
 from vla_rl.policies.pi0 import flow
 from vla_rl.policies.pi0.config import Pi0Config
 from vla_rl.policies.pi0.statistics import Statistics
@@ -75,7 +75,7 @@ class Pi0(Policy):
     def set_instructions(self, instructions: Sequence[str]) -> None:
         if not instructions:
             raise ValueError("a policy needs at least one instruction")
-        prompts = [[_BOS, *self.tokenizer.encode(text, add_special_tokens=False).ids, _END] for text in instructions]
+        prompts = [[_BOS, *self._text(text), _END] for text in instructions]
         vision = self._settings.vlm_config.vision_config
         images = self.views * (vision.image_size // vision.patch_size) ** 2
         longest = max(map(len, prompts))
@@ -89,6 +89,12 @@ class Pi0(Policy):
         self.register_buffer("text_ids", ids.to(device), persistent=False)
         self.register_buffer("text_kept", kept.to(device), persistent=False)
         self.instructions = tuple(instructions)
+
+    def learn_words(self, texts: Sequence[str]) -> None:
+        self.tokenizer = with_words_of(self.tokenizer, texts, _text_ids(self._settings))
+
+    def tells_apart(self, texts: Sequence[str]) -> bool:
+        return len({tuple(self._text(text)) for text in texts}) == len(texts)
 
     def set_statistics(self, actions: Array, proprio: Array) -> None:
         self.action_statistics = Statistics.of(actions)
@@ -183,6 +189,10 @@ class Pi0(Policy):
             owner = self.get_submodule(path)
             setattr(owner, last, buffer.to(getattr(owner, last).device))
         return self
+
+    def _text(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     @property
     def _settings(self) -> Any:
@@ -281,6 +291,9 @@ class Pi0(Policy):
 
 def make_tokenizer(texts: Sequence[str], model_config: PI0Config) -> Tokenizer:
     """A word-level tokenizer of instructions. Raises ValueError for too many words."""
+    return build_word_tokenizer(texts, _text_ids(model_config), special=SPECIAL_WORDS)
+
+
+def _text_ids(model_config: PI0Config) -> int:
     language: Any = model_config.vlm_config
-    capacity = language.text_config.vocab_size - 1  # the last id is the image token
-    return build_word_tokenizer(texts, capacity, special=SPECIAL_WORDS)
+    return int(language.text_config.vocab_size) - 1  # the last id is the image token

@@ -16,10 +16,11 @@ from algos.grpo import GRPO
 from algos.iql import IQL
 from algos.ppo import PPO
 from algos.recap import RECAP
+from algos.rft import RFT
 from algos.rloo import RLOO
 from vla_rl.core.plugins import plugin_of
 
-ALGORITHMS: tuple[type[Algorithm], ...] = (PPO, GRPO, RLOO, AWR, RECAP, IQL)
+ALGORITHMS: tuple[type[Algorithm], ...] = (PPO, GRPO, RLOO, AWR, RFT, RECAP, IQL)
 
 if TYPE_CHECKING:
     AlgoConfig = AlgorithmConfig

@@ -91,6 +91,10 @@ class Algorithm(ABC):
         """[M]: the condition under which each chunk is trained, an index of ``AlgorithmConfig.conditions``."""
         return np.zeros(batch.num_chunks)
 
+    def trained_chunks(self, targets: Targets) -> Array:
+        """Rows of the chunks that the update passes through the policy; the others have no part in the loss."""
+        return np.arange(len(targets.num_steps))
+
     def trains_value(self, conditions: Array) -> Array:
         """bool [M]: which chunks, trained under these conditions, the value function learns from."""
         return np.ones(len(conditions), bool)

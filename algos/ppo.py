@@ -1,12 +1,12 @@
 """Proximal policy optimization on action chunks (arXiv:1707.06347), plain and decoupled (arXiv:2505.24298).
 
-    A, R = gae(r, V)                                     compute_advantages     (algos.advantages)
-    A = (A - mean(A)) / std(A)
-    for each minibatch:                                  Algorithm.loss         (algos.algorithm)
-        ratio = pi(a) / pi_prox(a)                       surrogate.policy_loss  (algos.surrogate)
-        L_pi = -min(ratio A, clip(ratio) A)              clipped_surrogate      (algos.losses)
-        L_V = max(huber(V - R), huber(clipped V - R))    clipped_value_loss
-        step on  mean(L_pi) + value_coef mean(L_V) - entropy_coef mean(H) + kl_coef mean(KL)      total_loss
+A, R = gae(r, V)                                     compute_advantages     (algos.advantages)
+A = (A - mean(A)) / std(A)
+for each minibatch:                                  Algorithm.loss         (algos.algorithm)
+    ratio = pi(a) / pi_prox(a)                       surrogate.policy_loss  (algos.surrogate)
+    L_pi = -min(ratio A, clip(ratio) A)              clipped_surrogate      (algos.losses)
+    L_V = max(huber(V - R), huber(clipped V - R))    clipped_value_loss
+    step on  mean(L_pi) + value_coef mean(L_V) - entropy_coef mean(H) + kl_coef mean(KL)      total_loss
 """
 
 from typing import Literal, Self

@@ -19,6 +19,7 @@ from algos.grpo import GRPOConfig
 from algos.iql import IQLConfig
 from algos.ppo import PPOConfig
 from algos.recap import RECAPConfig
+from algos.rft import RFTConfig
 from algos.rloo import RLOOConfig
 from algos.targets import RowTargets, Targets
 from tests.algos.reference_algos import random_super_batch
@@ -55,11 +56,8 @@ GRPO_CONFIGS = [
     for level in LEVELS
 ]
 IQL = IQLConfig(expectile=0.8, gamma=0.9, max_weight=3.0, critic_warmup=0)
-AWR_CONFIGS = [
-    AWRConfig(bootstrap="truncated", beta=0.7, max_weight=2.0, entropy_coef=0.1, gamma=0.9),
-    AWRConfig(weighting="success"),
-]
-CONFIGS: list[AlgorithmConfig] = [*PPO_CONFIGS, *GRPO_CONFIGS, *AWR_CONFIGS, RECAPConfig(entropy_coef=0.1), IQL]
+AWR = AWRConfig(bootstrap="truncated", beta=0.7, max_weight=2.0, entropy_coef=0.1, gamma=0.9)
+CONFIGS: list[AlgorithmConfig] = [*PPO_CONFIGS, *GRPO_CONFIGS, AWR, RFTConfig(), RECAPConfig(entropy_coef=0.1), IQL]
 
 
 class Case:

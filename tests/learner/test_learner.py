@@ -103,6 +103,18 @@ def test_a_condition_is_the_same_prompt_in_sampling_and_in_learning():
     assert min(apart[0], apart[2]) > 0.01, "the other prompts say something else"
 
 
+def test_success_filtered_cloning_takes_no_step_without_a_success():
+    learner, batch = make_learner(config(algo={"name": "rft"})), random_batch()
+    before = parameters(learner)
+    successes = batch.success.copy()
+    batch.success[:] = False
+    assert learner.update(batch)["learner/optimizer_steps"] == 0
+    assert _largest_difference(parameters(learner), before) == 0.0
+    batch.success[:] = successes
+    assert learner.update(batch)["learner/optimizer_steps"] == 2
+    assert _largest_difference(parameters(learner), before) > 0.0
+
+
 def test_micro_batch_size_does_not_change_the_update():
     results = []
     for micro_batch in (64, 3):

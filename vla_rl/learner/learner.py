@@ -130,14 +130,15 @@ class Learner:
             try:
                 batch, targets, of_critic = self._targets(batch)
             except NotFiniteError:
-                steps = sum(1 for _ in self._minibatches(batch))
+                steps = sum(1 for _ in self._minibatches(np.arange(batch.num_chunks), batch.policy_version))
                 return {"learner/optimizer_steps": steps, "learner/skipped_steps": steps}
             sums: dict[str, float] = defaultdict(float)
             grad_norms: list[float] = []
             self._skipped = 0
             if self._anchors is not None:
                 self._anchors.observe(batch)
-            for number, rows in enumerate(self._minibatches(batch)):
+            trained = self.algorithm.trained_chunks(targets)
+            for number, rows in enumerate(self._minibatches(trained, batch.policy_version)):
                 step = self._optimizer_step(batch, targets, rows, number)
                 for name, value in step.items():
                     sums[name] += value
@@ -149,7 +150,7 @@ class Learner:
             self._timer.read()
             self.meter.count("updates")
             metrics = self.algorithm.finish_metrics(dict(sums), targets) | of_critic
-            metrics |= {"grad_norm": float(np.mean(grad_norms)), "lr": self._optimizer.param_groups[0]["lr"]}
+            metrics |= {"grad_norm": float(np.mean(grad_norms or [0.0])), "lr": self._optimizer.param_groups[0]["lr"]}
             metrics |= {"optimizer_steps": len(grad_norms), "skipped_steps": self._skipped}
             if self._memory.gib:
                 metrics["offloaded_gib"] = self._memory.gib
@@ -187,12 +188,12 @@ class Learner:
             with self.policy.reference():
                 yield self._engine
 
-    def _minibatches(self, batch: SuperBatch) -> Iterator[np.ndarray]:
-        """Rows of each optimizer step: every epoch divides all chunks at random, the same on every rank."""
-        parts = min(batch.num_chunks, self.algorithm.minibatches)
-        for epoch in range(self.algorithm.epochs):
-            rng = np.random.default_rng((self.config.seed, batch.policy_version, epoch))
-            yield from np.array_split(rng.permutation(batch.num_chunks), parts)
+    def _minibatches(self, trained: np.ndarray, policy_version: int) -> Iterator[np.ndarray]:
+        """Rows of each optimizer step: every epoch divides the trained ones at random, the same on every rank."""
+        parts = min(len(trained), self.algorithm.minibatches)
+        for epoch in range(self.algorithm.epochs if parts else 0):
+            rng = np.random.default_rng((self.config.seed, policy_version, epoch))
+            yield from np.array_split(rng.permutation(trained), parts)
 
     def _set_learning_rates(self, policy_version: int) -> None:
         factor = self.config.learner.lr_factor(policy_version, self.config.train.iterations)

@@ -37,7 +37,7 @@ def test_the_policy_practises_in_a_world_model_and_a_resume_continues_both_ledge
             "world_model.frame_width=4",
             "world_model.frame_samples_per_chunk=2",
             "train.iterations=6",
-            "train.batch_episodes=8",
+            "train.batch_episodes=4",
             "train.checkpoint_every=3",
             "train.eval_episodes=0",
             "placement.env_workers=1",

@@ -25,13 +25,13 @@ def profile(**costs: Any) -> Profile:
 
 
 def plan_of(
-    devices: int, layout: Layout, world_model: dict[str, Any] | None = None, **placement: Any
+    devices: int, layout: Layout, world_model: dict[str, Any] | None = None, episodes: int = 16, **placement: Any
 ) -> tuple[Plan, Workload]:
     config = RunConfig.model_validate(
         {
             "policy": {"name": "openvla_oft", "chunk_size": 4},
             "algo": {"name": "ppo", "minibatches": 2},
-            "train": {"batch_episodes": 16, "max_staleness": 1},
+            "train": {"batch_episodes": episodes, "max_staleness": 1},
             "learner": {"micro_batch": 8},
             "world_model": world_model,
             "placement": {"env_workers": 2, "envs_per_worker": 4, "max_batch": 4, "max_wait_ms": 1.0} | placement,
@@ -73,7 +73,8 @@ def test_a_single_cost_is_paid_in_full(costs: dict[str, Any], expected: float) -
     ],
 )
 def test_a_world_model_replaces_simulation_by_its_own_costs(costs: dict[str, Any], expected: float) -> None:
-    plan, workload = plan_of(2, next(layouts(2, False, "pipelined")), world_model={"branches": 3}, max_wait_ms=0.0)
+    layout, rules = next(layouts(2, False, "pipelined")), {"branches": 3}
+    plan, workload = plan_of(2, layout, world_model=rules, episodes=4, max_wait_ms=0.0)
     outcome = SimulatedRun(plan, profile(**costs), workload, cores=4).run(warmup=3, batches=12)
     assert 1 / outcome.batches_per_s == pytest.approx(expected, rel=0.35 if "infer" in costs else 0.05)
     limit = bound(plan, profile(**costs), workload, cores=4)

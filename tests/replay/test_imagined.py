@@ -38,27 +38,39 @@ def play(store, count: int, passed: bool = True, chunks: int = 2) -> list[Trajec
     return played
 
 
-def test_imagined_episodes_take_the_place_of_real_ones_in_a_batch_of_the_same_size(make_store):
-    store = make_store(branches=BRANCHES, batch_episodes=4, max_staleness=0)
-    play(store, 4, passed=False)
-    batch = store.next_batch(5.0)
-    assert (batch.new_episodes, batch.imagined_episodes) == (4, 0), "before the audit passes"
-    store.advance(1)
-    store._bundles.passed = True
-    real = play(store, 100)
-    assert len(real) == 1, "the gate admits the smaller share"
-    batch = store.next_batch(5.0)
-    assert (batch.new_episodes, batch.imagined_episodes) == (1, 2 * BRANCHES)
-    assert batch.num_chunks == 4 * 2
-    assert batch.real().num_episodes == 1
-    assert (batch.model_version == [-1, *[1] * 6]).all()
+def test_imagined_episodes_come_in_addition_to_real_ones(make_store):
+    """And when the audit fails, the run plays no more than it would without a model."""
+    store = make_store(branches=BRANCHES, batch_episodes=2, max_staleness=0)
+    for version, passed in enumerate((False, True, False)):
+        real = play(store, 100, passed)
+        assert len(real) == 2, "the gate admits the same number in any case"
+        batch = store.next_batch(5.0)
+        assert (batch.new_episodes, batch.imagined_episodes) == (2, 2 * 2 * BRANCHES * passed)
+        assert batch.real().num_episodes == 2
+        assert (batch.model_version == [-1] * 2 + [1] * batch.imagined_episodes).all()
+        store.advance(version + 1)
     assert store.counters()["reused"] == 0
+    assert store.counters()["imagined_unused"] == 2 * 2 * 2 * BRANCHES
     assert _balanced(store)
     assert _imagined_balanced(store)
 
 
+def test_reused_episodes_keep_their_place_beside_imagined_ones(make_store):
+    """What was imagined is trained once, with the episode's first update."""
+    store = make_store(branches=BRANCHES, batch_episodes=2, max_staleness=1, reuse=2)
+    for version in range(3):
+        play(store, 2)
+        batch = store.next_batch(5.0)
+        again = 2 * (version > 0)
+        sizes = batch.new_episodes, batch.num_episodes - 2 - batch.imagined_episodes, batch.imagined_episodes
+        assert sizes == (2, again, 2 * 2 * BRANCHES)
+        store.advance(version + 1)
+    assert store.counters()["reused"] == 4
+    assert _imagined_balanced(store)
+
+
 def test_a_real_episode_waits_for_its_bundle_only_while_the_audit_passes(make_store):
-    store = make_store(branches=BRANCHES, batch_episodes=4, max_staleness=1)
+    store = make_store(branches=BRANCHES, batch_episodes=1, max_staleness=1)
     store._bundles.passed = True
     real = [trajectory(e, 2) for e in store.take(0, 1, 0.0)]
     store.add(0, real[0])
@@ -66,34 +78,12 @@ def test_a_real_episode_waits_for_its_bundle_only_while_the_audit_passes(make_st
     store.add_imagined(real[0].episode.id, bundle(real[0]), True)
     assert store.next_batch(5.0).imagined_episodes == 2 * BRANCHES
     store.advance(1)
-    for episode in store.take(0, 2, 0.0):
+    for episode in store.take(0, 1, 0.0):
         store.add(0, trajectory(episode, 2))
     assert store.next_batch(0.3) is None
-    store.add_imagined(-1, [], False)  # the model fails: its bundles are not waited for, but more real data is needed
-    assert store.next_batch(0.3) is None
-    for episode in store.take(0, 2, 0.0):
-        store.add(0, trajectory(episode, 2))
+    store.add_imagined(-1, [], False)  # the model fails: its bundles are not waited for
     batch = store.next_batch(5.0)
-    assert (batch.new_episodes, batch.imagined_episodes) == (4, 0)
-
-
-def test_real_episodes_that_would_be_too_stale_displace_imagined_ones(make_store):
-    """Those that were started before the audit passed are neither dropped nor make the batch larger."""
-    store = make_store(branches=BRANCHES, batch_episodes=8, max_staleness=0)
-    play(store, 5, passed=False)
-    late = [trajectory(e, 2) for e in store.take(0, 1, 0.0)]
-    store.add(0, late[0])
-    store.add_imagined(late[0].episode.id, bundle(late[0]), True)
-    batch = store.next_batch(5.0)
-    assert batch.new_episodes == 5, "of six: so that three imagined ones fill the batch"
-    assert batch.imagined_episodes == 0, "but the bundles of these five did not pass"
-    young = make_store(branches=BRANCHES, batch_episodes=8, max_staleness=1)
-    young._bundles.passed = True
-    play(young, 4)
-    batch = young.next_batch(5.0)
-    assert (batch.new_episodes, batch.imagined_episodes) == (2, 12), "the others can wait for the next batch"
-    assert _imagined_balanced(store)
-    assert _balanced(store)
+    assert (batch.new_episodes, batch.imagined_episodes) == (1, 0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -116,7 +106,8 @@ def test_both_ledgers_add_up_whatever_happens(make_store, seed):
         elif event == "lose":
             store.worker_lost(5)
         elif event == "train" and (batch := store.next_batch(0.02)) is not None:
-            assert batch.num_chunks <= 6 * 2
+            assert batch.real_chunks == 6 * 2
+            assert batch.imagined_episodes <= 6 * 2 * 2
             version += 1
             store.advance(version)
         assert _balanced(store)
@@ -125,18 +116,18 @@ def test_both_ledgers_add_up_whatever_happens(make_store, seed):
 
 
 def test_a_checkpoint_keeps_both_ledgers_and_waits_for_no_lost_bundle(make_store):
-    store = make_store(branches=BRANCHES, batch_episodes=4, max_staleness=3)
+    store = make_store(branches=BRANCHES, batch_episodes=2, max_staleness=3)
     store._bundles.passed = True
     real = [trajectory(e, 2) for e in store.take(0, 2, 0.0)]
     store.add(0, real[1])
     store.add_imagined(real[1].episode.id, bundle(real[1]), True)
     store.add(0, real[0])  # no bundle yet
     record, trajectories = store.state()
-    after = make_store(branches=BRANCHES, batch_episodes=4, max_staleness=3)
+    after = make_store(branches=BRANCHES, batch_episodes=2, max_staleness=3)
     after.restore(json.loads(json.dumps(record)), trajectories)
     assert _balanced(after)
     assert _imagined_balanced(after)
     after.add_imagined(-1, [], True)
     batch = after.next_batch(5.0)
     assert batch.imagined_episodes == 0
-    assert np.isin([t.episode.id for t in real], batch.episode_id).any()
+    assert np.isin([t.episode.id for t in real], batch.episode_id).all()

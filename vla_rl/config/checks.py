@@ -35,7 +35,6 @@ def config_checks() -> tuple[Check, ...]:
         Check((("algo",), ("train", "reuse")), _reuse_is_corrected),
         Check((("world_model",), ("algo",)), _only_policy_gradients_imagine),
         Check((("world_model",), ("env",)), _only_success_is_imagined),
-        Check((("world_model",), ("algo",), ("train", "batch_episodes")), _batch_holds_imagined_shares),
         Check((("placement", "virtual"), ("env",)), _only_workload_is_virtual),
         Check((("placement", "replan_every"), ("placement", "mode")), _replanning_needs_auto),
         Check((("placement",),), _nodes_need_a_cluster),
@@ -133,16 +132,6 @@ def _only_success_is_imagined(config: RunConfig) -> Iterator[Problem]:
     if config.env.shaping:
         remedy = "the world model predicts success, not shaped rewards; set it to 0, or world_model=null"
         yield Problem(("env", "shaping"), remedy, config.env.shaping)
-
-
-def _batch_holds_imagined_shares(config: RunConfig) -> Iterator[Problem]:
-    if config.world_model is None:
-        return
-    episodes, size = config.train.batch_episodes, config.algo.groups.size * (1 + config.world_model.branches)
-    if episodes % size:
-        groups = f" times algo.group_size={config.algo.groups.size}" if config.algo.groups.size > 1 else ""
-        remedy = f"one in 1 + world_model.branches={1 + config.world_model.branches} episodes{groups} stays real"
-        yield Problem(("train", "batch_episodes"), f"{remedy}; use a multiple of {size}", episodes)
 
 
 def _only_workload_is_virtual(config: RunConfig) -> Iterator[Problem]:

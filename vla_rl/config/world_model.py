@@ -13,9 +13,8 @@ class WorldModelConfig(ConfigGroup):
     branches: int = Field(
         3,
         ge=2,
-        description="Imagined chunks from the state of each real one, which are compared. As long as the model passes "
-        "its audit, a super-batch has train.batch_episodes / (1 + branches) real episodes, and these in place of the "
-        "others.",
+        description="Imagined chunks from the state of each new real one, which are compared. As long as the model "
+        "passes its audit, a super-batch has these in addition to its real ones.",
     )
     warmup_episodes: NonNegative = Field(64, description="Real episodes of which the model learns before it is used.")
     members: int = Field(4, ge=2, description="Networks of the ensemble.")

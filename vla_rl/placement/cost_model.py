@@ -36,10 +36,9 @@ class Workload:
 
     @classmethod
     def of(cls, config: RunConfig, horizon: int, spread: float) -> Self:
-        branches = 0 if config.world_model is None else config.world_model.branches
         return cls(
-            episodes=config.train.batch_episodes // (1 + branches),
-            branches=branches,
+            episodes=config.train.batch_episodes,
+            branches=0 if config.world_model is None else config.world_model.branches,
             reuse=config.train.reuse,
             horizon=horizon,
             spread=spread,

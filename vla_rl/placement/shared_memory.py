@@ -58,13 +58,15 @@ class SharedMemoryNeeds:
 def object_store_bytes(config: RunConfig, spec: EnvSpec, *, training: bool = True) -> int:
     """Room for one super-batch, and for the trajectories that admission lets be under way or trained again.
 
-    The store admits ``(max_staleness + 1) * batch_episodes`` of them (``ReplayStore.capacity``, and ``reuse``).
+    The store admits ``(max_staleness + 1) * batch_episodes`` of them (``ReplayStore.capacity``, and ``reuse``). What is
+    imagined waits with them, and is part of one super-batch.
     """
     frames = 2 * _RECORDED * spec.max_episode_steps * spec.image_size**2 * 3
     if not training:
         return _LEAST_STORE + frames
     train = config.train
-    episodes = train.batch_episodes * (config.max_staleness + 1 + train.reuse)
+    branches = 0 if config.world_model is None else config.world_model.branches
+    episodes = train.batch_episodes * ((config.max_staleness + 1) * (1 + branches) + train.reuse + branches)
     chunks = -(-spec.max_episode_steps // config.policy.chunk_size) + (config.algo.bootstrap_rule != "never")
     return _LEAST_STORE + int(1.05 * episodes * chunks * _row_bytes(config, spec)) + frames * config.log.video
 

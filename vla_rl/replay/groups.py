@@ -52,10 +52,6 @@ class Groups:
         self._whole = [group for group in self._whole if min(t.oldest_policy_version for t in group) >= version]
         return before - len(self)
 
-    def older_than(self, version: int) -> int:
-        """Episodes of complete groups with any chunk from an older policy version."""
-        return sum(len(group) for group in self._whole if min(t.oldest_policy_version for t in group) < version)
-
     @property
     def ready(self) -> int:
         """Episodes of complete groups."""

@@ -45,14 +45,13 @@ class Bundles:
         """Nothing is imagined from these; they are trained without."""
         self._waiting.update({t.episode.id: ([], True) for t in episodes})
 
-    def take(self, episodes: Iterable[Trajectory], wanted: int) -> list[Trajectory]:
-        """What is trained together with these real episodes: the bundles of the first ``wanted`` of them that passed.
+    def take(self, episodes: Iterable[Trajectory], *, use: bool) -> list[Trajectory]:
+        """What is trained together with these real episodes: with ``use``, their bundles that passed.
 
         None wait any longer.
         """
         found = [self._waiting.pop(t.episode.id, ([], False)) for t in episodes]
-        passing = [imagined for imagined, passed in found if passed]
-        taken = [t for imagined in passing[:wanted] for t in imagined]
+        taken = [t for imagined, passed in found if passed and use for t in imagined]
         self.ledger.trained += len(taken)
         self.ledger.unused += sum(len(imagined) for imagined, _ in found) - len(taken)
         return taken

@@ -203,30 +203,17 @@ class ReplayStore:
 
     def capacity(self) -> int:
         """Training episodes, in whole groups, that may start now: none of them becomes too stale or superfluous."""
-        b = self._fewest_new()
+        b = self.rules.batch_episodes
         running = sum(not e.evaluation for _, e in self._running.values())
         under_way = running + len(self._due) + len(self._buffer) + len(self._taken)
         last_version = min(self.rules.max_first_staleness + self.published_version + 1, self.rules.iterations)
         free = max(0, (last_version - self._next_version) * b - under_way)
         return free - free % self.rules.groups.size
 
-    def _fewest_new(self) -> int:
-        """New episodes that the next super-batch has at least: fewer as long as imagined ones take their place."""
-        return self.rules.batch_episodes // (1 + self.rules.branches * self._bundles.passed)
-
-    def _next_sizes(self) -> tuple[int, int]:
-        """New episodes of the next super-batch, if it can be formed now, and how many of them bring what is imagined.
-
-        Real episodes that would be too stale for the batch after it displace imagined ones; there are some after the
-        audit has begun to pass.
-        """
-        b, size, branches = self.rules.batch_episodes, self.rules.groups.size, self.rules.branches
-        if not (branches and self._bundles.passed):
-            return b, 0
-        expiring = self._buffer.older_than(self._next_version + 1 - self.rules.max_staleness)
-        missing = max(0, b - expiring)
-        imagining = min(-(-missing // (branches * size)) * size, self._fewest_new())
-        return b - branches * imagining, imagining
+    @property
+    def _imagines(self) -> bool:
+        """Whether new episodes wait for what is imagined from them: as long as the audit passes."""
+        return bool(self.rules.branches and self._bundles.passed)
 
     def _next_episode(self) -> EpisodeSpec:
         number, self._next_id = self._next_id, self._next_id + 1
@@ -287,10 +274,9 @@ class ReplayStore:
             self._changed.wait_for(lambda: self._stopped or (self._filled is None and self._select()))
             if self._stopped:
                 return False
-            size, imagining = self._next_sizes()
-            new, version = self._buffer.take(size), self._next_version
+            new, version = self._buffer.take(self.rules.batch_episodes), self._next_version
             again = young_enough(self._earlier, version - self.rules.max_staleness)
-            imagined = self._bundles.take(new, imagining)
+            imagined = self._bundles.take(new, use=self._imagines)
             self._taken = new
         with self.meter.time("collate"):
             batch = collate(new, version, self.rules.max_episode_steps, again, imagined)
@@ -306,8 +292,10 @@ class ReplayStore:
             self.ledger.stale += stale
             self._bundles.drop_except(self._buffer)
             self._changed.notify_all()  # the gate has opened further
-        size, imagining = self._next_sizes()
-        return self._buffer.ready >= size and self._bundles.complete(self._buffer.first(size)[:imagining])
+        size = self.rules.batch_episodes
+        if self._buffer.ready < size:
+            return False
+        return not self._imagines or self._bundles.complete(self._buffer.first(size))
 
     def assign_evaluation(self, episodes: Sequence[EpisodeSpec]) -> None:
         """Assign these before any further training episode; they get new ids."""

@@ -3,8 +3,9 @@
     python -m envs.libero.benchmark_worker NAME SETUP
 
 reads requests on stdin, ``[METHOD, ARGUMENTS]``, and writes one answer each on stdout; both are lines of JSON. NAME is
-``vla_rl`` (ours), ``hf-libero`` (the package's own environment, unchanged) or ``lerobot`` (LeRobot's, if installed).
-All three play the same actions from the same initial states.
+``vla_rl`` (ours), ``hf-libero`` (the package's own environment, unchanged), ``lerobot`` (LeRobot's, if installed), or
+``lerobot, soft resets`` (the same with an option of newer releases). All play the same actions from the same initial
+states.
 """
 
 import json
@@ -15,9 +16,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import version
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -237,6 +239,8 @@ class HfLibero(_Peer):
 class LeRobot(_Peer):
     """``lerobot.envs.libero.LiberoEnv``, unchanged. It always renders both cameras."""
 
+    options: ClassVar[dict[str, Any]] = {}
+
     def __init__(self, setup: Setup) -> None:
         if find_spec("torchvision") is None:
             sys.meta_path.append(_Unused("torchvision"))
@@ -255,6 +259,7 @@ class LeRobot(_Peer):
             observation_width=setup.image_size,
             observation_height=setup.image_size,
             num_steps_wait=_SETTLE,
+            **self.options,
         )
 
     def _start(self, env: Any, task: int, init_state: int) -> None:
@@ -267,6 +272,12 @@ class LeRobot(_Peer):
 
     def state(self) -> list[float]:
         return self._env._env.get_sim_state().tolist()
+
+
+class LeRobotSoft(LeRobot):
+    """With resets that keep the model and the renderer."""
+
+    options: ClassVar[dict[str, Any]] = {"hard_reset": False}
 
 
 class _Unused(MetaPathFinder, Loader):
@@ -288,7 +299,23 @@ class _Unused(MetaPathFinder, Loader):
         """Nothing to run."""
 
 
-CONTESTANTS: dict[str, type[Contestant]] = {"vla_rl": Ours, "hf-libero": HfLibero, "lerobot": LeRobot}
+CONTESTANTS: dict[str, type[Contestant]] = {
+    "vla_rl": Ours,
+    "hf-libero": HfLibero,
+    "lerobot": LeRobot,
+    "lerobot, soft resets": LeRobotSoft,
+}
+_SOFT_RESETS_SINCE = (0, 6)  # release of LeRobot
+
+
+def contestants_here() -> list[str]:
+    """Names of those that are installed."""
+    names = ["vla_rl", "hf-libero"]
+    if find_spec("lerobot") is not None:
+        names.append("lerobot")
+        if tuple(map(int, version("lerobot").split(".")[:2])) >= _SOFT_RESETS_SINCE:
+            names.append("lerobot, soft resets")
+    return names
 
 
 def random_actions(seed: int, steps: int) -> np.ndarray:

@@ -33,6 +33,8 @@ GROUPED = GRPOConfig(group_size=2, entropy_coef=0.01)
 GROUPED_DECOUPLED = GRPOConfig(group_size=2, average="episodes", proximal="recomputed", importance_cap=1.5)
 GROUPED_ANCHORED = GRPOConfig(group_size=2, average="episodes", kl_coef=0.3, entropy_coef=0.2)
 LEFT_OUT = RLOOConfig(group_size=2)
+CONSTANT = GRPOConfig(group_size=2, average="constant", scale="none")
+BY_BATCH = GRPOConfig(group_size=2, scale="batch")
 MASKED = PPOConfig(proximal="recomputed", importance_low=1 / 1.3, importance_high=1.3)
 ONE_SIDED = PPOConfig(proximal="recomputed", importance_high=1.2)
 WEIGHTED = PPOConfig(objective="cispo", clip_high=0.1)
@@ -52,7 +54,7 @@ _OF_PPO = (
 PPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in _OF_PPO for level in LEVELS]
 GRPO_CONFIGS = [
     c.model_copy(update={"ratio_level": level})
-    for c in (GROUPED, GROUPED_DECOUPLED, GROUPED_ANCHORED, LEFT_OUT)
+    for c in (GROUPED, GROUPED_DECOUPLED, GROUPED_ANCHORED, LEFT_OUT, CONSTANT, BY_BATCH)
     for level in LEVELS
 ]
 IQL = IQLConfig(expectile=0.8, gamma=0.9, max_weight=3.0, critic_warmup=0)

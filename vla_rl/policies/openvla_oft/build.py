@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
+from vla_rl.policies.base.export import Export
 from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.openvla_oft.architecture import PRESETS, Architecture
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
     from vla_rl.policies.openvla_oft.action_codec import Bounds
     from vla_rl.policies.openvla_oft.trunk import OpenVLA
+
+
+EXPORT_FORMATS = ("openvla-oft", "openvla", "lora", "native")
+EXPORT_OPTIONS = ("source", "unnorm_key", "chunk_size", "decoding", "views")
 
 
 class _OfTheRun(TypedDict):
@@ -85,6 +90,24 @@ def save_policy(policy: OpenVLA, folder: str | Path, metadata: Mapping[str, Any]
     from vla_rl.policies.openvla_oft import checkpoint
 
     checkpoint.save_policy(policy, folder, metadata)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether the files are those of an OpenVLA, in this project's layout or as published."""
+    if is_published(folder):
+        return True
+    try:
+        about = json.loads((folder / "architecture.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(about, dict) and "format" not in about  # other policies name theirs
+
+
+def export_policy(request: Export) -> None:
+    """See ``vla_rl.policies.build.export_policy``."""
+    from vla_rl.policies.openvla_oft import export
+
+    export.export_policy(request)
 
 
 def make_architecture(config: OpenVLAOFTConfig, spec: EnvSpec) -> Architecture:

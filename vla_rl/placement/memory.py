@@ -56,7 +56,8 @@ def memory_use(plan: Plan, memory: Memory, config: RunConfig, device: int) -> di
     acting = memory.weights
     if any(device in s.devices and sharing_learner(config, plan, s) is not None for s in plan.servers):
         acting = trained_weights(memory, config.learner) * ELEMENT[config.learner.precision]
-    inference = {"weights": acting, "activations": memory.infer_each * plan.max_batch}
+    rows = config.placement.padded_rows(plan.max_batch)
+    inference = {"weights": acting, "activations": memory.infer_each * rows}
     encoder = {"weights": memory.weights, "activations": memory.infer_each * ENCODER_ROWS}
     roles: dict[str, tuple[tuple[Process, ...], Parts]] = {
         "simulator": (plan.workers if layout.simulators else (), simulator),

@@ -185,6 +185,8 @@ COMMANDS = [
     ("eval {bad} --best", "not the folder of a run"),
     ("eval {run} --config {bad}/deep.yaml", "not valid YAML"),
     ("export {tmp} --format native --output {tmp}", "exists; name a new folder"),
+    ("export {tmp} --format native --output {tmp}/new", "is no checkpoint of openvla_oft, pi0, lerobot"),
+    ("export {bad}/policy --format gguf --output {tmp}/new", "can be written as openvla-oft, openvla, lora, native"),
     ("chaos {tmp}/none.yaml", "does not exist"),
     ("chaos {config} --faults flood", "'flood' is none; choose from all, none, kill"),
     ("chaos {config} --faults kill,,driver", "'' is none"),

@@ -54,6 +54,14 @@ def test_a_required_thing_that_is_missing_gives_status_1_and_its_remedy(
     assert "Training cannot run yet" in capsys.readouterr().out
 
 
+def test_little_main_memory_is_named(monkeypatch: pytest.MonkeyPatch):
+    for gib, state in ((4, "note"), (16, "ok")):
+        monkeypatch.setattr(Machine, "detect", lambda gib=gib: Machine(2, gib << 30, ()))
+        found = findings()["main memory"]
+        assert (found.found, found.state) == (f"{gib}.0 GiB", state)
+    assert findings()["processors"].found == "2 cores"
+
+
 def test_looking_changes_neither_the_renderer_nor_the_hub_settings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
@@ -100,7 +108,7 @@ def test_missing_packages_and_little_room_have_a_remedy(monkeypatch: pytest.Monk
     found = findings()
     assert found["no_such_simulator"].state == "missing"
     assert found["no_such_simulator"].remedy == "bash scripts/setup.sh"
-    assert found["processors"].state == "note"
+    assert found["main memory"].state == "note"
     assert "--shm-size" in found["shared memory"].remedy
     assert "VLA_RL_CACHE" in found["cache folder's disk"].remedy
 
@@ -121,7 +129,7 @@ def test_missing_packages_and_little_room_have_a_remedy(monkeypatch: pytest.Monk
             False,
             "missing",
             "not usable by torch",
-            "install a build of torch for CUDA 12; or hide the GPUs, to train on the cores: CUDA_VISIBLE_DEVICES=-1",
+            "INDEX has torch's builds for CUDA 12; or hide the GPUs, to train on the cores: CUDA_VISIBLE_DEVICES=-1",
         ),
         (GpuReport((Gpu("A100", 80 << 30),), "580.65", (13, 0), (13, 0)), False, "missing", "A100", "torch finds none"),
         (GpuReport(), False, "note", "none", "none needed for the tiny policy"),

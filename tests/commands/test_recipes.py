@@ -54,7 +54,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "rlinf_libero10_grpo": {
         "algo": {"group_size": 8, "clip_high": 0.28, "dual_clip": None, "max_filtered": 0},
-        "policy": {"temperature": 1.6, "chunk_size": 8, "lora": None, "stop_token": False},
+        "policy": {
+            "temperature": 1.6,
+            "chunk_size": 8,
+            "lora": None,
+            "stop_token": False,
+            "jpeg": False,
+            "resize": "bilinear",
+            "center_crop": False,
+        },
         "env": {"suite": "libero_10", "max_episode_steps": 512, "settle_steps": 15},
         "train": {"eval_sampled": True},
         "learner": {"lr": 2e-5, "max_grad_norm": 1.0, "micro_batch": 32},
@@ -74,7 +82,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "ript_libero": {
         "algo": {"group_size": 8, "baseline": "leave_one_out", "scale": "none", "clip_low": 0.1, "clip_high": 0.1},
-        "policy": {"chunk_size": 8},
+        "policy": {"chunk_size": 8, "head": "l1"},
         "lora": {"rank": 32, "alpha": 16, "targets": ("language_model",)},
         "env": {"suite": "libero_spatial", "max_episode_steps": None, "wrist_camera": True, "proprio": True},
         "learner": {"lr": 5e-5, "weight_decay": 1e-4, "max_grad_norm": 1.0},

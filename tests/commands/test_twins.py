@@ -56,7 +56,6 @@ LIBERO = {
     "antialiasing": False,
 }
 GRPO = {"group_size": 2, "minibatches": 1, "max_filtered": 0}  # keeps groups that all fail
-HEADS = {"openvla-oft-l1": {"head": "l1"}}
 DECODING = {
     "openvla": ("autoregressive", False),
     "openvla-oft": ("parallel", True),
@@ -73,8 +72,7 @@ def config_of(layout: str, folder: Path, algo: str = "ppo") -> RunConfig:
     seen = {"wrist_camera": oft, "proprio": oft}
     groups: dict[str, Any] = {
         "env": LIBERO | seen,
-        "policy": {"name": "openvla_oft", "checkpoint": str(folder), "chunk_size": 2, "temperature": 1.3}
-        | HEADS.get(layout, {}),
+        "policy": {"name": "openvla_oft", "checkpoint": str(folder), "chunk_size": 2, "temperature": 1.3},
         "algo": {"name": algo, **(GRPO if algo == "grpo" else {"minibatches": 1})},
         "learner": {"lr": 1e-3, "micro_batch": 2},
         "train": {"batch_episodes": 2, "iterations": 1},

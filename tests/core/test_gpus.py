@@ -1,6 +1,8 @@
 """vla_rl.core.gpus: which GPUs a process may use, by CUDA_VISIBLE_DEVICES, and whether torch can use them."""
 
+import importlib.metadata
 import importlib.util
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +120,9 @@ def test_a_gpu_that_torch_cannot_use_is_not_planned_with(
     assert len(report.gpus) == 4, "they are there"
     assert report.problem.startswith(problem)
     assert bool(report.problem) == bool(problem)
+    release = importlib.metadata.version("torch").split("+")[0]
+    remedy = f"-m pip install --force-reinstall torch=={release} --index-url INDEX, where INDEX"
+    assert (f"{sys.executable} {remedy} has torch's builds for CUDA 12" in report.problem) == bool(problem)
     assert len(Machine.detect().gpus) == (0 if problem else 4)
 
 

@@ -14,6 +14,7 @@ from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight
 from vla_rl.core.records import Observation
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
 from vla_rl.inference.policy_runner import PolicyRunner
+from vla_rl.learner.deepspeed_engine import uses_fused_adamw
 from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.super_batch import collate
 
@@ -341,3 +342,20 @@ def test_under_zero_3_a_publication_gathers_one_parameter_at_a_time(tmp_path, mo
     target = {name: torch.zeros(value.shape) for name, value in expected.items()}
     assert WeightReader(tmp_path / "weights").refresh(target)
     assert all(np.array_equal(target[name].numpy(), value) for name, value in expected.items())
+
+
+def test_adamw_is_fused_on_gpus_and_for_offloaded_state():
+    """The kernels that make one pass; the numbers are those of the loop over tensors."""
+    cases = [("none", False, False), ("none", True, True), ("cpu", True, True), ("cpu", False, True)]
+    for offload, cuda, fused in cases:
+        assert uses_fused_adamw(config(learner={"offload_optimizer": offload}).learner, cuda) is fused
+    ends = []
+    for fused in (False, True):
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 1000))
+        optimizer = torch.optim.AdamW([weight], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (weight.square() * torch.linspace(0, 3, 1000)).sum().backward()
+            optimizer.step()
+        ends.append(weight.detach())
+    assert (ends[0] - ends[1]).abs().max() < 1e-6

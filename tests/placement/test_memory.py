@@ -19,6 +19,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import GIB, Gpu, Machine
 from vla_rl.core.records import EnvSpec
 from vla_rl.learner.deepspeed_engine import tensors_held
+from vla_rl.placement.host_memory import host_use
 from vla_rl.placement.memory import expected_memory, fit_memory, memory_use
 from vla_rl.placement.plan import PlanError, Resources, make_plan
 from vla_rl.placement.planner import plan_run
@@ -76,7 +77,10 @@ def test_full_fine_tuning_of_7b_does_not_fit_on_one_device() -> None:
     assert "learner.offload_optimizer=cpu" in text
     assert "policy.lora" in text
     offloading = large(zero_stage=2, offload_optimizer="cpu")
-    assert "optimizer" not in held(offloading, machine(80))["learner"]
+    on_device = held(offloading, machine(80))["learner"]
+    assert "optimizer" not in on_device
+    assert on_device["gradients"] == pytest.approx(27.9 + 0.9, abs=0.1), "DeepSpeed sums them up on the device"
+    assert held(offloading.with_values({"learner.zero_stage": 3}), machine(80))["learner"]["gradients"] < 1
     assert not fitted(offloading, machine(80)).offload
     with pytest.raises(PlanError, match="would hold"):
         fitted(large(zero_stage=1, offload_optimizer="cpu", micro_batch=64), machine(40))
@@ -126,10 +130,22 @@ def test_float32_is_refused_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatc
             plan_run(cfg, LIBERO, training=False)
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "fp32"), (0, "bf16"), (1, "bf16"), (2, "bf16")])
-def test_the_arithmetic_is_what_deepspeed_holds(stage: int, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("stage", "precision", "offload"),
+    [
+        (0, "fp32", "none"),
+        (1, "fp32", "none"),
+        (0, "bf16", "none"),
+        (1, "bf16", "none"),
+        (2, "bf16", "none"),
+        (2, "bf16", "cpu"),
+        (2, "fp32", "cpu"),
+    ],
+)
+def test_the_arithmetic_is_what_deepspeed_holds(stage: int, precision: str, offload: str) -> None:
     """All tensors that engine and optimizer hold between two micro-batches, after the first optimizer step."""
-    cfg = config(policy={"chunk_size": 4}, learner={"zero_stage": stage, "precision": precision})
+    learner_keys = {"zero_stage": stage, "precision": precision, "offload_optimizer": offload}
+    cfg = config(policy={"chunk_size": 4}, learner=learner_keys)
     learner = make_learner(cfg)
     engine = learner._engine
     for last in (True, False):
@@ -141,14 +157,65 @@ def test_the_arithmetic_is_what_deepspeed_holds(stage: int, precision: str) -> N
         engine.step()
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(engine)}
     found = sum(storages.values()) / GIB
-    parts = held(cfg, Machine(cpus=2, memory=8 * GIB, gpus=()), SPEC)["learner"]
+    memory, gpu = expected_memory(cfg, SPEC, machine(8)), machine(8)
+    plan = make_plan(cfg, Resources.of(gpu, cfg))
+    parts = memory_use(plan, memory, cfg, 0)["learner"] | {"activations": 0.0, "context": 0.0}
+    host = sum(host_use(plan, memory, cfg, SPEC).get("learner", {}).values())
     bucket = (2 if precision == "bf16" else 4) * expected_memory(cfg, SPEC, machine(8)).trained / 16 * (stage == 2)
-    expected = parts["weights"] + parts["gradients"] + parts["optimizer"] - bucket  # between two backward passes
+    expected = sum(parts.values()) + host - bucket  # between two backward passes
     assert found == pytest.approx(expected, rel=0.06)
 
 
 def _tensors(engine: Any) -> Any:
     return tensors_held(list(engine.module.parameters()), engine.optimizer)
+
+
+def test_what_is_offloaded_needs_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """7B in full: for each weight 12 bytes of optimizer and 4 of gradients; 12 and 2 more for a checkpoint."""
+    cfg, gpu = large(zero_stage=2, offload_optimizer="cpu"), (Gpu("any", 80 * GIB),)
+    plan = fitted(cfg, machine(80))
+    host = host_use(plan, expected_memory(cfg, LIBERO, machine(80)), cfg, LIBERO)
+    assert host["learner"] == pytest.approx({"optimizer": 83.8, "gradients": 27.9, "buffers": 14.0}, abs=0.1)
+    assert host["checkpoint"] == pytest.approx({"policy": 14.0, "state": 83.8}, abs=0.1)
+    assert host["shared memory"]["all"] > 2 * 13.9, "two buffers of the weight sync"
+    without = large(zero_stage=2)
+    host = host_use(plan, expected_memory(without, LIBERO, machine(80)), without, LIBERO)
+    assert "learner" not in host
+
+    monkeypatch.setattr(Machine, "detect", lambda: Machine(32, 200 * GIB, gpu))
+    with pytest.raises(PlanError) as error:
+        plan_run(cfg, LIBERO)
+    assert str(error.value).startswith(
+        "learner.offload_optimizer: this machine has 200 GiB of main memory and would hold"
+    )
+    assert "optimizer 83.8" in str(error.value)
+    assert "train adapters with policy.lora" in str(error.value)
+    monkeypatch.setattr(Machine, "detect", lambda: Machine(32, 400 * GIB, gpu))
+    assert plan_run(cfg, LIBERO).learners
+    assert not plan_run(cfg, LIBERO, training=False).learners
+
+    adapted = RunConfig.model_validate({"policy": SEVEN_B, "learner": {"precision": "bf16", "micro_batch": 1}})
+    adapted = adapted.with_values({"placement.offload": "always", "placement.mode": "collocated"})
+    monkeypatch.setattr(Machine, "detect", lambda: Machine(32, 40 * GIB, gpu))
+    with pytest.raises(
+        PlanError,
+        match=r"^placement.offload: .* 40 GiB .*parked 29.6 \(learner 15.5, inference 14.2\).*; set it to never",
+    ):
+        plan_run(adapted, LIBERO)
+
+
+def test_each_node_holds_its_part_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = large(zero_stage=3, offload_optimizer="cpu", offload_parameters="cpu").with_values({"placement.nodes": 2})
+    cfg, where = cfg.with_values({"placement.mode": "collocated"}), machine(80)
+    plan, memory = fitted(cfg, where), expected_memory(cfg, LIBERO, where)
+    assert len(plan.learners) == 2
+    first, second = (host_use(plan, memory, cfg, LIBERO, node) for node in (0, 1))
+    assert first["learner"] == pytest.approx({"optimizer": 41.9, "gradients": 27.9, "weights": 7.0}, abs=0.1)
+    assert second["learner"] == first["learner"]
+    assert second["checkpoint"].keys() == {"state"}, "the first rank alone writes the policy"
+    monkeypatch.setattr(Machine, "detect", lambda: Machine(32, 64 * GIB, where.gpus))
+    with pytest.raises(PlanError, match=r"node 0 has 64 GiB of main memory and would hold"):
+        plan_run(cfg, LIBERO)
 
 
 @pytest.mark.parametrize(("gib", "fits"), [(80, True), (24, True), (16, False)])
@@ -171,6 +238,8 @@ def test_the_recipe_for_one_gpu(
     assert sum(sum(parts.values()) for parts in roles.values()) < gib
     assert "memory of a device" in shown.out
     assert "activations" in shown.out
+    assert "main memory: env workers" in shown.out
+    assert record["memory_gib"]["host"]["checkpoint"]["policy"] == pytest.approx(14.1, abs=0.3)
 
 
 def test_the_recipe_for_one_gpu_is_what_it_says() -> None:

@@ -343,7 +343,7 @@ def test_a_run_builds_the_policy(single: Path) -> None:
 
 def test_what_does_not_fit_the_simulator(single: Path) -> None:
     config = OpenVLAOFTConfig(checkpoint=str(single))
-    with pytest.raises(UserError, match=r"made for proprio_dim=0, the run has 8 \(set env\.proprio\)"):
+    with pytest.raises(UserError, match=r"made for proprio_dim=0, the run has 8 \(set env\.proprio=false\)"):
         check_policy(config, replace(SPEC, proprio_dim=8))
     with pytest.raises(UserError, match=r"policy\.unnorm_key='bridge_orig'"):
         check_policy(config.model_copy(update={"unnorm_key": "bridge_orig"}), SPEC)

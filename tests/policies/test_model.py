@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Dinov2WithRegistersModel, SiglipVisionModel
 
 from tests.policies.policy_helpers import CODEC, INSTRUCTIONS, PROPRIO, inputs, logits, make, nano, rate
+from vla_rl.policies.base.constants import constant
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.openvla_oft.architecture import NUM_BINS, openvla_7b, tiny
 from vla_rl.policies.openvla_oft.images import prepare_images
@@ -364,3 +366,32 @@ def test_the_value_head_has_the_published_form() -> None:
     assert [type(layer) for layer in head] == [nn.Linear, nn.GELU, nn.Linear, nn.GELU, nn.Linear]
     assert isinstance(head[4], nn.Linear)
     assert head[4].bias is None
+
+
+class _FromHost(TorchDispatchMode):
+    """Counts tensors made from Python numbers, and numbers read from tensors. A GPU waits for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func._schema.name in ("aten::lift_fresh", "aten::_local_scalar_dense", "aten::nonzero")
+        return func(*args, **(kwargs or {}))
+
+
+def test_acting_waits_for_no_number_of_the_host() -> None:
+    """From the second batch on; before, constants are made."""
+    arch = dataclasses.replace(nano(views=2, center_crop=True), resize="lanczos")
+    policy, seen = make(arch), inputs(arch)
+    images = torch.cat([seen.images, seen.images], dim=2)  # to be resized
+    seen = dataclasses.replace(seen, images=images)
+    draws, greedy = {"uniforms": torch.rand(3, arch.chunk_size, arch.action_dim)}, torch.zeros(3, dtype=torch.bool)
+    constant.cache_clear()
+    counts = []
+    for _ in range(2):
+        with _FromHost() as found:
+            policy.act(seen, draws, greedy, 1.0)
+        counts.append(found.count)
+    assert counts[0] > 0
+    assert counts[1] == 0

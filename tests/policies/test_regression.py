@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -243,11 +245,30 @@ def test_round_trips(folder: Path, tmp_path: Path) -> None:
         assert all(torch.equal(*pair) for pair in zip(act(found), act(policy), strict=True))
 
 
+def test_the_head_follows_the_folder(folder: Path, tmp_path: Path) -> None:
+    """No key is needed for it; what the run must show the policy is said in one message, with the keys."""
+    save_policy(build(folder), tmp_path / "ours", {})
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    (adapters / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
+    for checkpoint in (folder, tmp_path / "ours", adapters):
+        found = config(checkpoint, head=None)
+        assert (found.head_in_use, found.discrete) == ("l1", False)
+        assert found.spec(SPEC).record.keys() == {"actions"}
+    check_policy(config(folder, head=None), SPEC)
+    for tokens in (openvla_oft(tmp_path / "tokens"), tmp_path / "none", None):
+        assert config(tokens, head=None).head_in_use == "tokens"
+    blind = dataclasses.replace(SPEC, views=("main",), proprio_dim=0)
+    expected = r"the run has 0 \(set env.proprio=true\); its files do not say .* \(set env.wrist_camera=true\)"
+    with pytest.raises(UserError, match=expected):
+        check_policy(config(folder, head=None), blind)
+
+
 def test_what_does_not_fit_is_said(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"made for head=l1, the run has tokens \(set policy\.head\)"):
+    with pytest.raises(UserError, match=r"made for head=l1, the run has tokens \(set policy\.head=l1\)"):
         check_policy(config(folder, head="tokens"), SPEC)
     tokens = openvla_oft(tmp_path / "tokens")
-    with pytest.raises(UserError, match=r"made for head=tokens, the run has l1 \(set policy\.head\)"):
+    with pytest.raises(UserError, match=r"made for head=tokens, the run has l1 \(set policy\.head=tokens\)"):
         check_policy(config(tokens), SPEC)
     save_policy(build(folder), tmp_path / "ours", {})
     for checkpoint in (folder, tmp_path / "ours"):

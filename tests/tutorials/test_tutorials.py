@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import re
 import shlex
@@ -19,8 +20,10 @@ from envs.base import empty_observation
 from tests import ROOT
 from vla_rl import Callback, RunConfig, TrainResult, evaluate, load_config, load_policy, train
 from vla_rl.core import plugins
+from vla_rl.core.errors import UserError
 from vla_rl.core.records import EpisodeSpec
-from vla_rl.policies.build import build_policy, check_policy, policy_sizes, save_policy
+from vla_rl.policies.base.export import Export
+from vla_rl.policies.build import build_policy, check_policy, export_policy, policy_sizes, save_policy
 
 TUTORIALS = ("own_environment", "own_policy", "own_algorithm")
 LONGEST = 60  # lines of user code
@@ -145,6 +148,11 @@ def test_the_policy_learns_and_is_read_back(folder: Path, tmp_path: Path) -> Non
     again = build_policy(loaded, spec, seed=2)
     same = again.act(seen, draws, greedy, 0.7)
     assert torch.equal(same.record["actions"], policy.act(seen, draws, greedy, 0.7).record["actions"])
+    request = Export(tmp_path / "saved", "native", tmp_path / "out", config.policy, lambda: spec)
+    with pytest.raises(UserError, match="can be written as native"):
+        export_policy(dataclasses.replace(request, format="lora"))
+    export_policy(request)
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "saved/model.safetensors").read_bytes()
     with pytest.raises(ValueError, match=r"chunk_size=4, not 2"):
         check_policy(loaded.model_copy(update={"chunk_size": 2}), spec)
     sizes = policy_sizes(config.policy, spec, 4)

@@ -215,14 +215,14 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
     ),
     "export": (
         "export:export_command",
-        "write a policy as OpenVLA's checkpoints are published, or convert one to this project's format",
+        "write a policy in a layout that other projects read, or in this project's",
         (
             _option("target", metavar="CHECKPOINT_OR_RUN", type=Path, help="folder of a checkpoint or of a run"),
             _option(
                 "--format",
+                metavar="NAME",
                 required=True,
-                choices=["openvla-oft", "openvla", "lora", "native"],
-                help="the published layout, with or without proprioception; adapters apart; this project's format",
+                help="native: this project's; others by policy (docs/policies.md), listed if the policy lacks NAME",
             ),
             _option("--output", metavar="FOLDER", type=Path, required=True, help="the new folder"),
             _option(
@@ -231,13 +231,13 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
                 help="published checkpoint that training began with; by default the run's policy.checkpoint",
             ),
             _option("--unnorm-key", metavar="NAME", help="data set whose statistics to read or to write"),
-            _count("--chunk-size", "of a published checkpoint, whose files do not say it: actions per inference", 8),
+            _count("--chunk-size", "of a published checkpoint, whose files do not say it: actions per inference; 8"),
             _option(
                 "--decoding",
                 choices=["parallel", "autoregressive"],
                 help="of a published checkpoint; by default as its files say",
             ),
-            _count("--views", "of a published checkpoint: camera images per observation", 1),
+            _count("--views", "of a published checkpoint: camera images per observation; 1"),
         ),
     ),
     "push": (

@@ -73,7 +73,8 @@ def examine() -> list[Finding]:
     machine = Machine.detect()
     return [
         _python(),
-        _processors(machine),
+        Finding("processors", f"{machine.cpus} cores"),
+        _main_memory(machine),
         *_torch(),
         *(_package(name, name, _AGAIN, required=True) for name in ("ray", "deepspeed", "transformers")),
         *(_package(name, dist, install_command("libero"), required=True) for name, dist in _SIMULATORS.items()),
@@ -96,11 +97,10 @@ def _python() -> Finding:
     return Finding("Python", found, "" if fits else "use Python 3.11 or 3.12", required=True)
 
 
-def _processors(machine: Machine) -> Finding:
-    found = f"{machine.cpus} cores, {machine.memory / GIB:.1f} GiB memory"
-    few = machine.memory < 8 * GIB
-    remedy = "lower placement.env_workers: the default run needs 8 GiB" if few else ""
-    return Finding("processors", found, remedy)
+def _main_memory(machine: Machine) -> Finding:
+    """What the default run needs is 8 GiB; with learner.offload_optimizer=cpu, a 7b policy needs some hundreds."""
+    remedy = "lower placement.env_workers: the default run needs 8 GiB; `vla-rl plan CONFIG` shows what a run needs"
+    return Finding("main memory", f"{machine.memory / GIB:.1f} GiB", remedy if machine.memory < 8 * GIB else "")
 
 
 def _torch() -> Iterator[Finding]:

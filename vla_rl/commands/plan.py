@@ -14,9 +14,10 @@ from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import draw_timeline
 from vla_rl.placement.checks import load_checked_config
 from vla_rl.placement.cost_model import Workload
-from vla_rl.placement.memory import Parts, expected_memory, fit_memory, memory_use
-from vla_rl.placement.plan import Plan, Resources, make_plan
-from vla_rl.placement.planner import profile_of, search_by_profile, workload_of
+from vla_rl.placement.host_memory import host_use
+from vla_rl.placement.memory import Parts, describe_memory, expected_memory, memory_use
+from vla_rl.placement.plan import Plan, Resources
+from vla_rl.placement.planner import plan_by_rule, profile_of, search_by_profile, workload_of
 from vla_rl.placement.profile import Profile
 from vla_rl.placement.search import Candidate
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
@@ -30,7 +31,7 @@ def plan_command(args: Any) -> int:
     record: dict[str, Any] = {"resources": asdict(resources)}
     if config.placement.profile is None:
         memory = expected_memory(config, spec, machine)
-        plan = fit_memory(make_plan(config, resources), memory, config)
+        plan = plan_by_rule(config, spec, machine)
         console.print(
             "no placement.profile: chosen by rule; `vla-rl profile` measures one, configs/profiles has examples"
         )
@@ -55,10 +56,15 @@ def plan_command(args: Any) -> int:
     use = {device: memory_use(plan, memory, config, device) for device in _devices(plan)}
     console.print(_memory_table(plan, use, memory.device))
     needs = SharedMemoryNeeds.of(config, spec, plan)
+    host: dict[str, Parts] = {}
+    if config.placement.virtual is None:
+        host = host_use(plan, memory, config, spec)
+        room = f"this machine has {machine.memory / GIB:.0f} GiB"
+        console.print(f"main memory: {describe_memory(host)} at least; {room}")
     console.print(f"shared memory: needs {needs.describe()}; free here: {free_shared_memory() / GIB:.1f} GiB")
     if args.json:
         record |= {"offload": plan.offload, "plan": [asdict(p) for p in plan.processes], "shared_memory": asdict(needs)}
-        write_json(args.json, record | {"memory_gib": {"room": memory.device, "devices": use}})
+        write_json(args.json, record | {"memory_gib": {"room": memory.device, "devices": use, "host": host}})
     return 0
 
 

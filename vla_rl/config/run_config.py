@@ -241,10 +241,19 @@ class PlacementConfig(ConfigGroup):
         "replaced; after 20 times its longest call, if that is later.",
     )
     max_batch: Positive = Field(16, le=65_536, description="Maximum rows of one inference batch.")
+    batch_sizes: tuple[Positive, ...] = Field(
+        (),
+        description="Sizes to which inference batches are padded with copies of a row, so that a GPU sees few shapes: "
+        "the next larger one. Empty: batches stay as they are.",
+    )
     max_wait_ms: float = Field(5.0, ge=0.0, description="Maximum time that a request waits for its batch to fill.")
     inference_threads: Threads | None = Field(
         None, description="CPU threads of one inference server; null: one per core it has, 1 on a GPU."
     )
+
+    def padded_rows(self, rows: int) -> int:
+        """The size of an inference batch of that many rows by ``batch_sizes``."""
+        return min((size for size in self.batch_sizes if size >= rows), default=rows)
 
 
 class LogConfig(ConfigGroup):

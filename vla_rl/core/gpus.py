@@ -9,8 +9,11 @@ import contextlib
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,14 +69,20 @@ class GpuReport:
             return ""
         here = f"the NVIDIA driver is {self.driver}, for CUDA up to {_text(self.driver_cuda)}"
         if self.torch_cuda is None:
-            return f"torch is a CPU build ({here}); install a build of torch for CUDA {self.driver_cuda[0]}"
+            return f"torch is a CPU build ({here}); {self._build_for_driver}"
         if self.driver_cuda[0] < self.torch_cuda[0]:
             oldest = _OLDEST_DRIVER.get(self.torch_cuda[0], "newer")
             return (
                 f"torch is built for CUDA {_text(self.torch_cuda)}, which needs driver {oldest} or newer ({here}); "
-                f"update the driver, or install a build of torch for CUDA {self.driver_cuda[0]}"
+                f"update the driver, or {self._build_for_driver}"
             )
         return ""
+
+    @property
+    def _build_for_driver(self) -> str:
+        cuda = self.driver_cuda[0]
+        command = f"{sys.executable} -m pip install --force-reinstall torch=={_torch_release()} --index-url INDEX"
+        return f"install a build of torch for CUDA {cuda}: {command}, where INDEX has torch's builds for CUDA {cuda}"
 
     @property
     def usable(self) -> tuple[Gpu, ...]:
@@ -121,6 +130,14 @@ def _number(nvml: Any, handle: Any) -> int:
     with contextlib.suppress(nvml.NVMLError):
         handle = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
     return nvml.nvmlDeviceGetIndex(handle)
+
+
+def _torch_release() -> str:
+    """Of the installed torch, without the name of its build."""
+    try:
+        return installed_version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        return "VERSION"
 
 
 def _torch_cuda() -> Version | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import fields, replace
 
+import numpy as np
 import torch
 
 from vla_rl.config.run_config import RunConfig
@@ -65,20 +66,25 @@ class PolicyRunner:
             self._memory.onload()
 
     def act(self, observation: Observation, draws: Mapping[str, Array], greedy: Array) -> ActionBatch:
-        seen = PolicyInput(**{f.name: self._tensor(getattr(observation, f.name)) for f in fields(observation)})
-        numbers = {name: self._tensor(array) for name, array in draws.items()}
-        most_likely = self._tensor(greedy)
-        with self._lease(), self.meter.time("act", len(observation.task)):
+        rows = len(greedy)
+        # of a padded batch, the first row again and again: what no simulator shows might not be finite
+        index = np.arange(self._config.placement.padded_rows(rows))
+        index[rows:] = 0
+        seen = PolicyInput(**{f.name: self._tensor(getattr(observation, f.name), index) for f in fields(observation)})
+        numbers = {name: self._tensor(array, index) for name, array in draws.items()}
+        most_likely = self._tensor(greedy, index)
+        with self._lease(), self.meter.time("act", rows):
             time.sleep(self._config.policy.latency_ms * 1e-3)
             condition = self._config.algo.acting_condition(self._progress)
             seen = replace(seen, task=seen.task + condition * self._num_tasks)
             temperature = self._config.policy.temperature_at(self._progress)
             chosen = self.policy.act(seen, numbers, most_likely, temperature)
             # copies to the host: waits until the device has finished
-            record = {name: tensor.cpu().numpy() for name, tensor in chosen.record.items()}
-            logprobs, values = (x.float().cpu().numpy() for x in (chosen.logprobs, chosen.values))
+            record = {name: tensor[:rows].cpu().numpy() for name, tensor in chosen.record.items()}
+            logprobs, values = (x[:rows].float().cpu().numpy() for x in (chosen.logprobs, chosen.values))
         actions = self.policy.decode(record)
         return ActionBatch(actions, record, logprobs, values, policy_version=self._version)
 
-    def _tensor(self, array: Array) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+    def _tensor(self, array: Array, index: Array) -> torch.Tensor:
+        """The rows of ``index``, on the device."""
+        return torch.from_numpy(array if len(index) == len(array) else array[index]).to(self._device)

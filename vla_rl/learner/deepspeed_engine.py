@@ -25,21 +25,23 @@ def make_engine(policy: Policy, settings: LearnerConfig) -> tuple[Any, Any]:
         {"params": list(policy.trunk_parameters()), "lr": settings.lr, "peak_lr": settings.lr},
         {"params": list(policy.value_parameters()), "lr": value_lr, "peak_lr": value_lr},
     ]
-    optimizer = torch.optim.AdamW(
-        groups,
-        betas=settings.betas,
-        weight_decay=settings.weight_decay,
-        # on the host: one pass over each tensor instead of ten
-        fused=True if settings.offload_optimizer == "cpu" else None,
-    )
     weights = [weight for group in groups for weight in group["params"]]
-    ds_config = _engine_config(settings, sum(weight.numel() for weight in weights), weights[0].is_cuda)
+    cuda = weights[0].is_cuda
+    optimizer = torch.optim.AdamW(
+        groups, betas=settings.betas, weight_decay=settings.weight_decay, fused=uses_fused_adamw(settings, cuda) or None
+    )
+    ds_config = _engine_config(settings, sum(weight.numel() for weight in weights), cuda)
     engine, wrapped, _, _ = deepspeed.initialize(model=policy, optimizer=optimizer, config=ds_config)
     reset_unused_steps(wrapped)  # DeepSpeed makes the moments of some optimizers by a step without gradients
     if settings.precision == "bf16" and settings.zero_stage == 0:
         for weight in weights:
             weight.grad_dtype = torch.float32  # DeepSpeed accumulates in float32 under ZeRO only
     return engine, wrapped
+
+
+def uses_fused_adamw(settings: LearnerConfig, cuda: bool) -> bool:
+    """Whether AdamW makes one pass over each tensor instead of ten: on GPUs, and on the host for offloaded state."""
+    return cuda or settings.offload_optimizer == "cpu"
 
 
 def _engine_config(settings: LearnerConfig, trained: int, cuda: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.hub import RepoType, download, hub_address_problem, is_hub_address
 from vla_rl.core.machine import GIB, Machine
+from vla_rl.placement.host_memory import WORKER_BYTES
 from vla_rl.placement.plan import PlanError, Resources, make_plan
 from vla_rl.placement.profile import load_profile
 from vla_rl.policies.base.hub import is_hub_id
@@ -23,7 +24,6 @@ _ON_THE_HUB: dict[str, RepoType] = {  # keys that may be addresses there
     "sft.demos": "dataset",
     "algo.bc_demos": "dataset",
 }
-_WORKER_BYTES = 100 << 20  # an env worker, before its simulator
 
 
 def load_checked_config(source: Source, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
@@ -107,7 +107,7 @@ def _simulator_has_gpu(config: RunConfig, machine: Machine) -> Iterator[Problem]
 
 def _processes_fit(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     placement = config.placement
-    needed = placement.env_workers / placement.nodes * _WORKER_BYTES
+    needed = placement.env_workers / placement.nodes * WORKER_BYTES
     if needed > machine.memory:
         text = (
             f"so many processes take {needed / GIB:.0f} GiB of memory at least, and this machine has "

@@ -1,4 +1,4 @@
-"""What the roles of a plan hold on its devices, and whether that fits.
+"""What the roles of a plan hold on its devices, and whether that fits; main memory: ``host_memory``.
 
 Sizes of the policy follow from the configuration (``expected_memory``), those of a simulator on devices from a profile.
 The learner's bytes for each trained weight depend on the ZeRO stage (arXiv:1910.02054): R ranks share what is marked.
@@ -24,7 +24,7 @@ from vla_rl.placement.plan import Plan, PlanError, Process, draws_on_devices, sh
 from vla_rl.placement.profile import Memory, load_profile
 from vla_rl.policies.build import policy_sizes
 
-_ELEMENT = {"fp32": 4, "bf16": 2}  # bytes of a weight
+ELEMENT = {"fp32": 4, "bf16": 2}  # bytes of a weight
 _TRAINED = {"fp32": 12, "bf16": 16}  # bytes of gradient and optimizer state of a trained weight, on one unsharded rank
 _CONTEXT = 0.5  # GiB of a CUDA context and its libraries' work space in each process, an assumption
 
@@ -37,11 +37,11 @@ def expected_memory(config: RunConfig, spec: EnvSpec, machine: Machine) -> Memor
         return load_profile(Path(config.placement.virtual)).memory
     learner = config.learner
     sizes = policy_sizes(
-        config.policy, spec, _ELEMENT[learner.precision], activation_checkpointing=learner.activation_checkpointing
+        config.policy, spec, ELEMENT[learner.precision], activation_checkpointing=learner.activation_checkpointing
     )
     return Memory(
         device=min((gpu.memory for gpu in machine.gpus), default=machine.memory) / GIB,
-        weights=sizes.parameters * _ELEMENT[learner.precision] / GIB,
+        weights=sizes.parameters * ELEMENT[learner.precision] / GIB,
         trained=sizes.trained * _TRAINED[learner.precision] / GIB,
         infer_each=sizes.infer_each / GIB,
         train_each=sizes.train_each / GIB,
@@ -55,14 +55,15 @@ def memory_use(plan: Plan, memory: Memory, config: RunConfig, device: int) -> di
     simulator = {"simulator": memory.simulate_fixed + memory.simulate_each * plan.envs_per_worker}
     acting = memory.weights
     if any(device in s.devices and sharing_learner(config, plan, s) is not None for s in plan.servers):
-        acting = _trained_weights(memory, config.learner) * _ELEMENT[config.learner.precision]
-    inference = {"weights": acting, "activations": memory.infer_each * plan.max_batch}
+        acting = trained_weights(memory, config.learner) * ELEMENT[config.learner.precision]
+    rows = config.placement.padded_rows(plan.max_batch)
+    inference = {"weights": acting, "activations": memory.infer_each * rows}
     encoder = {"weights": memory.weights, "activations": memory.infer_each * ENCODER_ROWS}
     roles: dict[str, tuple[tuple[Process, ...], Parts]] = {
         "simulator": (plan.workers if layout.simulators else (), simulator),
         "inference": (plan.servers, inference),
         "world model": ((plan.world_model,) if plan.world_model else (), encoder),
-        "learner": (plan.learners, _learner_parts(config, memory, max(1, len(plan.learners)))),
+        "learner": (plan.learners, learner_parts(config, memory, max(1, len(plan.learners)))),
     }
     found = {}
     for name, (processes, parts) in roles.items():
@@ -83,7 +84,7 @@ def fit_memory(plan: Plan, memory: Memory, config: RunConfig) -> Plan:
     """
     for device in sorted({d for p in plan.processes for d in p.devices}):
         parts = memory_use(plan, memory, config, device)
-        if _total(parts) <= memory.device:
+        if total(parts) <= memory.device:
             continue
         offloading = replace(plan, offload=True)
         separate = memory_use(offloading, memory, config, device)
@@ -106,10 +107,11 @@ def describe_memory(parts: Mapping[str, Parts]) -> str:
     for name, held in parts.items():
         inside = f" ({', '.join(f'{part} {size:.1f}' for part, size in held.items())})" if len(held) > 1 else ""
         roles.append(f"{name} {sum(held.values()):.1f}{inside}")
-    return f"{' + '.join(roles)} = {_total(parts):.1f} GiB"
+    return f"{' + '.join(roles)} = {total(parts):.1f} GiB"
 
 
-def _total(parts: Mapping[str, Parts]) -> float:
+def total(parts: Mapping[str, Parts]) -> float:
+    """GiB of all roles together."""
     return sum(sum(held.values()) for held in parts.values())
 
 
@@ -119,21 +121,23 @@ def _shares_memory(plan: Plan, process: Process, device: int) -> bool:
     return device in process.devices
 
 
-def _trained_weights(memory: Memory, learner: LearnerConfig) -> float:
-    """In units of 2^30."""
+def trained_weights(memory: Memory, learner: LearnerConfig) -> float:
+    """How many weights are trained, in units of 2^30."""
     return memory.trained / _TRAINED[learner.precision]
 
 
-def _learner_parts(config: RunConfig, memory: Memory, ranks: int) -> Parts:
+def learner_parts(config: RunConfig, memory: Memory, ranks: int) -> Parts:
     """GiB of one rank at the peak of an update."""
-    learner, trained = config.learner, _trained_weights(memory, config.learner)
-    stage, element = learner.zero_stage, _ELEMENT[learner.precision]
+    learner, trained = config.learner, trained_weights(memory, config.learner)
+    stage, element = learner.zero_stage, ELEMENT[learner.precision]
     weights, bucket = memory.weights, min(ZERO_BUCKET / GIB, trained)
     if stage == 3:
         gathered = min(weights, ZERO_LIVE * element / GIB)
         weights = gathered + (weights / ranks if learner.offload_parameters == "none" else 0.0)
     on_device = learner.offload_optimizer == "none"
-    gradients = 4 * trained if stage < 2 else 4 * trained / ranks * on_device  # otherwise summed up on the host
+    gradients = 4 * trained
+    if stage >= 2:  # summed up on the host if that has the optimizer, except by stage 2 with bf16
+        gradients *= (on_device or (stage == 2 and learner.precision == "bf16")) / ranks
     if stage == 1 and learner.precision == "fp32":
         gradients += 4 * trained / ranks * on_device  # DeepSpeed keeps the reduced part and the whole
     if stage >= 2 or ranks > 1:

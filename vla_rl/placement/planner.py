@@ -8,6 +8,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.cost_model import Workload
+from vla_rl.placement.host_memory import host_problem
 from vla_rl.placement.memory import expected_memory, fit_memory
 from vla_rl.placement.plan import Layout, Plan, Resources, layouts, make_plan, simulator_on_devices, usable_devices
 from vla_rl.placement.profile import Profile, load_profile
@@ -20,18 +21,30 @@ def plan_run(config: RunConfig, spec: EnvSpec, *, training: bool = True) -> Plan
     Raises PlanError if no plan fits.
     """
     machine = Machine.detect()
-    resources = Resources.of(machine, config)
     if config.placement.profile is None or not training:
-        plan = make_plan(config, resources, training=training)
-        return fit_memory(plan, expected_memory(config, spec, machine), config)
+        return plan_by_rule(config, spec, machine, training=training)
     return search_by_profile(config, spec, machine)[0].plan
+
+
+def plan_by_rule(config: RunConfig, spec: EnvSpec, machine: Machine, *, training: bool = True) -> Plan:
+    """The plan without a profile. Raises PlanError if it does not fit."""
+    memory = expected_memory(config, spec, machine)
+    plan = fit_memory(make_plan(config, Resources.of(machine, config), training=training), memory, config)
+    if problem := host_problem(plan, memory, config, spec, machine):
+        raise problem
+    return plan
 
 
 def search_by_profile(config: RunConfig, spec: EnvSpec, machine: Machine) -> list[Candidate]:
     """The best layouts of the configured mode by ``placement.profile``, the fastest first. Raises PlanError."""
     profile = profile_of(config, spec, machine)
     mode = None if config.placement.mode == "auto" else config.placement.mode
-    return search(config, Resources.of(machine, config), profile, workload_of(config, spec, profile), mode)
+    found = search(config, Resources.of(machine, config), profile, workload_of(config, spec, profile), mode)
+    problems = [host_problem(c.plan, profile.memory, config, spec, machine) for c in found]
+    if fitting := [c for c, problem in zip(found, problems, strict=True) if problem is None]:
+        return fitting
+    assert problems[0] is not None
+    raise problems[0]
 
 
 def profile_of(config: RunConfig, spec: EnvSpec, machine: Machine) -> Profile:

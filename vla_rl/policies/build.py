@@ -1,8 +1,10 @@
 """Builds a run's policy from its config: the same one in every process. Importing this file does not load torch.
 
-Each policy has a folder ``vla_rl/policies/NAME`` with ``config.py`` (its keys) and ``build.py`` (``check_policy``,
-``build_policy``, ``policy_sizes`` and ``save_policy``, with the arguments used below). A policy of another package is a
-class that has these four names (``vla_rl.policies.base.gaussian`` has them).
+Each policy has a folder ``vla_rl/policies/NAME`` with ``config.py`` (its keys) and ``build.py``: ``check_policy``,
+``build_policy``, ``policy_sizes`` and ``save_policy``, with the arguments used below; for `vla-rl export`
+``EXPORT_FORMATS``, ``EXPORT_OPTIONS`` and ``export_policy``, and ``is_checkpoint``, which recognizes a folder. A policy
+of another package is a class that has these names (``vla_rl.policies.base.gaussian`` has them); it needs none of those
+for exporting, and ``is_checkpoint`` is not asked of it.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plugins import plugin_of
 from vla_rl.core.records import EnvSpec
 from vla_rl.policies import PolicyConfig
+from vla_rl.policies.base.config import PolicyConfigBase
+from vla_rl.policies.base.export import Export
 from vla_rl.policies.base.sizes import PolicySizes
 
 if TYPE_CHECKING:
@@ -91,6 +95,26 @@ def save_policy(config: PolicyConfig, policy: Policy, folder: str | Path, metada
     _builder(config).save_policy(policy, folder, metadata)
 
 
+def export_policy(request: Export) -> None:
+    """Write a checkpoint to a new folder, in one of the layouts that its policy knows.
+
+    Raises UserError if the policy does not know the layout or an option, or if the checkpoint cannot be read.
+    """
+    builder = _recognized(request.checkpoint) if request.config is None else _builder(request.config)
+    name = "the policy" if request.config is None else f"policy.name={request.config.name}"
+    formats = getattr(builder, "EXPORT_FORMATS", ())
+    if not formats:
+        raise UserError(f"{request.checkpoint}: {name} cannot be exported; use the folder as it is")
+    if request.format not in formats:
+        raise UserError(
+            f"--format {request.format}: {request.checkpoint} can be written as {', '.join(formats)}; choose one"
+        )
+    if unused := [option for option in request.options if option not in builder.EXPORT_OPTIONS]:
+        options = ", ".join(f"--{option.replace('_', '-')}" for option in unused)
+        raise UserError(f"{options}: no use for it in exporting {request.checkpoint}; leave it out")
+    builder.export_policy(request)
+
+
 def torch_dtype(precision: str) -> torch.dtype:
     """The dtype of ``learner.precision``: "fp32" or "bf16"."""
     import torch
@@ -98,5 +122,21 @@ def torch_dtype(precision: str) -> torch.dtype:
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
 
 
-def _builder(config: PolicyConfig) -> Any:
-    return plugin_of(config) or import_module(f"vla_rl.policies.{config.name}.build")
+def _builder(config: PolicyConfigBase) -> Any:
+    return plugin_of(config) or _built_in(config.name)
+
+
+def _built_in(name: str) -> Any:
+    return import_module(f"vla_rl.policies.{name}.build")
+
+
+def _recognized(checkpoint: Path) -> Any:
+    """The builder of the policy that a checkpoint is of. Raises UserError."""
+    names = [config.model_fields["name"].default for config in get_args(get_args(PolicyConfig)[0])]
+    for name in names:
+        if _built_in(name).is_checkpoint(checkpoint):
+            return _built_in(name)
+    raise UserError(
+        f"{checkpoint} is no checkpoint of {', '.join(names)}; check the path, and for another package's policy name "
+        "the folder of its run"
+    )

@@ -13,6 +13,7 @@ import torch
 from tests.learner.learner_tools import config as run_config
 from tests.learner.learner_tools import make_learner, parameters, random_batch
 from tests.runtime_fakes import SPEC
+from vla_rl.commands.cli import main
 from vla_rl.config.loading import ConfigError, load_config
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import SuperBatch
@@ -188,6 +189,25 @@ def test_a_checkpoint_restores_policy_and_statistics(tmp_path: Path) -> None:
     (tmp_path / "policy" / "statistics.json").write_text("{}")
     with pytest.raises(UserError, match=r"statistics.json: 'action' is missing"):
         check_policy(settings, SPEC)
+
+
+@pytest.mark.parametrize("kind", ["padded", "learned"])
+def test_a_checkpoint_is_exported_in_the_formats_that_it_has(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = make(**KINDS[kind])
+    save_policy(policy.config, policy, tmp_path / "policy", {"by": "a test"})
+    arguments = ["export", str(tmp_path / "policy"), "--output", str(tmp_path / "out"), "--format"]
+    assert main([*arguments, "openvla-oft"]) == 2
+    assert f"--format openvla-oft: {tmp_path / 'policy'} can be written as native" in capsys.readouterr().err
+    assert main([*arguments, "native", "--views", "2"]) == 2
+    assert "--views: no use for it" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*arguments, "native"]) == 0
+    config = policy.config.model_copy(update={"checkpoint": str(tmp_path / "out")})
+    ours, theirs = policy.state_dict(), build_policy(config, SPEC, seed=9).state_dict()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert "exported_from" in (tmp_path / "out/metadata.json").read_text()
 
 
 def test_a_checkpoint_of_another_policy_is_named(tmp_path: Path) -> None:

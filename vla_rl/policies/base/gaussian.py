@@ -29,6 +29,7 @@ from vla_rl.core.records import Array, ArrayLayout, EnvSpec, PolicySpec, RandomN
 from vla_rl.core.schema import PositiveFloat
 from vla_rl.policies.base.checkpoint_folder import WEIGHTS, Tensors, read_json, read_weights, write_checkpoint
 from vla_rl.policies.base.config import PolicyConfigBase
+from vla_rl.policies.base.export import Export
 from vla_rl.policies.base.policy import Decisions, Policy, PolicyInput, PolicyOutput
 from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.base.value_head import ValueHead
@@ -215,6 +216,16 @@ class GaussianPolicy(Policy):
     def save_policy(cls, policy: GaussianPolicy, folder: str | Path, metadata: Mapping[str, Any]) -> None:
         files = {_ABOUT: _about(cls, policy.config, policy.spec), _METADATA: metadata}
         write_checkpoint(Path(folder), {WEIGHTS: Tensors(policy.state_dict())}, files)
+
+    EXPORT_FORMATS: ClassVar[tuple[str, ...]] = ("native",)
+    EXPORT_OPTIONS: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def export_policy(cls, request: Export) -> None:
+        assert isinstance(request.config, GaussianPolicyConfig)
+        assert request.spec is not None
+        config = request.config.model_copy(update={"checkpoint": str(request.checkpoint)})
+        cls.save_policy(cls.build_policy(config, request.spec(), 0), request.output, request.origin)
 
     @classmethod
     def _random(cls, config: GaussianPolicyConfig, spec: EnvSpec, seed: int) -> Self:

@@ -78,6 +78,11 @@ def save_policy(*_: Any) -> NoReturn:
     raise UserError("policy.name=lerobot is never changed here, so there is nothing to save")
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether the files are those that lerobot saves."""
+    return all((folder / name).is_file() for name in _FILES)
+
+
 def policy_sizes(
     config: LeRobotConfig, spec: EnvSpec, element_size: int, activation_checkpointing: bool
 ) -> PolicySizes:

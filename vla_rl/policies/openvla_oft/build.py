@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
+from vla_rl.policies.base.export import Export
 from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.openvla_oft.architecture import PRESETS, Architecture
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
@@ -22,6 +24,17 @@ if TYPE_CHECKING:
 
     from vla_rl.policies.openvla_oft.action_codec import Bounds
     from vla_rl.policies.openvla_oft.trunk import OpenVLA
+
+
+EXPORT_FORMATS = ("openvla-oft", "openvla", "lora", "native")
+EXPORT_OPTIONS = ("source", "unnorm_key", "chunk_size", "decoding", "views")
+
+
+_VIEWS_UNKNOWN = (
+    "its files do not say how many images it sees; OpenVLA-OFT's own fine-tunes on LIBERO see two "
+    "(set env.wrist_camera=true)"
+)
+logger = logging.getLogger(__name__)
 
 
 class _OfTheRun(TypedDict):
@@ -43,6 +56,10 @@ def check_policy(config: OpenVLAOFTConfig, spec: EnvSpec) -> None:
     problems = _differences(architecture, config, spec)
     if not is_published(config.checkpoint):
         problems += _wrong_statistics(Path(config.checkpoint), architecture)
+    elif architecture.head == "l1" and architecture.views == 1:
+        if not problems:
+            logger.warning("policy.checkpoint=%s: %s", config.checkpoint, _VIEWS_UNKNOWN)
+        problems += [_VIEWS_UNKNOWN] if problems else []
     if problems:
         raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
 
@@ -87,12 +104,30 @@ def save_policy(policy: OpenVLA, folder: str | Path, metadata: Mapping[str, Any]
     checkpoint.save_policy(policy, folder, metadata)
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether the files are those of an OpenVLA, in this project's layout or as published."""
+    if is_published(folder):
+        return True
+    try:
+        about = json.loads((folder / "architecture.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(about, dict) and "format" not in about  # other policies name theirs
+
+
+def export_policy(request: Export) -> None:
+    """See ``vla_rl.policies.build.export_policy``."""
+    from vla_rl.policies.openvla_oft import export
+
+    export.export_policy(request)
+
+
 def make_architecture(config: OpenVLAOFTConfig, spec: EnvSpec) -> Architecture:
     """The preset of ``policy.size``, with the views and dimensions of the simulator."""
     preset = PRESETS[config.size](
         views=len(spec.views), proprio_dim=spec.proprio_dim, chunk_size=config.chunk_size, action_dim=spec.action_dim
     )
-    return dataclasses.replace(preset, head=config.head, **config.variant)
+    return dataclasses.replace(preset, head=config.head_in_use, **config.variant)
 
 
 def _load(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str, dtype: torch.dtype | None) -> OpenVLA:
@@ -212,15 +247,20 @@ def _check_weights_are_whole(path: Path) -> None:
 
 
 def _differences(architecture: Architecture, config: OpenVLAOFTConfig, spec: EnvSpec) -> list[str]:
+    theirs = architecture
     wanted = {
-        "views": (architecture.views, len(spec.views), "env.wrist_camera"),
-        "proprio_dim": (architecture.proprio_dim, spec.proprio_dim, "env.proprio"),
-        "action_dim": (architecture.action_dim, spec.action_dim, "env.name"),
-        "head": (architecture.head, config.head, "policy.head"),
-        "chunk_size": (architecture.chunk_size, config.chunk_size, "policy.chunk_size"),
+        "views": (theirs.views, len(spec.views), f"env.wrist_camera={_yaml(theirs.views > 1)}"),
+        "proprio_dim": (theirs.proprio_dim, spec.proprio_dim, f"env.proprio={_yaml(theirs.proprio_dim > 0)}"),
+        "action_dim": (theirs.action_dim, spec.action_dim, "env.name"),
+        "head": (theirs.head, config.head_in_use, f"policy.head={theirs.head}"),
+        "chunk_size": (theirs.chunk_size, config.chunk_size, f"policy.chunk_size={theirs.chunk_size}"),
     }
     return [
-        f"it was made for {name}={theirs}, the run has {ours} (set {key})"
-        for name, (theirs, ours, key) in wanted.items()
-        if theirs != ours
+        f"it was made for {name}={value}, the run has {ours} (set {key})"
+        for name, (value, ours, key) in wanted.items()
+        if value != ours
     ]
+
+
+def _yaml(value: bool) -> str:
+    return str(value).lower()

@@ -8,6 +8,7 @@ from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
 from vla_rl.core.schema import INPUT_PATH, ConfigGroup, Positive, PositiveFloat
 from vla_rl.policies.base.config import PolicyConfigBase
 from vla_rl.policies.openvla_oft.architecture import VARIANT, DecodingName, HeadName, Resize, Rounding
+from vla_rl.policies.openvla_oft.hf_folder import head_of
 
 
 class LoraConfig(ConfigGroup):
@@ -72,10 +73,10 @@ class OpenVLAOFTConfig(PolicyConfigBase):
         description="How cropped images become integers: the nearest ones, or truncated as by TensorFlow; null: as the "
         "checkpoint says, and truncate for one as published.",
     )
-    head: HeadName = Field(
-        "tokens",
+    head: HeadName | None = Field(
+        None,
         description="What predicts actions: bins of the vocabulary (tokens), or a regressed mean with Laplace noise "
-        "(l1, OpenVLA-OFT's own fine-tunes). The checkpoint must have it.",
+        "(l1, OpenVLA-OFT's own fine-tunes); null: what the checkpoint's folder has, and tokens for random weights.",
     )
     noise_scale: PositiveFloat = Field(
         0.05,
@@ -109,8 +110,15 @@ class OpenVLAOFTConfig(PolicyConfigBase):
         return PolicySpec(*shape, record=record, draws={"uniforms": RandomNumbers(shape)})
 
     @property
+    def head_in_use(self) -> HeadName:
+        """``head``, or what the files of the checkpoint say. It decides what is recorded."""
+        if self.head is not None or self.checkpoint is None:
+            return self.head or "tokens"
+        return head_of(self.checkpoint)
+
+    @property
     def discrete(self) -> bool:
-        return self.head == "tokens"
+        return self.head_in_use == "tokens"
 
     @property
     def size_name(self) -> str:

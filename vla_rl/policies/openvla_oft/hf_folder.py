@@ -23,6 +23,7 @@ from typing import Any
 
 from vla_rl.core.errors import UserError
 from vla_rl.policies.base.hub import is_hub_id
+from vla_rl.policies.openvla_oft.architecture import HeadName
 from vla_rl.policies.openvla_oft.hf_names import EMBEDDING, LM_HEAD, VALUE_HEAD, Shape, canonical, is_ignored
 
 CONFIG, STATISTICS, TOKENIZER = "config.json", "dataset_statistics.json", "tokenizer.json"
@@ -78,11 +79,23 @@ def is_published(checkpoint: str | Path) -> bool:
         return is_hub_id(checkpoint)
     if (path / ADAPTER_CONFIG).is_file():
         return True
-    try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and _is_openvla(config)
+    return _is_openvla(_json_or_empty(path / CONFIG))
+
+
+def head_of(checkpoint: str | Path) -> HeadName:
+    """What predicts the actions of a checkpoint in either layout, by its files.
+
+    One that cannot be read, or that is on the hub only, counts as having tokens: opening it says what is wrong.
+    """
+    path = Path(checkpoint).expanduser()
+    about, adapters = (_json_or_empty(path / name) for name in ("architecture.json", ADAPTER_CONFIG))
+    if "architecture" in about:
+        found: object = about["architecture"]
+        return "l1" if isinstance(found, dict) and found.get("head") == "l1" else "tokens"
+    if any(path.glob("action_head*")):
+        return "l1"
+    base = adapters.get("base_model_name_or_path")
+    return head_of(_base_folder(path, base)) if isinstance(base, str) and base else "tokens"
 
 
 def open_published(checkpoint: str | Path) -> PublishedFolder:
@@ -183,9 +196,7 @@ def _open_adapters(path: Path) -> PublishedFolder:
             f"{path / ADAPTER_CONFIG}: base_model_name_or_path={base!r}; set it to the folder of the checkpoint that "
             "the adapters were trained on"
         )
-    base = Path(base).expanduser()
-    if not base.is_absolute() and not base.is_dir() and (path / base).is_dir():
-        base = path / base
+    base = _base_folder(path, base)
     if (base / ADAPTER_CONFIG).is_file():
         raise UserError(f"{path / ADAPTER_CONFIG}: {base} has adapters itself; merge those first (vla-rl export)")
     try:
@@ -211,6 +222,21 @@ def _open_adapters(path: Path) -> PublishedFolder:
         folder.action_head | _read_action_head(path),
         Adapters(config, matrices),
     )
+
+
+def _base_folder(path: Path, base: str) -> Path:
+    """What the adapters in ``path`` call their base: beside them, if there is no other folder of that name."""
+    named = Path(base).expanduser()
+    beside = path / named
+    return beside if not named.is_absolute() and not named.is_dir() and beside.is_dir() else named
+
+
+def _json_or_empty(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _sort_adapters(file: Path) -> tuple[dict[str, tuple[Stored, Stored]], dict[str, Stored], dict[str, Stored]]:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vla_rl.policies.base.constants import constant
 from vla_rl.policies.openvla_oft.architecture import Architecture, Resize, Rounding
 
 CROP_AREA = 0.9
@@ -38,8 +39,8 @@ def prepare_images(images: Tensor, architecture: Architecture) -> tuple[Tensor, 
     pixels = resize(images.permute(0, 3, 1, 2).float(), architecture.image_size, architecture.resize)
     if architecture.center_crop:
         pixels = crop_center(pixels, architecture.crop_rounding)
-    mean = pixels.new_tensor(architecture.dino_mean).view(3, 1, 1) * 255
-    std = pixels.new_tensor(architecture.dino_std).view(3, 1, 1) * 255
+    mean = constant(architecture.dino_mean, pixels.device).view(3, 1, 1) * 255
+    std = constant(architecture.dino_std, pixels.device).view(3, 1, 1) * 255
     return (pixels - mean) / std, pixels / 127.5 - 1
 
 
@@ -62,7 +63,7 @@ def resize(pixels: Tensor, size: int, method: Resize) -> Tensor:
         return pixels
     if method == "bilinear":
         return F.interpolate(pixels, size=(size, size), mode="bilinear", antialias=True, align_corners=False)
-    rows, columns = (_lanczos_weights(old, size).to(pixels.device) for old in (height, width))
+    rows, columns = (_lanczos_weights(old, size, pixels.device) for old in (height, width))
     return (rows @ pixels @ columns.T).round().clamp(0, 255)
 
 
@@ -90,7 +91,7 @@ def _jpeg_round_trip(image: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def _lanczos_weights(old: int, new: int) -> Tensor:
+def _lanczos_weights(old: int, new: int, device: torch.device) -> Tensor:
     """float32 [new, old]: the part of each old pixel in each new one; the filter is as wide as the larger pixels.
 
     Pixel i lies at i + 1/2, as in TensorFlow's ``resize`` with ``antialias=True``.
@@ -99,4 +100,4 @@ def _lanczos_weights(old: int, new: int) -> Tensor:
     places = (torch.arange(new, dtype=torch.float64) + 0.5) * scale
     distance = (torch.arange(old, dtype=torch.float64) + 0.5 - places.unsqueeze(1)) / max(scale, 1.0)
     weights = torch.sinc(distance) * torch.sinc(distance / _LANCZOS_LOBES) * (distance.abs() < _LANCZOS_LOBES)
-    return (weights / weights.sum(1, keepdim=True)).float()
+    return (weights / weights.sum(1, keepdim=True)).float().to(device)

@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from vla_rl.core.records import Array
+from vla_rl.policies.base.constants import constant
 from vla_rl.policies.base.policy import Policy, PolicyInput
 from vla_rl.policies.base.value_head import ValueHead
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
@@ -205,7 +206,7 @@ class OpenVLA(Policy):
 
     def _normalized(self, bounds: Bounds, proprio: Tensor) -> Tensor:
         """[N, P] in [-1, 1], in the dtype of the weights; computed in float32."""
-        scale, shift = (torch.tensor(row, device=proprio.device) for row in bounds.affine())
+        scale, shift = (constant(tuple(row), proprio.device) for row in bounds.affine())
         return (proprio.float() * scale + shift).clamp(-1, 1).to(self.dtype)
 
     def _check_inputs(self, images: Tensor, proprio: Tensor, temperature: float) -> None:

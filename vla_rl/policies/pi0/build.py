@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
+from vla_rl.policies.base.export import Export
 from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.pi0.architecture import model_settings
 from vla_rl.policies.pi0.config import Pi0Config
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     import torch
 
     from vla_rl.policies.pi0.model import Pi0
+
+
+EXPORT_FORMATS = ("native",)
+EXPORT_OPTIONS = ()
 
 
 def check_policy(config: Pi0Config, spec: EnvSpec) -> None:
@@ -64,6 +69,20 @@ def save_policy(policy: Pi0, folder: str | Path, metadata: Mapping[str, Any]) ->
     from vla_rl.policies.pi0 import checkpoint
 
     checkpoint.save_policy(policy, folder, metadata)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether the files are those of a π0."""
+    from vla_rl.policies.pi0.checkpoint import is_pi0
+
+    return is_pi0(folder)
+
+
+def export_policy(request: Export) -> None:
+    """See ``vla_rl.policies.build.export_policy``."""
+    from vla_rl.policies.pi0.checkpoint import config_of, load_policy
+
+    save_policy(load_policy(config_of(request.checkpoint)), request.output, request.origin)
 
 
 def _random_policy(config: Pi0Config, spec: EnvSpec, seed: int) -> Pi0:

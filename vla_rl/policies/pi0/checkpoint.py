@@ -9,7 +9,9 @@ metadata.json       where the weights come from; free-form, for people and repor
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from safetensors import safe_open
 
 from vla_rl.policies.base.checkpoint_folder import (
     WEIGHTS,
@@ -19,6 +21,7 @@ from vla_rl.policies.base.checkpoint_folder import (
     naming,
     read_json,
     read_weights,
+    undamaged,
     write_checkpoint,
 )
 from vla_rl.policies.pi0.config import Pi0Config
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from vla_rl.policies.pi0.model import Pi0
 
 FORMAT, FORMAT_VERSION = "vla_rl pi0", 1
+NOISE_HEAD = "noise_head."  # prefix of its weights
 ARCHITECTURE, STATISTICS, TOKENIZER, METADATA = (
     "architecture.json",
     "statistics.json",
@@ -61,6 +65,25 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     return sizes | {"proprio_dim": len(proprio.mean) if proprio else 0}
 
 
+def is_pi0(folder: Path) -> bool:
+    """Whether the folder's description is that of a π0, of any version."""
+    try:
+        return read_json(folder, ARCHITECTURE).get("format") == FORMAT
+    except CheckpointError:
+        return False
+
+
+def config_of(folder: Path) -> Pi0Config:
+    """Keys with which the checkpoint's weights can be loaded: it has the head of learned noise or not."""
+    content, path = _read_architecture(folder), checkpoint_file(folder, WEIGHTS)
+    with undamaged(path), safe_open(path, framework="pt") as file:
+        learned = any(name.startswith(NOISE_HEAD) for name in file.keys())  # noqa: SIM118
+    with naming(folder / ARCHITECTURE):
+        horizon = content["model"]["chunk_size"]
+    noise: Literal["learned", "sde"] = "learned" if learned else "sde"
+    return Pi0Config(checkpoint=str(folder), chunk_size=horizon, noise=noise)
+
+
 def load_policy(config: Pi0Config) -> "Pi0":
     """The policy in ``config.checkpoint``. Raises CheckpointError."""
     from tokenizers import Tokenizer
@@ -76,7 +99,7 @@ def load_policy(config: Pi0Config) -> "Pi0":
     tokenizer = Tokenizer.from_str(checkpoint_file(folder, TOKENIZER).read_text(encoding="utf-8"))
     policy = Pi0(config, model_config, tokenizer, actions, proprio, content["views"])
     expected = policy.state_dict()
-    optional = [name for name in expected if name.startswith("noise_head.")]  # a run may add it
+    optional = [name for name in expected if name.startswith(NOISE_HEAD)]  # a run may add it
     policy.load_state_dict(expected | read_weights(folder, expected, optional=optional, fits=ARCHITECTURE), assign=True)
     return policy
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import PI0Config, PI0ForConditionalGeneration
 
 from vla_rl.core.records import Array, Record
+from vla_rl.policies.base.constants import constant
 from vla_rl.policies.base.policy import Decisions, Policy, PolicyInput, PolicyOutput
 from vla_rl.policies.base.value_head import ValueHead
 from vla_rl.policies.base.words import UNKNOWN, build_word_tokenizer, with_words_of
@@ -234,7 +235,7 @@ class Pi0(Policy):
     def _normalized_proprio(self, proprio: Tensor) -> Tensor:
         if self.proprio_statistics is None:
             return proprio.new_zeros(len(proprio), 0)
-        mean, std = (proprio.new_tensor(x) for x in (self.proprio_statistics.mean, self.proprio_statistics.std))
+        mean, std = (constant(x, proprio.device) for x in (self.proprio_statistics.mean, self.proprio_statistics.std))
         return (proprio - mean) / std
 
     def _velocity(self, prefix: _Prefix, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ Run as a script in a folder with packages named like ours, with a long TMPDIR, a
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,9 @@ class Probe:
 
         files = [str(Path(str(module.__file__)).parents[1]) for module in (algos, envs, vla_rl)]
         return {"code": files, "folder": os.getcwd(), "pid": os.getpid()}
+
+    def hang(self) -> None:
+        time.sleep(600)
 
     def take_part(self, rank: int) -> None:
         """In a collective of three ranks: one has too little memory, one notices that, one hangs."""
@@ -41,6 +45,36 @@ def failed_update(actor: Any) -> dict:
     except ProcessFailed as error:
         return {"failure": str(error), "failure_s": time.monotonic() - start}
     raise AssertionError("nothing was reported")
+
+
+def hung_node(session: Any, actor: Any) -> dict:
+    """How long the driver is held up by a node that hangs, and what it says of it in the end."""
+    from vla_rl.cluster import ray_session
+    from vla_rl.cluster.calls import ProcessDied
+
+    session._others = [actor]
+    start = time.monotonic()
+    answers = [session.ask(1, "hang") for _ in range(3)]
+    seconds = time.monotonic() - start
+    ray_session.CALL_TIMEOUT_S = ray_session._LAST_CHANCE_S = 0.2
+    time.sleep(0.3)
+    try:
+        session.ask(1, "hang")
+    except ProcessDied as error:
+        return {"hung": str(error), "hung_answers": answers, "hung_s": seconds}
+    finally:
+        session._others = []
+    raise AssertionError("nothing was reported")
+
+
+def stranger(address: str) -> str:
+    """What a process of this machine that has no token gets from Ray."""
+    code = f"import ray; ray.init({address!r}, log_to_driver=False); print('joined')"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    return done.stdout + done.stderr
 
 
 def main() -> None:
@@ -64,7 +98,8 @@ def main() -> None:
         time.sleep(1)
         again = ray.get(actor.look.remote(), timeout=60)
         alive = sorted(p.name() for p in others if p.is_running() and p.status() != psutil.STATUS_ZOMBIE)
-        seen |= failed_update(actor)
+        seen["stranger"] = stranger(ray.get_runtime_context().gcs_address)
+        seen |= hung_node(session, actor) | failed_update(actor)
         here = str(session.folder(0))
     finally:
         session.close()

@@ -43,6 +43,11 @@ def test_nothing_listens_to_other_machines(seen: dict) -> None:
     assert {host.removeprefix("::ffff:") for host in seen["listens"]} == {"127.0.0.1"}
 
 
+def test_a_process_without_the_token_is_refused(seen: dict) -> None:
+    assert "joined" not in seen["stranger"]
+    assert "auth" in seen["stranger"].lower(), seen["stranger"][-2000:]
+
+
 def test_a_scheduler_that_tells_all_processes_to_stop_reaches_the_driver_alone(seen: dict) -> None:
     assert {"gcs_server", "raylet", "ray::Probe"} <= {name.split(".")[0] for name in seen["alive"]}
     assert seen["again"] == seen["pid"]
@@ -53,6 +58,12 @@ def test_the_first_cause_of_a_failed_collective_is_reported_while_others_hang(se
     assert first == "the learner's update failed: MemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
     assert "take_part" in seen["failure"], "and where"
     assert seen["failure_s"] < 60
+
+
+def test_a_node_that_hangs_holds_the_driver_up_for_no_time_and_is_lost_in_the_end(seen: dict) -> None:
+    assert seen["hung_answers"] == [None] * 3
+    assert seen["hung_s"] < 30
+    assert seen["hung"].startswith("node 1 is lost: it has not answered for")
 
 
 def test_nothing_is_left_of_a_session(seen: dict) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -72,8 +73,8 @@ def test_a_run_gets_over_faults_of_all_kinds(tmp_path: Path) -> None:
     assert {event.kind for event in events} == set(kinds), run.tail()
     assert run.starts == 2, "only a killed driver needs the command again"
     said = run.log.read_text()
-    for words in ("is replaced: Crash", "is replaced: NotFiniteError", "is passed over"):
-        assert words in said
+    for words in (r"is replaced( in \d+ s)?: Crash", r"is replaced( in \d+ s)?: NotFiniteError", "is passed over"):
+        assert re.search(words, said)
     records = run.records()
     assert [record["iteration"] for record in records] == list(range(1, len(records) + 1)), "nothing twice"
     assert records[-1]["episodes/trained"] == 6 * len(records)

@@ -197,7 +197,7 @@ class Cluster:
         return PoolAddress(str(folder), f"server{server}", self.plan.clients_of(server), self.plan.envs_per_worker)
 
     def look(self) -> None:
-        """Kill processes that make no progress, whoever waits for them sees them die; replace those that wait for it."""
+        """Kill processes that make no progress, as if they had died; replace those whose pause is over."""
         for killed in self._supervision.look():
             self.notify(killed)
         now = time.monotonic()

@@ -70,7 +70,6 @@ class Replacements:
             raise ProcessDied(f"{name} died ({reason}), and {others}")
         return reason.splitlines()[0]
 
-
     def pause(self, name: str, now: float) -> float:
         """Seconds to wait from ``now`` on before a process that was admitted is started again.
 

@@ -30,6 +30,7 @@ from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
+from vla_rl.core.hub import is_hub_address
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 from vla_rl.observability.benchmark_report import SET_ASIDE, benchmark_results, episode_row, kinds_text, markdown
 from vla_rl.observability.console import make_console
@@ -44,7 +45,9 @@ def evaluate_suites_command(args: Any) -> int:
     if args.episodes is not None or args.video is not None:
         raise UserError("--episodes and --video are for one simulator; with --suite, use --per-task and --videos")
     target = local_target(args.target)
-    config = evaluated_config(target, args.config, args.overrides, best=args.best)
+    config = evaluated_config(
+        target, args.config, args.overrides, best=args.best, downloaded=is_hub_address(args.target)
+    )
     suites = _suites(config, args.suite)
     specs = {suite: _spec_of(config, suite) for suite in suites}
     tasks = {suite: _tasks(spec, suite, args.tasks) for suite, spec in specs.items()}

@@ -12,7 +12,7 @@ import yaml
 
 from vla_rl.commands.chaos.command import Schedule, chosen, torment
 from vla_rl.commands.chaos.faults import FAULTS
-from vla_rl.commands.chaos.report import summarize, write_report
+from vla_rl.commands.chaos.report import is_sound, summarize, write_report
 from vla_rl.commands.chaos.resources import draw_resources, sampled
 from vla_rl.commands.chaos.training_run import TrainingRun, ledger
 from vla_rl.commands.cli import FAULT_NAMES
@@ -28,6 +28,12 @@ def test_the_command_knows_the_faults() -> None:
     assert set(chosen("all")) == set(FAULTS) - {"tree"}
     with pytest.raises(UserError, match="--faults kill,flood: 'flood' is none; choose from all, none, kill"):
         chosen("kill,flood")
+
+
+def test_a_ledger_that_did_not_add_up_once_is_a_failure() -> None:
+    assert is_sound({"ledger": {"missing": 0}, "unbalanced_iterations": []})
+    assert not is_sound({"ledger": {"missing": 0}, "unbalanced_iterations": [7]})
+    assert not is_sound({"ledger": {"missing": 1}, "unbalanced_iterations": [8]})
 
 
 def test_what_processes_hold_is_sampled_and_drawn(tmp_path: Path) -> None:
@@ -92,4 +98,5 @@ def test_a_run_gets_over_faults_of_all_kinds(tmp_path: Path) -> None:
         f"| full_disk | 1 | {summary['faults']['full_disk']['median_s']:.1f} |" in (tmp_path / "report.md").read_text()
     )
     assert summary["equal_weights"] is True
+    assert is_sound(summary)
     assert (tmp_path / "report.png").stat().st_size > 10_000

@@ -38,7 +38,7 @@ def read_lerobot(
     """
     if missing := missing_packages():
         raise DemonstrationError(
-            f'{root}: a LeRobot data set needs {", ".join(missing)}: pip install "vla_rl[lerobot]"'
+            f"{root}: a LeRobot data set needs {', '.join(missing)}: pip install {' '.join(missing)}"
         )
     try:
         return _read(root, known, views, image_size, proprio)

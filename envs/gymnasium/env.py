@@ -113,11 +113,22 @@ def _make(config: GymnasiumConfig) -> gymnasium.Env:
     try:
         env: gymnasium.Env = gymnasium.make(config.id, disable_env_checker=True, **options)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, AssertionError) as error:
+        if _is_only_a_vector(config.id):
+            raise EnvError(
+                f"env.id={config.id} exists only as a gymnasium.vector.VectorEnv: its environments step together, and "
+                "here each starts, ends and waits for the policy by itself; register an entry_point for one "
+                "environment, or write a simulator around the vector (docs/tutorials/own_environment.md)"
+            ) from None
         raise EnvError(
             f"env.id={config.id} with {options}: gymnasium cannot make it ({str(error)[:300]}); install its package, "
             "and write MODULE:ID if a module has to be imported first"
         ) from error
     return env
+
+
+def _is_only_a_vector(name: str) -> bool:
+    registered = gymnasium.registry.get(name.rpartition(":")[2])
+    return registered is not None and registered.entry_point is None and registered.vector_entry_point is not None
 
 
 def _spec(config: GymnasiumConfig, env: gymnasium.Env) -> EnvSpec:

@@ -23,6 +23,9 @@ class Probe:
         files = [str(Path(str(module.__file__)).parents[1]) for module in (algos, envs, vla_rl)]
         return {"code": files, "folder": os.getcwd(), "pid": os.getpid()}
 
+    def hang(self) -> None:
+        time.sleep(600)
+
     def take_part(self, rank: int) -> None:
         """In a collective of three ranks: one has too little memory, one notices that, one hangs."""
         if rank == 0:
@@ -43,7 +46,47 @@ def failed_update(actor: Any) -> dict:
     raise AssertionError("nothing was reported")
 
 
+def hung_node(session: Any, actor: Any) -> dict:
+    """How long the driver is held up by a node that hangs, and what it says of it in the end."""
+    from vla_rl.cluster import ray_session
+    from vla_rl.cluster.calls import ProcessDied
+
+    session._others = [actor]
+    start = time.monotonic()
+    answers = [session.ask(1, "hang") for _ in range(3)]
+    seconds = time.monotonic() - start
+    ray_session.CALL_TIMEOUT_S = ray_session._LAST_CHANCE_S = 0.2
+    time.sleep(0.3)
+    try:
+        session.ask(1, "hang")
+    except ProcessDied as error:
+        return {"hung": str(error), "hung_answers": answers, "hung_s": seconds}
+    finally:
+        session._others = []
+    raise AssertionError("nothing was reported")
+
+
+def answer_to(token: str | None, address: str) -> str:
+    """How Ray answers a question of somebody who knows this token: a status of gRPC."""
+    import grpc
+
+    metadata = [] if token is None else [("authorization", f"Bearer {token}")]
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetAllNodeInfo")(b"", metadata=metadata, timeout=30)
+        except grpc.RpcError as error:
+            return error.code().name
+        return "OK"
+
+
 def main() -> None:
+    import vla_rl.cluster
+
+    assert vla_rl.cluster  # imported before Ray, it makes a token
+    look_at_session()
+
+
+def look_at_session() -> None:
     import ray
 
     from tests.cluster import probe
@@ -64,7 +107,9 @@ def main() -> None:
         time.sleep(1)
         again = ray.get(actor.look.remote(), timeout=60)
         alive = sorted(p.name() for p in others if p.is_running() and p.status() != psutil.STATUS_ZOMBIE)
-        seen |= failed_update(actor)
+        address = ray.get_runtime_context().gcs_address
+        seen["answers"] = [answer_to(token, address) for token in (os.environ["RAY_AUTH_TOKEN"], None, "0" * 64)]
+        seen |= hung_node(session, actor) | failed_update(actor)
         here = str(session.folder(0))
     finally:
         session.close()

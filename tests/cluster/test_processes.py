@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.learner.learner_tools import SPEC, config
 from vla_rl.cluster.deadlines import Deadlines
 from vla_rl.cluster.processes.inference import InferenceProcess
-from vla_rl.core.errors import UserError
+from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
+from vla_rl.core.errors import StallError, UserError
+from vla_rl.core.ipc.weights import WeightReader, WeightRelay, create_weight_buffers
 from vla_rl.placement.plan import Resources, make_plan
 from vla_rl.policies.build import build_policy, save_policy
 
@@ -27,9 +30,24 @@ def test_weights_that_are_not_finite_are_not_evaluated(tmp_path: Path) -> None:
         InferenceProcess(settings, SPEC, server, tmp_path).build()
 
 
+def test_a_relay_that_cannot_have_a_version_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its node acts with old weights, and the run believes that these are published."""
+    create_weight_buffers(tmp_path / "weights", 8)
+    relay = WeightRelayProcess(tmp_path / "weights")
+    relay._relay = WeightRelay(tmp_path / "weights")
+    monkeypatch.setattr(relay, "_buckets", lambda version: iter([None]))
+    with pytest.raises(StallError, match="weights 3 were replaced at their source"):
+        relay.pull(3)
+    monkeypatch.setattr(relay, "_buckets", lambda version: iter([np.zeros(8, np.uint8)]))
+    relay.pull(4)
+    assert WeightReader(tmp_path / "weights").published_version == 4
+
+
 def test_deadlines_fit_what_a_stage_costs() -> None:
     tiny = Deadlines.of(config(), SPEC)
     large = Deadlines.of(config(policy={"size": "7b", "chunk_size": 4}, learner={"precision": "bf16"}), SPEC)
     assert 600 <= tiny.setup < 610
     assert large.checkpoint > 100e9 / 20e6, "weights, masters and moments of 7 billion, by a slow disk"
+    assert 600 <= tiny.publish < 610
+    assert 600 + 10e9 / 50e6 < large.publish < 3600, "two bytes a weight, by the network"
     assert [large.update_after(seconds) for seconds in (0.0, 1.0, 600.0)] == [3600.0, 600.0, 12000.0]

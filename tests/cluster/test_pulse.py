@@ -79,9 +79,8 @@ def test_a_frozen_process_is_killed_and_others_are_not(
     plan = make_plan(config, Resources(4, 1, "cpu"))
     session = MagicMock()
     pulses = Pulses.create(tmp_path / "p", len(plan.processes))
-    session.call.side_effect = lambda node, name, *a: (
-        tmp_path / "p" if name == "create_pulses" else getattr(pulses, name)()
-    )
+    session.call.return_value = tmp_path / "p"
+    session.ask.side_effect = lambda node, name: getattr(pulses, name)()
     supervision = Supervision(session, plan, 60.0, 600.0)
     address = supervision.address(plan.workers[1])
     Pulse(tmp_path / "p", address.row, LIMITS).expect(0.01)
@@ -92,6 +91,25 @@ def test_a_frozen_process_is_killed_and_others_are_not(
     assert frozen.wait(10.0) == -signal.SIGKILL
     monkeypatch.setattr(supervision_module, "_LOOK_EVERY_S", 0.0)
     assert supervision.look() == [], "once"
+
+
+def test_a_node_that_does_not_answer_hinders_no_other(tmp_path: Path, frozen: subprocess.Popen) -> None:
+    """Whoever looks at pulses too seldom takes itself for paused, and kills nothing."""
+    config = RunConfig.model_validate({"placement": {"env_workers": 4, "nodes": 2, "ray_address": "auto"}})
+    plan = make_plan(config, Resources(8, 2, "cpu", nodes=2))
+    session = MagicMock()
+    pulses = Pulses.create(tmp_path / "p", len(plan.processes) + 1)
+    session.call.return_value = tmp_path / "p"
+    session.ask.side_effect = lambda node, name: pulses.kill_overdue() if node == 0 else None
+    supervision = Supervision(session, plan, 60.0, 600.0)
+    worker = next(p for p in plan.workers if p.node == 0)
+    Pulse(tmp_path / "p", supervision.address(worker).row, LIMITS).expect(0.01)
+    pulses._rows[supervision.address(worker).row, 0] = frozen.pid
+    session.call.reset_mock()
+    time.sleep(0.02)
+    assert supervision.look() == [f"env worker {worker.index} made no progress for 0 s: killed"]
+    assert [call.args[0] for call in session.ask.call_args_list] == [0, 1]
+    session.call.assert_not_called()
 
 
 def test_when_everything_was_paused_nothing_is_killed(
@@ -114,6 +132,16 @@ def test_a_long_run_may_replace_many_processes_and_a_broken_one_ends() -> None:
     rate = RestartRate(most=3, window_s=600.0)
     assert not any(rate.count(300.0 * number) for number in range(1000)), "three days"
     assert [rate.count(1e6 + number) for number in range(4)] == [False, False, False, True]
+
+
+def test_a_process_that_dies_again_and_again_is_replaced_more_and_more_slowly() -> None:
+    found, now, pauses = Replacements(processes=1), 0.0, []
+    for lived in (5000.0, *[3.0] * 9, 61.0, 3.0):
+        now += lived
+        pauses.append(found.pause("env worker 0", now))
+        now += pauses[-1]
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60, 0, 1]
+    assert found.pause("env worker 1", now) == 0.0, "each has its own"
 
 
 def test_a_process_that_waits_to_be_called_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

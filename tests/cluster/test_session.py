@@ -25,9 +25,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict:
         (folder / package).mkdir()
         (folder / package / "__init__.py").write_text("raise RuntimeError('not this one')")
     hostile = {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "RAY_ADDRESS": "10.255.255.1:6379"}
+    no_token = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    no_token["HOME"] = str(folder)  # of a user who has none in ~/.ray
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/cluster/probe.py")],
-        cwd=folder, env=os.environ | hostile, capture_output=True, text=True, timeout=200, check=False,
+        cwd=folder, env=no_token | hostile, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1]) | {"where": str(folder)}
@@ -43,6 +45,10 @@ def test_nothing_listens_to_other_machines(seen: dict) -> None:
     assert {host.removeprefix("::ffff:") for host in seen["listens"]} == {"127.0.0.1"}
 
 
+def test_a_process_without_the_token_is_refused(seen: dict) -> None:
+    assert seen["answers"] == ["OK", "UNAUTHENTICATED", "UNAUTHENTICATED"], "of who knows it, has none, has another"
+
+
 def test_a_scheduler_that_tells_all_processes_to_stop_reaches_the_driver_alone(seen: dict) -> None:
     assert {"gcs_server", "raylet", "ray::Probe"} <= {name.split(".")[0] for name in seen["alive"]}
     assert seen["again"] == seen["pid"]
@@ -53,6 +59,12 @@ def test_the_first_cause_of_a_failed_collective_is_reported_while_others_hang(se
     assert first == "the learner's update failed: MemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
     assert "take_part" in seen["failure"], "and where"
     assert seen["failure_s"] < 60
+
+
+def test_a_node_that_hangs_holds_the_driver_up_for_no_time_and_is_lost_in_the_end(seen: dict) -> None:
+    assert seen["hung_answers"] == [None] * 3
+    assert seen["hung_s"] < 30
+    assert seen["hung"].startswith("node 1 is lost: it has not answered for")
 
 
 def test_nothing_is_left_of_a_session(seen: dict) -> None:

@@ -33,7 +33,7 @@ def test_suites_select_all_tasks() -> None:
 
 def test_a_folder_continues_and_drops_a_line_that_was_cut_off(tmp_path: Path) -> None:
     folder = EvaluationFolder.open(tmp_path / "out", {"seed": 0, "tasks": (1, 2)})
-    row = {"suite": "reach", "task": 1, "trial": 4, "success": True}
+    row = {"suite": "reach", "task": 1, "trial": 4, "success": True, "failure": None, "steps": 3, "instruction": "x"}
     folder.add(row)
     with pytest.raises(UserError, match=r"is in use by process"):
         EvaluationFolder.open(tmp_path / "out", {"seed": 0, "tasks": (1, 2)})
@@ -43,15 +43,39 @@ def test_a_folder_continues_and_drops_a_line_that_was_cut_off(tmp_path: Path) ->
     again = EvaluationFolder.open(tmp_path / "out", {"seed": 0, "tasks": (1, 2)})
     assert again.rows == [row]
     again.add(row | {"trial": 5})
-    assert again.played("reach") == {(1, 4), (1, 5)}
+    again.add(row | {"trial": 6, "success": False, "failure": "set_aside"})
+    assert again.played("reach") == {(1, 4), (1, 5), (1, 6)}
     again.video("reach", 1, 4, "success").touch()
     assert again.filmed("reach", 1, 4)
     assert not again.filmed("reach", 1, 5)
     again.close()
-    assert len((tmp_path / "out/episodes.jsonl").read_text().splitlines()) == 2
     with pytest.raises(UserError, match=r"another protocol \(seed differ\): name a new folder with --output"):
         EvaluationFolder.open(tmp_path / "out", {"seed": 1, "tasks": (1, 2)})
-    EvaluationFolder.open(tmp_path / "out", {"seed": 0, "tasks": (1, 2)}).close()
+    once_more = EvaluationFolder.open(tmp_path / "out", {"seed": 0, "tasks": (1, 2)})
+    once_more.close()
+    assert once_more.played("reach") == {(1, 4), (1, 5)}, "what was set aside is played again"
+    assert len((tmp_path / "out/episodes.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("protocol.json", "{", r"protocol.json is damaged \(.*\): name a new folder with --output"),
+        ("protocol.json", "[]", r"protocol.json is damaged \(it is no mapping\)"),
+        ("episodes.jsonl", "{\n", r"episodes.jsonl is damaged: line 1 is no finished episode; remove the line"),
+        ("episodes.jsonl", '{"suite": "reach"}\n', "line 1 is no finished episode"),
+        ("episodes.jsonl", "3\n", "line 1 is no finished episode"),
+    ],
+)
+def test_a_damaged_folder_is_one_clear_error_and_is_not_kept_locked(
+    tmp_path: Path, name: str, content: str, expected: str
+) -> None:
+    EvaluationFolder.open(tmp_path, {"seed": 0}).close()
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=expected):
+        EvaluationFolder.open(tmp_path, {"seed": 0})
+    (tmp_path / name).unlink()
+    EvaluationFolder.open(tmp_path, {"seed": 0}).close()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import yaml
 
 from envs import env_spec
 from tests import ROOT
+from vla_rl import evaluate
 from vla_rl.commands.cli import main
 from vla_rl.commands.evaluate import evaluated_config
 from vla_rl.commands.run_folder import RunFolder
@@ -160,6 +162,35 @@ def test_addresses_become_local_copies(tmp_path: Path, monkeypatch: pytest.Monke
         hub.download("hf://me/data/c", "dataset")
     with pytest.raises(UserError, match=r"sft.demos.*is no address on the model hub; write hf://OWNER/NAME"):
         load_checked_config(None, ["env=tabletop", "sft.demos=[hf://data]"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("env", "intruder:Env"), ("env.id", "intruder:Env-v0"), ("policy", "intruder:Policy")]
+)
+def test_a_downloaded_config_imports_no_code(
+    key: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless the user names that code, too."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "intruder.py").write_text("open('imported', 'w')")
+    values = {"env": {"name": "gymnasium", "id": value}} if key == "env.id" else {key: {"name": value, "seed": 3}}
+    (tmp_path / "model/config.yaml").write_text(yaml.safe_dump(values))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **options: str(tmp_path / "model"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    with pytest.raises(UserError, match=f"was downloaded and imports code: {key}={value}. If you trust that code"):
+        evaluate("hf://me/model", overrides={"seed": 1})
+    for options in ([], ["--suite", "all"]):
+        assert main(["eval", "hf://me/model", *options]) == 2
+        assert f"imports code: {key}={value}" in capsys.readouterr().err
+    assert not (tmp_path / "imported").exists()
+    assert main(["eval", "hf://me/model", f"{key}={value}"]) == 2
+    assert "was downloaded and imports code" not in capsys.readouterr().err
+    assert (tmp_path / "imported").exists() or key == "env.id", "now it is what the user says"
+    with pytest.raises(UserError) as caught:
+        evaluate("hf://me/model", overrides={key: value})
+    assert "was downloaded" not in str(caught.value)
+    sys.modules.pop("intruder", None)
 
 
 def test_without_network_the_error_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

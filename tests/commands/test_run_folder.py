@@ -13,7 +13,7 @@ import pytest
 from tests.learner.learner_tools import SPEC, random_batch
 from tests.runtime_fakes import limited_files
 from vla_rl.cluster.deadlines import Deadlines
-from vla_rl.commands.checkpoints import read_state
+from vla_rl.commands.checkpoints import Checkpoints, read_state
 from vla_rl.commands.divergence import DivergenceGuard
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.saving import Saving
@@ -21,7 +21,10 @@ from vla_rl.commands.train import main_loop
 from vla_rl.commands.trainer import Trainer
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import RunError, UserError
+from vla_rl.core.files import measure_file, write_json
 from vla_rl.core.postponed import Written
+
+EMPTY = {"bytes": 0, "crc32": 0}  # a file
 
 
 def run_folder(path: Path, evaluations: dict[int, float], **train: int) -> RunFolder:
@@ -213,21 +216,46 @@ class _Cluster:
         return self.written
 
 
+def test_a_changed_byte_of_large_weights_is_found(tmp_path):
+    """Writers measure their own files: those are not read again when the checkpoint becomes complete."""
+    checkpoints, measured, size = Checkpoints(tmp_path, 2), {}, 65 << 20
+    with checkpoints.write(1, measured=measured) as folder:
+        with (folder / "weights").open("wb") as file:
+            file.truncate(size)
+        write_json(folder / "state.json", {"policy_version": 1, "seconds": 0.0, "store": {}})
+        measured |= {"weights": measure_file(folder / "weights")}
+    path = tmp_path / "000001/weights"
+    assert json.loads(path.with_name("files.json").read_text())["weights"] == {
+        "bytes": size,
+        "crc32": measured["weights"]["crc32"],
+    }
+    assert read_state(path.parent)["policy_version"] == 1
+    with path.open("r+b") as file:
+        file.seek(size - 1)
+        file.write(b"1")
+    with pytest.raises(UserError, match="weights is damaged or truncated"):
+        read_state(path.parent)
+    manifest = json.loads(path.with_name("files.json").read_text())
+    del manifest["weights"]["crc32"]  # as earlier versions wrote it
+    write_json(path.with_name("files.json"), manifest)
+    assert read_state(path.parent)["policy_version"] == 1
+
+
 def test_a_checkpoint_is_complete_when_all_have_written(tmp_path):
     run = RunFolder(tmp_path, RunConfig())
     state = {"policy_version": 3, "seconds": 1.0}
-    whole = _Cluster(Written(("trajectories.npz",)), Written())
+    whole = _Cluster(Written({"trajectories.npz": EMPTY}), Written())
     saving = Saving.begin(whole, run, 3, {}, state)
     assert saving.is_written()
     assert run.checkpoints.complete() == [], "not before"
     saving.complete()
     assert read_state(run.checkpoints.newest()) == state | {"store": {"started": 0}}
-    full = Saving.begin(_Cluster(Written(("trajectories.npz",)), Written(problem="no space")), run, 4, {}, state)
+    full = Saving.begin(_Cluster(Written({"trajectories.npz": EMPTY}), Written(problem="no space")), run, 4, {}, state)
     with pytest.raises(OSError, match="no space"):
         full.complete()
     assert [path.name for path in run.checkpoints.folder.iterdir()] == ["000003"], "the one before is whole"
-    elsewhere = Saving.begin(_Cluster(Written(("trajectories.npz",))), run, 5, {}, state)
-    elsewhere._cluster.written.append(Written(("learner/rank1.pt",)))
+    elsewhere = Saving.begin(_Cluster(Written({"trajectories.npz": EMPTY})), run, 5, {}, state)
+    elsewhere._cluster.written.append(Written({"learner/rank1.pt": EMPTY}))
     with pytest.raises(RunError, match="a disk that all nodes share"):
         elsewhere.complete()
 

@@ -49,7 +49,9 @@ def _own_leftovers() -> list[Path]:
 
 
 @pytest.mark.parametrize(("mode", "placement"), [("async", "collocated"), ("sync", "pipelined")])
-def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, mode, placement):
+def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, monkeypatch, mode, placement):
+    for name in ("WANDB_API_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, "a-secret-of-the-user")
     config = _config(tmp_path, mode=mode, placement={"mode": placement, "devices": 2}, train={"checkpoint_every": 1000})
     assert train(config) == 0
     run = tmp_path / "run"
@@ -72,6 +74,9 @@ def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, mode, placeme
     )
     evaluation = json.loads((run / "evaluations/000002-greedy.json").read_text())
     assert evaluation["policy_versions"] == [2], "one policy version played the whole evaluation"
+    secrets = [b"a-secret-of-the-user", os.environ.get("RAY_AUTH_TOKEN", "a-secret-of-the-user").encode()]
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert not [path for path in files if any(secret in path.read_bytes() for secret in secrets)]
     assert not _own_leftovers()
     children = [p.name() for p in psutil.Process().children(recursive=True)]
     assert not [name for name in children if "ray" in name.lower()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -24,12 +25,17 @@ def test_what_is_written_later_is_a_copy(tmp_path: Path) -> None:
     (tmp_path / "learner").mkdir()
     written = writes.run(tmp_path)
     assert written.problem is None
+    about = tmp_path / "policy/about.json"
+    assert written.files["policy/about.json"] == {
+        "bytes": about.stat().st_size,
+        "crc32": zlib.crc32(about.read_bytes()),
+    }
     assert set(written.files) == {"learner/state.pt", "policy/model.safetensors", "policy/about.json"}
     found = load_data(tmp_path / "learner/state.pt")
     assert torch.equal(found["module"]["w"], torch.zeros(3))
     assert torch.equal(found["groups"][0]["moments"][0], torch.zeros(3))
     assert torch.equal(read_weights(tmp_path / "policy", {"w": weight}, fits="a test")["w"], torch.zeros(3))
-    assert writes.run(tmp_path).files == (), "once"
+    assert not writes.run(tmp_path).files, "once"
 
 
 def test_copies_share_nothing_with_what_they_copy() -> None:
@@ -53,4 +59,4 @@ def test_a_full_disk_is_a_problem_and_no_error(tmp_path: Path) -> None:
     with limited_files(1000):
         written = writes.run(tmp_path)
     assert written.problem is not None
-    assert written.files == ()
+    assert not written.files

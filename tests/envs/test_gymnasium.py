@@ -55,8 +55,9 @@ class Point(gymnasium.Env):
 @pytest.fixture(autouse=True)
 def point() -> Iterator[None]:
     gymnasium.register("Point-v0", entry_point=Point, max_episode_steps=6, disable_env_checker=True)
+    gymnasium.register("Crowd-v0", vector_entry_point="nowhere:Crowd")
     yield
-    del gymnasium.registry["Point-v0"]
+    del gymnasium.registry["Point-v0"], gymnasium.registry["Crowd-v0"]
 
 
 def test_an_environment_becomes_a_simulator() -> None:
@@ -115,6 +116,7 @@ def test_what_the_policy_sees_can_be_chosen() -> None:
     [
         ({"id": "Nowhere-v3"}, "gymnasium cannot make it"),
         ({"id": "no_such_module:Thing-v0"}, "install its package"),
+        ({"id": "Crowd-v0"}, r"env.id=Crowd-v0 exists only as a .*VectorEnv.*; register an entry_point for one"),
         ({"id": "Point-v0", "options": {"sped": 2}}, "sped"),
         ({"id": "Point-v0", "image": "camera/side"}, "env.image=camera/side: .* it has camera/top"),
         ({"id": "Point-v0", "state": ("knees",)}, "env.state=knees: .* it has goal, joints"),
@@ -144,6 +146,25 @@ def test_a_simulator_passes_the_checker_of_gymnasium(arguments: dict) -> None:
         seen, *_ = env.step(env.action_space.sample())
     assert env.observation_space.contains(seen)
     env.close()
+
+
+@pytest.mark.libero
+@pytest.mark.filterwarnings("error:::gymnasium", "ignore:.*infinity.*", "ignore:.*symmetric.*")
+def test_libero_passes_the_checker_of_gymnasium_alone_and_as_a_vector() -> None:
+    register()
+    small = {"image_size": 32, "tasks": (0,), "settle_steps": 0}
+    env = gymnasium.make("vla_rl/LiberoSpatial-v0", render_mode="rgb_array", **small)
+    check_env(env.unwrapped, skip_render_check=True)  # it would make one more for each kind of rendering
+    env.close()
+    vector = gymnasium.make_vec("vla_rl/LiberoSpatial-v0", num_envs=2, **small)
+    first, info = vector.reset(seed=[3, 3])
+    assert vector.observation_space.contains(first)
+    assert all((values[0] == values[1]).all() for values in first.values()), "one seed, one placement"
+    seen, rewards, terminated, truncated, info = vector.step(vector.action_space.sample())
+    assert vector.observation_space.contains(seen)
+    assert rewards.tolist() == [0.0, 0.0]
+    assert not (terminated | truncated | info["success"]).any()
+    vector.close()
 
 
 @pytest.mark.exhaustive

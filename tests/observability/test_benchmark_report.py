@@ -8,6 +8,7 @@ import pytest
 from tests.runtime_fakes import SPEC, result
 from vla_rl.core.records import EpisodeResult
 from vla_rl.observability.benchmark_report import FAILURES, benchmark_results, episode_row, failure_kind, markdown
+from vla_rl.observability.success_rate import Evaluation
 from vla_rl.replay.schedule import benchmark_episodes
 
 
@@ -26,6 +27,7 @@ def ended(success: bool, terminated: bool, best: float = math.nan, final: float 
         (ended(False, False, 0.2, 0.1), "no_progress"),
         (ended(False, False, 1.0, 0.0), "progress_lost"),
         (ended(False, False, 0.7, 0.6), "on_the_way"),
+        (replace(ended(False, False), set_aside=True), "set_aside"),
     ],
 )
 def test_failures_have_a_kind(outcome: EpisodeResult, kind: str | None) -> None:
@@ -64,3 +66,21 @@ def test_the_report_counts_each_suite_and_averages_what_publications_average() -
     assert "| progress_lost | 8 |" in page
     assert "**Not complete**" in page
     assert benchmark_results(rows, {"one": 4}, ())["complete"]
+
+
+def test_an_episode_that_was_set_aside_is_no_failure_of_the_policy() -> None:
+    outcomes = [replace(result(e), success=e.member == 0) for e in benchmark_episodes([0], 3, 50, 0)]
+    outcomes[2] = replace(outcomes[2], success=False, steps=0, set_aside=True)
+    found = benchmark_results([episode_row("one", "do this", outcome) for outcome in outcomes], {"one": 3}, ())
+    (suite,) = found["suites"]
+    assert (suite["episodes"], suite["success"], suite["mean_steps"], suite["set_aside"]) == (2, 0.5, 10, 1)
+    assert suite["failures"] == {"time_limit": 1}
+    assert not found["complete"], "it is played again"
+    page = markdown("A page", [], found)
+    assert "| one | 2 of 3 | 50.0% |" in page
+    assert "| time_limit 1, set_aside 1 |" in page
+    assert f"| set_aside | 1 | {FAILURES['set_aside']} |" in page
+    evaluation = Evaluation(SPEC, True, tuple(outcomes))
+    assert (evaluation.success, evaluation.record()["episodes"], evaluation.record()["set_aside"]) == (0.5, 2, 1)
+    assert [(row["episodes"], row["success"]) for row in evaluation.per_task()] == [(2, 0.5)]
+    assert evaluation.text().endswith("; 1 set aside: their simulators died twice)")

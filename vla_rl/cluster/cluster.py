@@ -6,6 +6,7 @@ knows nothing of Ray; ``vla_rl.cluster.processes`` builds them inside their proc
 """
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,6 +57,7 @@ class Cluster:
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
         self._incarnations = Counter[int]()  # how often each env worker was replaced
+        self._to_replace: dict[tuple[str, int], float] = {}  # ended processes, and when to start them again
         self._replacements = Replacements(len(plan.workers) + len(plan.servers))
         self.store: ActorHandle
         self._workers: list[ActorHandle] = []
@@ -195,9 +197,13 @@ class Cluster:
         return PoolAddress(str(folder), f"server{server}", self.plan.clients_of(server), self.plan.envs_per_worker)
 
     def look(self) -> None:
-        """Kill processes that make no progress; whoever waits for them sees them die."""
+        """Kill processes that make no progress, as if they had died; replace those whose pause is over."""
         for killed in self._supervision.look():
             self.notify(killed)
+        now = time.monotonic()
+        while due := next((one for one, when in self._to_replace.items() if when <= now), None):
+            del self._to_replace[due]  # first, since this is called again while a new server is waited for
+            self._replace(*due)
         self.meanwhile()
 
     def _lock_server(self, process: Process) -> Path:
@@ -249,7 +255,7 @@ class Cluster:
         return results if isinstance(refs, list) else results[0]
 
     def loop_ended(self, ref: ray.ObjectRef) -> None:
-        """Replace a worker or server whose loop ended.
+        """Replace a worker or server whose loop ended; not at once if it has died again and again.
 
         Raises UserError if it has found a mistake in the user's input, and ProcessDied or ProcessFailed if it, or too
         many, cannot be replaced.
@@ -261,10 +267,20 @@ class Cluster:
         if role == "world model":  # what it has learned is in the last checkpoint
             kind = ProcessFailed if isinstance(failure, RayTaskError) else ProcessDied
             raise kind(f"the world model's process ended: {'it returned' if failure is None else describe(failure)}")
-        self.notify(f"{role} {index} is replaced: {self._replacements.admit(f'{role} {index}', failure)}")
+        name = f"{role} {index}"
+        reason, now = self._replacements.admit(name, failure), time.monotonic()
+        pause = self._replacements.pause(name, now)
+        self.notify(f"{name} is replaced{f' in {pause:.0f} s' if pause else ''}: {reason}")
         if role == "env worker":
             self.store.worker_lost.remote(index + self._incarnations[index] * len(self._workers))
             self._incarnations[index] += 1
+        if pause:
+            self._to_replace[role, index] = now + pause
+        else:
+            self._replace(role, index)
+
+    def _replace(self, role: str, index: int) -> None:
+        if role == "env worker":
             self._workers[index] = self._new_worker(self.plan.workers[index])
         else:
             self._servers[index] = self._new_server(self.plan.servers[index])

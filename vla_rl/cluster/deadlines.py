@@ -9,6 +9,7 @@ from vla_rl.policies.build import policy_sizes
 
 _LEAST_S = 600.0  # building simulators, starting libraries
 _DISK_BYTES_PER_S = 20e6  # a network disk that others use, too
+_NETWORK_BYTES_PER_S = 50e6  # of 1 Gbit/s, when a node sends to two others
 _STATE_BYTES = 12  # of a trained weight: its master and both moments
 
 
@@ -18,7 +19,7 @@ class Deadlines:
 
     setup: float = _LEAST_S  # reading the weights, and the learner's state
     checkpoint: float = _LEAST_S  # writing both
-    publish: float = 3600.0
+    publish: float = _LEAST_S  # to all nodes; also loading and offloading the learner
     update: float = 3600.0  # the first one; later ones are known (``update_after``)
 
     @classmethod
@@ -30,7 +31,8 @@ class Deadlines:
         sizes = policy_sizes(config.policy, spec, itemsize)
         nbytes = sizes.parameters * itemsize + sizes.trained * _STATE_BYTES
         disk = _LEAST_S + nbytes / _DISK_BYTES_PER_S
-        return cls(setup=disk, checkpoint=disk)
+        network = _LEAST_S + sizes.trained * itemsize / _NETWORK_BYTES_PER_S
+        return cls(setup=disk, checkpoint=disk, publish=network)
 
     def update_after(self, longest: float) -> float:
         """Of an update, after the ``longest`` one so far, in seconds; 0 before the first."""

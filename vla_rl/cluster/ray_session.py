@@ -5,13 +5,14 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray._private import ray_constants
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from vla_rl.cluster.calls import ProcessDied, describe
@@ -25,6 +26,7 @@ from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import CODE, Machine, code_version
 
 _CONNECT_TIMEOUT_S = 10.0
+_LAST_CHANCE_S = 5.0  # for an answer that came while this process was frozen itself
 _LOOPBACK = "127.0.0.1"
 _NOT_JOINED = "placement.ray_address={address}: no Ray cluster was joined there ({reason})"
 _START = (
@@ -42,6 +44,7 @@ class RaySession:
         self.is_shared = address is not None  # with other machines, or other runs
         self._here = Node(*session)
         self._others: list[Any] = []
+        self._asked: dict[tuple[int, str], tuple[ray.ObjectRef, float]] = {}  # open calls, and since when
         try:
             if address is None:
                 _start_ray(session[0].path, object_store_bytes)
@@ -89,6 +92,27 @@ class RaySession:
         except (RayActorError, GetTimeoutError) as error:
             raise ProcessDied(f"node {node} is lost: {describe(error)}") from None
 
+    def ask(self, node: int, method: str) -> Any:
+        """Call a method of a node's ``Node`` without waiting: its answer, or None as long as there is none.
+
+        Raises ProcessDied if the node is lost, or does not answer for ``CALL_TIMEOUT_S`` seconds.
+        """
+        if node == 0:
+            return getattr(self._here, method)()
+        if (node, method) not in self._asked:
+            self._asked[node, method] = getattr(self._others[node - 1], method).remote(), time.monotonic()
+        ref, since = self._asked[node, method]
+        is_late = time.monotonic() - since > CALL_TIMEOUT_S
+        if not ray.wait([ref], timeout=_LAST_CHANCE_S if is_late else 0.0)[0]:
+            if is_late:
+                raise ProcessDied(f"node {node} is lost: it has not answered for {CALL_TIMEOUT_S:.0f} s")
+            return None
+        del self._asked[node, method]
+        try:
+            return ray.get(ref)
+        except RayActorError as error:
+            raise ProcessDied(f"node {node} is lost: {describe(error)}") from None
+
     def lock_use(self) -> dict[str, dict[str, float]]:
         """Totals of every device of every node that was leased."""
         use: dict[str, dict[str, float]] = {}
@@ -125,7 +149,7 @@ def _start_ray(session: Path, object_store_bytes: int) -> None:
                 _node_ip_address=_LOOPBACK,
                 _temp_dir=str(session),
             )
-        except (RuntimeError, ConnectionError, RayError) as error:
+        except Exception as error:  # Ray has no kind of its own for a start that takes too long
             raise ProcessDied(f"Ray did not start: {str(error).splitlines()[0]}") from error
 
 

@@ -1,6 +1,5 @@
 """Which of a run's processes make no progress, on all nodes, and how often one is replaced."""
 
-import contextlib
 import time
 from collections import defaultdict, deque
 
@@ -14,6 +13,8 @@ from vla_rl.placement.plan import STORE, Plan, Process
 _LOOK_EVERY_S = 1.0
 _WINDOW_S = 600.0
 _DEATHS_EACH = 5  # of each process on average, within the window
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # before a process is replaced that died soon after its start
+_HEALTHY_S = 60.0  # a process that lived for so long did its work: its next replacement is not held back
 _ERRORS_EACH = 2  # of one process: what raises the same error at each start comes back at once
 
 
@@ -46,6 +47,8 @@ class Replacements:
         self._deaths = RestartRate(_DEATHS_EACH * processes)
         self._errors: defaultdict[str, RestartRate] = defaultdict(lambda: RestartRate(_ERRORS_EACH))
         self._first: dict[str, str] = {}  # error of each process
+        self._pauses: dict[str, float] = {}  # before the last replacement of each process, in seconds
+        self._started: dict[str, float] = {}  # when that was
 
     def admit(self, name: str, failure: RayError | None) -> str:
         """Why the process is replaced, in one line.
@@ -67,6 +70,17 @@ class Replacements:
             raise ProcessDied(f"{name} died ({reason}), and {others}")
         return reason.splitlines()[0]
 
+    def pause(self, name: str, now: float) -> float:
+        """Seconds to wait from ``now`` on before a process that was admitted is started again.
+
+        None at first; then 1, 2, 4, ..., 60, as long as it dies within a minute of its start.
+        """
+        lived = now - self._started.get(name, -float("inf"))
+        before = self._pauses.get(name, 0.0)
+        pause = 0.0 if lived > _HEALTHY_S else min(_LONGEST_PAUSE_S, 2 * before or _FIRST_PAUSE_S)
+        self._pauses[name], self._started[name] = pause, now + pause
+        return pause
+
 
 class Supervision:
     """Kills the processes that are overdue; whoever waits for them then sees them die."""
@@ -86,15 +100,17 @@ class Supervision:
         return PulseAddress(self._paths[process.node], self._watched.index(process), self._stall_s, self._setup_s)
 
     def look(self) -> list[str]:
-        """What was killed just now. Call often; looks at most once a second."""
+        """What was killed just now. Call often; looks at most once a second, and waits for no other node.
+
+        Raises ProcessDied if another node is lost.
+        """
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_S:
             return []
         self._looked = now
         killed = []
-        for node in self._paths:
-            with contextlib.suppress(ProcessDied):  # a dead node's processes are found by their death
-                for row, silent in self._session.call(node, "kill_overdue").items():
-                    process = self._watched[row]
-                    killed.append(f"{process.role} {process.index} made no progress for {silent:.0f} s: killed")
+        for node in sorted(self._paths):  # this one first, whatever becomes of the others
+            for row, silent in (self._session.ask(node, "kill_overdue") or {}).items():
+                process = self._watched[row]
+                killed.append(f"{process.role} {process.index} made no progress for {silent:.0f} s: killed")
         return killed

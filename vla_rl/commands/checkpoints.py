@@ -6,24 +6,22 @@ checkpoints/
         learner/           trained weights and the optimizer's moments, a part from every rank
         trajectories.npz   finished episodes that are still to be trained
         state.json         counters, versions, time spent
-        files.json         all of these files, with their sizes, and checksums of the smaller ones
+        files.json         all of these files, with their sizes and checksums
     after-000020/          later ones, which were set aside when the run was resumed at that iteration
 """
 
 import contextlib
 import json
 import shutil
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import RunError, UserError
-from vla_rl.core.files import new_folder, replacing, write_json
+from vla_rl.core.files import measure_file, new_folder, replacing, write_json
 
 _MANIFEST = "files.json"
-_CHECKED_BYTES = 64 << 20
 _STATE = frozenset({"policy_version", "seconds", "store"})
 
 
@@ -35,15 +33,18 @@ class Checkpoints:
         self._keep = keep
 
     @contextmanager
-    def write(self, iteration: int, best: int | None = None) -> Iterator[Path]:
+    def write(
+        self, iteration: int, best: int | None = None, measured: Mapping[str, dict[str, int]] | None = None
+    ) -> Iterator[Path]:
         """A folder to fill, as an absolute path; it becomes the newest checkpoint when the block ends without an error.
 
-        Older checkpoints are then deleted, except that of the iteration ``best``.
+        Older checkpoints are then deleted, except that of the iteration ``best``. ``measured``: where the block puts
+        the files that their writers have measured (``measure_file``); the others are read once more.
         """
         with replacing(self.folder / f"{iteration:06d}") as partial:
             partial.mkdir()
             yield partial.absolute()
-            write_json(partial / _MANIFEST, measure_files(partial))
+            write_json(partial / _MANIFEST, measure_files(partial, measured or {}))
         for old in self.complete()[: -self._keep]:
             if int(old.name) != best:
                 shutil.rmtree(old)
@@ -119,15 +120,10 @@ def require_parts(folder: Path, seen: Iterable[str]) -> None:
         )
 
 
-def measure_files(folder: Path) -> dict[str, dict[str, int]]:
-    """Size of every file, and the checksum of the smaller ones, which cost no time."""
-    found = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        size = path.stat().st_size
-        found[str(path.relative_to(folder))] = {"bytes": size} | (
-            {"crc32": zlib.crc32(path.read_bytes())} if size <= _CHECKED_BYTES else {}
-        )
-    return found
+def measure_files(folder: Path, known: Mapping[str, dict[str, int]] | None = None) -> dict[str, dict[str, int]]:
+    """Size and checksum of every file; those of ``known`` are not read."""
+    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: (known or {}).get(name) or measure_file(path) for name, path in paths.items()}
 
 
 def _verify(checkpoint: Path) -> None:
@@ -135,11 +131,20 @@ def _verify(checkpoint: Path) -> None:
     if not path.is_file():
         return  # of an earlier version
     try:
-        written = dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        written = {
+            name: dict(content, bytes=content["bytes"]) for name, content in json.loads(path.read_text()).items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}); resume an earlier checkpoint: RUN@ITERATION") from error
-    there = measure_files(checkpoint)
     for name, content in written.items():
-        if there.get(name) != content:
-            what = "is damaged or truncated" if name in there else "is missing"
-            raise UserError(f"{checkpoint / name} {what}; resume an earlier checkpoint: RUN@ITERATION")
+        if problem := _difference(checkpoint / name, content):
+            raise UserError(f"{checkpoint / name} {problem}; resume an earlier checkpoint: RUN@ITERATION")
+
+
+def _difference(path: Path, written: Mapping[str, int]) -> str | None:
+    """What is wrong with a file that was ``written`` so; earlier versions had no checksums of large files."""
+    if not path.is_file():
+        return "is missing"
+    if path.stat().st_size == written["bytes"] and written.items() <= measure_file(path).items():
+        return None
+    return "is damaged or truncated"

@@ -11,7 +11,7 @@ from typing import Any
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.commands.dataset import complete_dataset
 from vla_rl.commands.run_folder import RunFolder, git_commit, write_video
-from vla_rl.config.loading import load_config
+from vla_rl.config.loading import load_config, modules_named
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import StallError, UserError
 from vla_rl.core.files import write_json
@@ -31,7 +31,10 @@ STALL_S = 900.0  # the run fails if no episode finishes for this long
 
 def evaluate_command(args: Any) -> int:
     """Evaluate a run's newest checkpoint, or a policy checkpoint, as the arguments of `vla-rl eval` say."""
-    config = evaluated_config(local_target(args.target), args.config, args.overrides, best=args.best)
+    target = local_target(args.target)
+    config = evaluated_config(
+        target, args.config, args.overrides, best=args.best, downloaded=is_hub_address(args.target)
+    )
     episodes = args.episodes or config.train.eval_episodes or 50
     evaluation = evaluate_policy(config, episodes, greedy=not args.sampled, record=3 if args.video else 0)
     console = make_console()
@@ -84,9 +87,17 @@ def local_target(target: str) -> Path:
     return download(target, "model") if is_hub_address(target) else Path(find_input(target, None))
 
 
-def evaluated_config(target: Path, file: Path | None, overrides: list[str], *, best: bool) -> RunConfig:
-    """The config of a run, or of the run that a checkpoint belongs to, with ``policy.checkpoint`` set."""
+def evaluated_config(
+    target: Path, file: Path | None, overrides: list[str], *, best: bool, downloaded: bool = False
+) -> RunConfig:
+    """The config of a run, or of the run that a checkpoint belongs to, with ``policy.checkpoint`` set.
+
+    Raises UserError also if the target was ``downloaded``, and its config names modules that ``overrides`` do not: what
+    somebody else has written decides over no code that runs here.
+    """
     own = config_of_run(target)
+    if downloaded and own is not None:
+        _require_trust(own, overrides)
     if (target / "config.yaml").is_file() and not (target / _PUSHED).is_file():
         run = RunFolder(target, load_config(target / "config.yaml"))
         checkpoint = (run.best_checkpoint() if best else run.checkpoints.newest()) / "policy"
@@ -104,6 +115,16 @@ def evaluated_config(target: Path, file: Path | None, overrides: list[str], *, b
         overrides = [*overrides, f"policy.checkpoint={json.dumps(str(checkpoint))}"]
     config = load_checked_config(file, overrides)
     return config.with_values({f"policy.{name}": value for name, value in config.policy.merged.items()})
+
+
+def _require_trust(config: Path, overrides: list[str]) -> None:
+    pairs = [text.partition("=") for text in overrides]
+    given = {key.removesuffix(".name") + "=" + value.strip("\"' ") for key, _, value in pairs}
+    if foreign := [named for named in modules_named(config) if named not in given]:
+        raise UserError(
+            f"{config} was downloaded and imports code: {', '.join(foreign)}. If you trust that code, repeat this on "
+            "the command line; or evaluate a copy of the folder, with a config.yaml of your own"
+        )
 
 
 def config_of_run(target: Path) -> Path | None:

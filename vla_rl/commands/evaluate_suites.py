@@ -30,8 +30,9 @@ from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
+from vla_rl.core.hub import is_hub_address
 from vla_rl.core.records import EnvSpec, EpisodeSpec
-from vla_rl.observability.benchmark_report import benchmark_results, episode_row, markdown
+from vla_rl.observability.benchmark_report import SET_ASIDE, benchmark_results, episode_row, kinds_text, markdown
 from vla_rl.observability.console import make_console
 from vla_rl.replay.schedule import benchmark_episodes
 
@@ -44,7 +45,9 @@ def evaluate_suites_command(args: Any) -> int:
     if args.episodes is not None or args.video is not None:
         raise UserError("--episodes and --video are for one simulator; with --suite, use --per-task and --videos")
     target = local_target(args.target)
-    config = evaluated_config(target, args.config, args.overrides, best=args.best)
+    config = evaluated_config(
+        target, args.config, args.overrides, best=args.best, downloaded=is_hub_address(args.target)
+    )
     suites = _suites(config, args.suite)
     specs = {suite: _spec_of(config, suite) for suite in suites}
     tasks = {suite: _tasks(spec, suite, args.tasks) for suite, spec in specs.items()}
@@ -130,8 +133,9 @@ def _play_suite(
 
 
 def _to_film(folder: EvaluationFolder, suite: str, episodes: Sequence[EpisodeSpec], count: int) -> list[EpisodeSpec]:
-    """Up to ``count`` episodes of each task that have no film yet: failures first."""
-    success = {(row["task"], row["trial"]): row["success"] for row in folder.of(suite)}
+    """Up to ``count`` episodes of each task that have no film yet: failures first; none that ends its simulator."""
+    rows = [row for row in folder.of(suite) if row["failure"] != SET_ASIDE]
+    success = {(row["task"], row["trial"]): row["success"] for row in rows}
     chosen = []
     for task in sorted({episode.task for episode in episodes}):
         own = [episode for episode in episodes if episode.task == task and (task, episode.member) in success]
@@ -151,6 +155,8 @@ def _film(
     size may change one, so that a film names its own outcome."""
     kinds = {(row["task"], row["trial"]): row["failure"] for row in folder.of(suite)}
     for result in play_episodes(cluster, [replace(e, record=True) for e in episodes], f"{suite}, videos", status):
+        if result.set_aside:
+            continue
         key = result.episode.task, result.episode.member
         shown = episode_row(suite, "", result)["failure"]
         outcome = f"failure-{shown}" if shown else "success"
@@ -232,7 +238,6 @@ def _table(results: Mapping[str, Any]) -> Table:
         table.add_column(column, justify="right")
     overall = results["overall"] | {"suite": "together: " + ", ".join(results["overall"]["suites"])}
     for part in (*results["suites"], *([overall] if len(overall["suites"]) > 1 else [])):
-        kinds = ", ".join(f"{kind} {count}" for kind, count in part["failures"].items())
         interval = f"{part['success_low95']:.1%} to {part['success_high95']:.1%}"
-        table.add_row(part["suite"], str(part["episodes"]), f"{part['success']:.1%}", interval, kinds)
+        table.add_row(part["suite"], str(part["episodes"]), f"{part['success']:.1%}", interval, kinds_text(part))
     return table

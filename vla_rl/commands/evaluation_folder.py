@@ -16,6 +16,10 @@ from typing import Any, Self
 from vla_rl.core.errors import UserError
 from vla_rl.core.file_lock import FileLock
 from vla_rl.core.files import remove_partial, replacing, write_json
+from vla_rl.observability.benchmark_report import SET_ASIDE
+
+_KEYS = {"suite", "task", "trial", "success", "failure", "steps", "instruction"}  # what results are made of
+_NEW_FOLDER = "name a new folder with --output, or move this one away"
 
 
 class EvaluationFolder:
@@ -28,7 +32,7 @@ class EvaluationFolder:
 
     @classmethod
     def open(cls, path: Path, protocol: Mapping[str, Any]) -> Self:
-        """Begin or continue. Raises UserError if the folder is in use, or was begun with another protocol."""
+        """Begin or continue. Raises UserError if the folder is in use, damaged, or was begun with another protocol."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = FileLock.acquire(path / "lock")
@@ -37,18 +41,20 @@ class EvaluationFolder:
         if lock is None:
             raise UserError(f"{path} is in use by {(path / 'lock').read_text()}; wait for its end, or stop it")
         file, now = path / "protocol.json", json.loads(json.dumps(protocol))
-        begun = json.loads(file.read_text()) if file.is_file() else now
-        if begun != now:
+        try:
+            begun = _read_protocol(file) if file.is_file() else now
+            if begun != now:
+                named = sorted(name for name in {*begun, *now} if begun.get(name) != now.get(name))
+                raise UserError(
+                    f"{path} was begun with another protocol ({', '.join(named)} differ): "
+                    "name a new folder with --output, or repeat the command with which it was begun"
+                )
+            remove_partial(path)
+            write_json(file, now)
+            return cls(path, lock, _read_rows(path / "episodes.jsonl"))
+        except BaseException:
             lock.release()
-            named = sorted(name for name in {*begun, *now} if begun.get(name) != now.get(name))
-            raise UserError(
-                f"{path} was begun with another protocol ({', '.join(named)} differ): "
-                "name a new folder with --output, or repeat the command with which it was begun"
-            )
-        remove_partial(path)
-        write_json(file, now)
-        rows = _read_rows(path / "episodes.jsonl")
-        return cls(path, lock, rows)
+            raise
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Keep a finished episode."""
@@ -79,17 +85,34 @@ class EvaluationFolder:
         self._lock.release()
 
 
+def _read_protocol(file: Path) -> dict[str, Any]:
+    try:
+        begun = json.loads(file.read_text())
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}): {_NEW_FOLDER}") from None
+    if not isinstance(begun, dict):
+        raise UserError(f"{file} is damaged (it is no mapping): {_NEW_FOLDER}")
+    return begun
+
+
 def _read_rows(file: Path) -> list[dict[str, Any]]:
-    """All finished episodes. A last line that a crash has cut off is removed from the file."""
+    """All finished episodes. A last line that a crash has cut off is removed from the file, and so are episodes that
+    were set aside: they are played again."""
     if not file.is_file():
         return []
-    lines = file.read_text().split("\n")[:-1]
-    try:
-        rows = [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}): remove the lines that are not JSON") from None
+    rows = []
+    for number, line in enumerate(file.read_text(errors="replace").split("\n")[:-1], 1):
+        try:
+            row = json.loads(line)
+            missing = _KEYS - row.keys()
+        except (ValueError, AttributeError):
+            missing = _KEYS
+        if missing:
+            raise UserError(f"{file} is damaged: line {number} is no finished episode; remove the line")
+        if row["failure"] != SET_ASIDE:
+            rows.append(row)
     with replacing(file) as partial:
-        partial.write_text("".join(line + "\n" for line in lines))
+        partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return rows
 
 

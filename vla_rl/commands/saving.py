@@ -13,8 +13,17 @@ from vla_rl.core.files import write_json
 class Saving:
     """Between ``begin`` and ``complete``, training goes on."""
 
-    def __init__(self, cluster: Cluster, stack: ExitStack, folder: Path, writes: list[Any], iteration: int) -> None:
-        self.iteration = iteration
+    def __init__(
+        self,
+        cluster: Cluster,
+        stack: ExitStack,
+        folder: Path,
+        writes: list[Any],
+        iteration: int,
+        measured: dict[str, dict[str, int]],
+    ) -> None:
+        """``stack``: ends the checkpoint, with what is in ``measured`` then."""
+        self.iteration, self._measured = iteration, measured
         self._cluster, self._stack, self._folder, self._writes = cluster, stack, folder, writes
 
     @classmethod
@@ -27,10 +36,11 @@ class Saving:
         """
         with ExitStack() as stack:
             best = run.best_iteration() if run.config.train.keep_best else None
-            folder = stack.enter_context(run.checkpoints.write(iteration, best))
+            measured: dict[str, dict[str, int]] = {}
+            folder = stack.enter_context(run.checkpoints.write(iteration, best, measured))
             record, writes = cluster.snapshot(folder, about)
             write_json(folder / "state.json", state | {"store": record})
-            return cls(cluster, stack.pop_all(), folder, writes, iteration)
+            return cls(cluster, stack.pop_all(), folder, writes, iteration, measured)
         raise AssertionError("unreachable")
 
     def is_written(self) -> bool:
@@ -44,4 +54,6 @@ class Saving:
             written = self._cluster.get(self._writes, "a checkpoint", self._cluster.deadlines.checkpoint)
             if problems := [part.problem for part in written if part.problem]:
                 raise OSError(problems[0])
-            require_parts(self._folder, [name for part in written for name in part.files])
+            for part in written:
+                self._measured |= part.files
+            require_parts(self._folder, self._measured)

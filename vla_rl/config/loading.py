@@ -23,10 +23,10 @@ from vla_rl.config.checks import Check, config_checks
 from vla_rl.config.messages import ConfigError, KeyPath, Problem, default_kind, explain, kinds
 from vla_rl.config.run_config import RunConfig
 from vla_rl.config.yaml_file import BASE, UNREADABLE, ConfigFile, parse_value, read_config_files
-from vla_rl.core.plugins import PluginError, reference_to
+from vla_rl.core.plugins import GROUPS, PluginError, imports_code, reference_to
 from vla_rl.core.shipped import find_input
 
-__all__ = ["ConfigError", "dump_config", "load_config"]
+__all__ = ["ConfigError", "dump_config", "load_config", "modules_named"]
 
 COMMAND_LINE = "command line"
 ARGUMENT = "argument"  # of a call from Python
@@ -106,6 +106,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, type):
         return reference_to(value)
     return str(value) if isinstance(value, Path) else value
+
+
+def modules_named(source: Source) -> list[str]:
+    """``KEY=VALUE`` of everything in a config that would import a module if the config was loaded. Imports nothing."""
+    named = []
+    for file in _files(source):
+        for key, value in _leaves(file.values):
+            if key and key[0] in GROUPS and imports_code(value):
+                named.append(f"{'.'.join(map(str, key)).removesuffix('.name')}={value}")
+    return named
 
 
 def dump_config(config: RunConfig) -> str:

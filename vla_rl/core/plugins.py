@@ -24,6 +24,8 @@ from vla_rl.core.schema import ConfigGroup
 
 # groups of the configuration, and the entry-point groups that extend them
 GROUPS: Mapping[str, str] = {"env": "vla_rl.envs", "policy": "vla_rl.policies", "algo": "vla_rl.algos"}
+# ``module:Class``, or gymnasium's ``MODULE:ID``
+_IMPORTS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w./-]*")
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -49,6 +51,11 @@ def installed(group: str) -> dict[str, EntryPoint]:
 def is_reference(name: str) -> bool:
     """Whether ``name`` has the form ``module:Class``."""
     return _REFERENCE.fullmatch(name) is not None
+
+
+def imports_code(value: object) -> bool:
+    """Whether a configuration's value names a module, which is imported when the value is used."""
+    return isinstance(value, str) and _IMPORTS.fullmatch(value) is not None
 
 
 def reference_to(part: type) -> str:

@@ -7,20 +7,20 @@
 Outside of the block everything is written at once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vla_rl.core.files import write_to_disk
+from vla_rl.core.files import measure_file, write_to_disk
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
     """What became of some writes."""
 
-    files: tuple[str, ...] = ()  # relative to the checkpoint
+    files: Mapping[str, dict[str, int]] = field(default_factory=dict)  # relative to the checkpoint; ``measure_file``
     problem: str | None = None  # such as a full disk
 
 
@@ -43,7 +43,7 @@ class Writes:
         except Exception as error:  # libraries raise many kinds for a full disk
             return Written(problem=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
         found = [path for top, _ in waiting for path in ([top] if top.is_file() else top.rglob("*")) if path.is_file()]
-        return Written(tuple(str(path.relative_to(folder)) for path in found))
+        return Written({str(path.relative_to(folder)): measure_file(path) for path in found})
 
 
 _current: ContextVar[Writes | None] = ContextVar("writes", default=None)

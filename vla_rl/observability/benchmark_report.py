@@ -8,12 +8,14 @@ from typing import Any
 from vla_rl.core.records import EpisodeResult
 from vla_rl.observability.success_rate import wilson_interval
 
+SET_ASIDE = "set_aside"
 FAILURES = {
     "ended": "the simulator ended the episode as a failure",
     "no_progress": "time limit; the progress measure stayed below one half (LIBERO: no object of the goal was held)",
     "progress_lost": "time limit; progress was made and lost (LIBERO: an object of the goal was held, then released)",
     "on_the_way": "time limit, with progress above one half (LIBERO: an object of the goal was still held)",
     "time_limit": "time limit; this simulator does not measure progress",
+    SET_ASIDE: "not a failure, and not counted: the simulator died twice; the same command plays it again",
 }
 _HALF = 0.5
 
@@ -24,6 +26,8 @@ def failure_kind(result: EpisodeResult) -> str | None:
     """One of ``FAILURES``; None for a success. Progress is the simulator's potential, seen after each chunk."""
     if result.success:
         return None
+    if result.set_aside:
+        return SET_ASIDE
     if result.terminated:
         return "ended"
     if math.isnan(result.best_progress):
@@ -51,7 +55,12 @@ def episode_row(suite: str, instruction: str, result: EpisodeResult) -> dict[str
 
 
 def rate(rows: Sequence[Row]) -> dict[str, Any]:
-    """JSON-able: success rate with its 95 % Wilson interval, mean length, failures by kind."""
+    """JSON-able: success rate with its 95 % Wilson interval, mean length, failures by kind.
+
+    Episodes that were set aside are counted apart, and are part of nothing else.
+    """
+    aside = sum(row["failure"] == SET_ASIDE for row in rows)
+    rows = [row for row in rows if row["failure"] != SET_ASIDE]
     successes = sum(bool(row["success"]) for row in rows)
     low, high = wilson_interval(successes, len(rows))
     return {
@@ -62,7 +71,18 @@ def rate(rows: Sequence[Row]) -> dict[str, Any]:
         "success_high95": high,
         "mean_steps": sum(row["steps"] for row in rows) / max(1, len(rows)),
         "failures": dict(Counter(row["failure"] for row in rows if not row["success"]).most_common()),
+        "set_aside": aside,
     }
+
+
+def kinds(part: Mapping[str, Any]) -> dict[str, int]:
+    """What became of the episodes of ``rate`` that did not succeed, by kind: failures, then those set aside."""
+    return part["failures"] | ({SET_ASIDE: part["set_aside"]} if part["set_aside"] else {})
+
+
+def kinds_text(part: Mapping[str, Any]) -> str:
+    """The same in one line."""
+    return ", ".join(f"{kind} {count}" for kind, count in kinds(part).items())
 
 
 def benchmark_results(rows: Sequence[Row], planned: Mapping[str, int], averaged: Sequence[str]) -> dict[str, Any]:
@@ -102,13 +122,12 @@ def markdown(title: str, facts: Sequence[str], results: Mapping[str, Any]) -> st
         lines += ["| task | instruction | episodes | success | 95 % | steps | failures |"]
         lines += ["| ---: | --- | ---: | ---: | ---: | ---: | --- |"]
         for task in suite["tasks"]:
-            kinds = ", ".join(f"{kind} {count}" for kind, count in task["failures"].items())
-            lines.append(f"| {task['task']} {_row(task['instruction'], task)} {kinds} |")
-    found = {kind for suite in results["suites"] for kind in suite["failures"]}
+            lines.append(f"| {task['task']} {_row(task['instruction'], task)} {kinds_text(task)} |")
+    found = {kind for suite in results["suites"] for kind in kinds(suite)}
     if found:
         lines += ["", "## Failures by kind", "", "| kind | episodes | meaning |", "| --- | ---: | --- |"]
         for kind, meaning in FAILURES.items():
-            count = sum(suite["failures"].get(kind, 0) for suite in results["suites"])
+            count = sum(kinds(suite).get(kind, 0) for suite in results["suites"])
             lines += [f"| {kind} | {count} | {meaning} |"] if kind in found else []
     return "\n".join(lines) + "\n"
 

@@ -24,23 +24,33 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The outcome of one evaluation."""
+    """The outcome of one evaluation. Rates leave out episodes that were set aside."""
 
     spec: EnvSpec
     greedy: bool
     results: tuple[EpisodeResult, ...]
 
     @property
+    def counted(self) -> tuple[EpisodeResult, ...]:
+        """The episodes that were played to their ends."""
+        return tuple(r for r in self.results if not r.set_aside)
+
+    @property
+    def set_aside(self) -> int:
+        """Episodes whose simulator died twice."""
+        return len(self.results) - len(self.counted)
+
+    @property
     def successes(self) -> int:
-        return sum(r.success for r in self.results)
+        return sum(r.success for r in self.counted)
 
     @property
     def success(self) -> float:
-        return self.successes / max(1, len(self.results))
+        return self.successes / max(1, len(self.counted))
 
     @property
     def interval(self) -> tuple[float, float]:
-        return wilson_interval(self.successes, len(self.results))
+        return wilson_interval(self.successes, len(self.counted))
 
     @property
     def frames(self) -> list[tuple]:
@@ -49,22 +59,25 @@ class Evaluation:
     def text(self) -> str:
         low, high = self.interval
         kind = "greedy" if self.greedy else "sampled"
-        return f"{kind} success {self.success:.1%} ({self.successes}/{len(self.results)}, 95% {low:.1%} to {high:.1%})"
+        aside = f"; {self.set_aside} set aside: their simulators died twice" if self.set_aside else ""
+        counts = f"{self.successes}/{len(self.counted)}, 95% {low:.1%} to {high:.1%}"
+        return f"{kind} success {self.success:.1%} ({counts}{aside})"
 
     def record(self) -> dict[str, Any]:
         """JSON-able: totals, confidence interval, results per task and per episode."""
         low, high = self.interval
-        versions = {v for r in self.results for v in (r.oldest_policy_version, r.newest_policy_version)}
+        versions = {v for r in self.counted for v in (r.oldest_policy_version, r.newest_policy_version)}
         return {
             "simulator": self.spec.name,
             "assets": self.spec.assets,
             "actions": "greedy" if self.greedy else "sampled",
-            "episodes": len(self.results),
+            "episodes": len(self.counted),
+            "set_aside": self.set_aside,
             "successes": self.successes,
             "success": self.success,
             "success_low95": low,
             "success_high95": high,
-            "mean_steps": sum(r.steps for r in self.results) / max(1, len(self.results)),
+            "mean_steps": sum(r.steps for r in self.counted) / max(1, len(self.counted)),
             "policy_versions": sorted(versions),
             "tasks": self.per_task(),
             "runs": [
@@ -74,7 +87,7 @@ class Evaluation:
                     "success": r.success,
                     "steps": r.steps,
                 }
-                for r in sorted(self.results, key=lambda r: r.episode.id)
+                for r in sorted(self.counted, key=lambda r: r.episode.id)
             ],
         }
 
@@ -82,7 +95,7 @@ class Evaluation:
         """JSON-able: success rate and confidence interval of each task that was played."""
         rows = []
         for task, instruction in enumerate(self.spec.instructions):
-            own = [r.success for r in self.results if r.episode.task == task]
+            own = [r.success for r in self.counted if r.episode.task == task]
             if own:
                 low, high = wilson_interval(sum(own), len(own))
                 counts = {"episodes": len(own), "successes": sum(own)}

@@ -87,7 +87,7 @@ def _addresses_have_a_form(config: RunConfig) -> Iterator[Problem]:
 
 def _dataset_can_be_written(config: RunConfig) -> Iterator[Problem]:
     if config.log.dataset is not None and (missing := missing_packages()):
-        text = f'needs {", ".join(missing)}: pip install "vla_rl[lerobot]", or set it to null'
+        text = f"needs {', '.join(missing)}: pip install {' '.join(missing)}, or set it to null"
         yield Problem(("log", "dataset"), text, config.log.dataset)
 
 

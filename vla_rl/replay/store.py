@@ -23,6 +23,7 @@ from vla_rl.core.records import EnvSpec, EpisodeResult, EpisodeSpec, GroupRules,
 from vla_rl.observability.meter import Meter
 from vla_rl.replay.groups import Groups, young_enough
 from vla_rl.replay.imagined import Bundles
+from vla_rl.replay.retries import Retries
 from vla_rl.replay.schedule import TaskRule, TaskSchedule, start_state, training_group
 from vla_rl.replay.super_batch import collate
 
@@ -98,13 +99,13 @@ class ReplayStore:
         self._next_id = 0
         self._running: dict[int, tuple[int, EpisodeSpec]] = {}  # id -> (worker, episode)
         self._dead = set[int]()  # workers
-        self._lost_once = set[EpisodeSpec]()  # without their ids
+        self._retries = Retries()
         self._given_up = set[int]()  # groups with an episode that was set aside
         self._set_aside = 0
         self._next_group = 0
         self._played = self._succeeded = self._steps = 0  # of finished training episodes, including filtered ones
         self._tasks = TaskSchedule(rules.num_tasks, rules.seed, rules.task_rule)
-        self._due: deque[EpisodeSpec] = deque()  # the rest of a group that has begun, and episodes that were lost
+        self._due: deque[EpisodeSpec] = deque()  # the rest of a group that has begun
         self._evaluations: deque[EpisodeSpec] = deque()
         self._results: list[EpisodeResult] = []
         self._buffer = Groups(rules.groups)
@@ -127,8 +128,7 @@ class ReplayStore:
         deadline = time.monotonic() + timeout
         with self._changed:
             while not self._stopped and worker not in self._dead:
-                episodes = [self._next_episode() for _ in range(min(count, self._available()))]
-                if episodes:
+                if episodes := self._assign(worker, count):
                     self._running.update({e.id: (worker, e) for e in episodes})
                     self.ledger.started += len(episodes)
                     return episodes
@@ -137,12 +137,23 @@ class ReplayStore:
                     break
             return []
 
+    def _assign(self, worker: int, count: int) -> list[EpisodeSpec]:
+        """Up to ``count`` episodes that may start in a worker now."""
+        own = [e for owner, e in self._running.values() if owner == worker]
+        if not self._is_open or self._retries.reserves(worker, own):
+            return []
+        if not own and (again := self._retries.take(worker)) is not None:
+            self._changed.notify_all()  # another worker may be needed no more
+            return [self._numbered(again)]
+        return [self._next_episode() for _ in range(min(count, self._available()))]
+
     def add(self, worker: int, finished: Trajectory | EpisodeResult) -> bool:
         """Take in a finished episode. One that is already counted as lost is refused (False)."""
         with self._changed:
             if self._running.pop(finished.episode.id, None) is None:
                 self.meter.count("refused")
                 return False
+            self._retries.ended(finished.episode)
             if isinstance(finished, EpisodeResult):
                 self.ledger.evaluated += 1
                 self._results.append(finished)
@@ -164,12 +175,13 @@ class ReplayStore:
             self._changed.notify_all()
 
     def worker_lost(self, worker: int) -> int:
-        """A worker died: count its episodes as lost and schedule them again. Returns how many.
+        """A worker died: count its episodes as lost, and schedule each again, alone in its worker. Returns how many.
 
-        Those that are lost for the second time may have crashed their simulator: they are set aside.
+        One that is lost for the second time seems to crash its simulator: it is set aside.
         """
         with self._changed:
             self._dead.add(worker)
+            self._retries.worker_lost(worker)
             lost = [e for owner, e in self._running.values() if owner == worker]
             self._lose(lost)
             self._changed.notify_all()
@@ -178,34 +190,33 @@ class ReplayStore:
     def _lose(self, episodes: Sequence[EpisodeSpec]) -> None:
         for episode in episodes:
             del self._running[episode.id]
-            if (content := replace(episode, id=0)) in self._lost_once:
+            if episode.group in self._given_up and not episode.evaluation:
+                self._retries.ended(episode)
+            elif not self._retries.lost(episode):
                 self._put_aside(episode)
-            elif episode.group not in self._given_up:
-                self._lost_once.add(content)
-                (self._evaluations if episode.evaluation else self._due).append(episode)
         self.ledger.lost += len(episodes)
 
     def _put_aside(self, episode: EpisodeSpec) -> None:
-        """Play it no more. The rest of its group would wait for it and is dropped; an evaluation counts a failure."""
+        """Play it no more. The rest of its group would wait for it and is dropped; an evaluation counts it apart."""
         self._set_aside += 1
         if episode.evaluation:
             version = self.published_version
-            self._results.append(EpisodeResult(episode, False, 0, 0.0, version, version, 0.0))
+            self._results.append(EpisodeResult(episode, False, 0, 0.0, version, version, 0.0, set_aside=True))
         else:
             self._given_up.add(episode.group)
             self.ledger.filtered += self._buffer.give_up(episode.group)
             self._due = deque(e for e in self._due if e.group != episode.group)
+            self._retries.give_up(episode.group)
 
     def _available(self) -> int:
-        if not self._is_open:
-            return 0
         return len(self._evaluations) or len(self._due) + self.capacity()
 
     def capacity(self) -> int:
         """Training episodes, in whole groups, that may start now: none of them becomes too stale or superfluous."""
         b = self.rules.batch_episodes
         running = sum(not e.evaluation for _, e in self._running.values())
-        under_way = running + len(self._due) + len(self._buffer) + len(self._taken)
+        waiting = len(self._due) + sum(not e.evaluation for e in self._retries)
+        under_way = running + waiting + len(self._buffer) + len(self._taken)
         last_version = min(self.rules.max_first_staleness + self.published_version + 1, self.rules.iterations)
         free = max(0, (last_version - self._next_version) * b - under_way)
         return free - free % self.rules.groups.size
@@ -216,10 +227,13 @@ class ReplayStore:
         return bool(self.rules.branches and self._bundles.passed)
 
     def _next_episode(self) -> EpisodeSpec:
-        number, self._next_id = self._next_id, self._next_id + 1
         if not self._evaluations and not self._due:
             self._due.extend(self._next_training_group())
-        return replace((self._evaluations or self._due).popleft(), id=number)
+        return self._numbered((self._evaluations or self._due).popleft())
+
+    def _numbered(self, episode: EpisodeSpec) -> EpisodeSpec:
+        number, self._next_id = self._next_id, self._next_id + 1
+        return replace(episode, id=number)
 
     def _next_training_group(self) -> list[EpisodeSpec]:
         rules, number = self.rules, self._next_group
@@ -359,7 +373,7 @@ class ReplayStore:
                 "next_id": self._next_id,
                 "next_group": self._next_group,
                 "task_failure": list(self._tasks.failure),
-                "due": running + [asdict(e) for e in self._due],
+                "due": running + [asdict(e) for e in (*self._retries, *self._due) if not e.evaluation],
                 "lost": len(self._running),
                 "set_aside": self._set_aside,
                 "control_steps": self._steps,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from vla_rl.cluster.processes.weight_relay import relay_source
+from vla_rl.core.errors import StallError
 from vla_rl.core.ipc import weights
 from vla_rl.core.ipc.pinned import PinnedCopies
 from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, WeightRelay, create_weight_buffers, weights_nbytes
@@ -153,6 +154,8 @@ def test_relays_pass_on_what_has_arrived_and_none_sends_to_more_than_two(tmp_pat
     assert max(Counter(source for source, _ in sent).values()) == 2
     assert set(sent.values()) == {2 * relays[1].num_buckets}
     assert relays[1].bucket(4, 0, 0.0) is None, "a newer one is here"
+    with pytest.raises(StallError, match="bucket 0 of weights 6 has not arrived"):
+        relays[1].bucket(6, 0, 0.01)
 
 
 # --- copies ---------------------------------------------------------------------------------------------------------

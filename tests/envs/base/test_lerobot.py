@@ -192,9 +192,9 @@ def test_another_convention_of_the_gripper_is_refused(tmp_path: Path, episodes: 
 
 def test_without_its_libraries_the_mistake_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envs.base.lerobot_format.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(DemonstrationError, match=r'needs av, pyarrow: pip install "vla_rl\[lerobot\]"'):
+    with pytest.raises(DemonstrationError, match=r"needs av, pyarrow: pip install av pyarrow"):
         read(TWIN)
-    with pytest.raises(UserError, match=r'log.dataset.*needs av, pyarrow: pip install "vla_rl\[lerobot\]"'):
+    with pytest.raises(UserError, match=r"log.dataset.*needs av, pyarrow: pip install av pyarrow"):
         load_checked_config(None, ["env=tabletop", "log.dataset=data"])
 
 

@@ -10,6 +10,7 @@ import ray
 from ray.actor import ActorHandle
 
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
+from vla_rl.core.errors import StallError
 
 _BUCKETS_AHEAD = 2
 
@@ -35,8 +36,12 @@ class WeightRelayProcess:
         self._source, self._relay = source, WeightRelay(self._path)
 
     def pull(self, policy_version: int) -> None:
-        """Publish ``policy_version`` on this node, unless a newer one has replaced it at the source."""
-        self._relay.relay(policy_version, self._buckets(policy_version))
+        """Publish ``policy_version`` on this node.
+
+        Raises StallError if that is impossible: this node would act with old weights, and nobody would know.
+        """
+        if not self._relay.relay(policy_version, self._buckets(policy_version)):
+            raise StallError(f"weights {policy_version} were replaced at their source before this node had them")
 
     def weights_nbytes(self) -> int:
         """Bytes of one published version."""

@@ -43,6 +43,11 @@ def summarize(events: Sequence[Mapping[str, Any]], run: Path, undisturbed: Path)
     }
 
 
+def is_sound(summary: Mapping[str, Any]) -> bool:
+    """Whether no episode was missing, at the end and at any iteration."""
+    return summary["ledger"]["missing"] == 0 and not summary["unbalanced_iterations"]
+
+
 def write_report(folder: Path, summary: Mapping[str, Any], disturbed: Metrics, calm: Metrics, title: str) -> None:
     """report.json, report.md and report.png in ``folder``."""
     write_json(folder / "report.json", summary)

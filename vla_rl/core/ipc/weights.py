@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vla_rl.core.errors import StallError
 from vla_rl.core.ipc.pinned import PinnedCopies
 from vla_rl.core.ipc.shared_memory import SharedArrays
 
@@ -193,8 +194,10 @@ class WeightRelay(_WeightBuffers):
         return self._arrived
 
     def bucket(self, policy_version: int, number: int, timeout: float) -> np.ndarray | None:
-        """A copy of one bucket as soon as it has arrived here; None if a newer version has, or after ``timeout``
-        seconds."""
+        """A copy of one bucket as soon as it has arrived here; None if a newer version has.
+
+        Raises StallError after ``timeout`` seconds.
+        """
         start = number * _BUCKET_BYTES
         end = min(start + _BUCKET_BYTES, self.nbytes)
         with self._changed:
@@ -202,7 +205,9 @@ class WeightRelay(_WeightBuffers):
                 lambda: self._arriving > policy_version or (self._arriving == policy_version and self._arrived >= end),
                 timeout,
             )
-            if not here or self._arriving != policy_version:
+            if not here:
+                raise StallError(f"bucket {number} of weights {policy_version} has not arrived for {timeout:.0f} s")
+            if self._arriving != policy_version:
                 return None
             return self._filling[start:end].copy()
 

@@ -1,7 +1,7 @@
-"""Episodes that were lost with their worker. Each is played once more, alone in its worker.
+"""Episodes that were lost with their worker. One that is lost twice is played once more, alone in its worker.
 
 A worker plays several episodes at a time, and one of them may be what ends it. The others were lost with it and are
-innocent: played alone, only the guilty one is lost again.
+innocent: played alone, only the guilty one is lost for the third time. A first loss may have any reason, and costs less.
 """
 
 from collections import deque
@@ -16,28 +16,26 @@ class Retries:
 
     def __init__(self) -> None:
         self._waiting: deque[EpisodeSpec] = deque()
-        self._lost_once = set[EpisodeSpec]()  # without their ids: waiting, or played again now
+        self._losses: dict[EpisodeSpec, int] = {}  # of episodes, without their ids, that have not ended since
         self._emptying = set[int]()  # workers that get nothing more until they are idle
 
     def __iter__(self) -> Iterator[EpisodeSpec]:
         """Those that wait for a worker."""
         return iter(self._waiting)
 
-    def lost(self, episode: EpisodeSpec) -> bool:
-        """Keep a lost episode for another attempt. False if it was lost before: it is not kept."""
-        if self.ended(episode):
-            return False
-        self._lost_once.add(_content(episode))
-        self._waiting.append(episode)
-        return True
-
-    def ended(self, episode: EpisodeSpec) -> bool:
-        """Forget an episode that will not be played again; whether it was lost once."""
+    def lost(self, episode: EpisodeSpec) -> int:
+        """How often it has been lost: after the second time it waits here, after the third it is forgotten."""
         content = _content(episode)
-        if content not in self._lost_once:
-            return False
-        self._lost_once.remove(content)
-        return True
+        times = self._losses[content] = self._losses.get(content, 0) + 1
+        if times == 2:
+            self._waiting.append(episode)
+        elif times > 2:
+            del self._losses[content]
+        return times
+
+    def ended(self, episode: EpisodeSpec) -> None:
+        """Forget an episode that will not be played again."""
+        self._losses.pop(_content(episode), None)
 
     def give_up(self, group: int) -> None:
         """Play no more of the training episodes of a group."""
@@ -53,7 +51,7 @@ class Retries:
         """Whether a worker that plays its ``own`` episodes may get no other one now: it retries one, or will as soon as
         it is idle. As many workers are kept free as episodes wait for one."""
         own = list(own)
-        if any(_content(episode) in self._lost_once for episode in own):
+        if any(self._losses.get(_content(episode), 0) > 1 for episode in own):
             return True
         if not own or not (worker in self._emptying or len(self._emptying) < len(self._waiting)):
             return False

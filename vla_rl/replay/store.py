@@ -175,9 +175,10 @@ class ReplayStore:
             self._changed.notify_all()
 
     def worker_lost(self, worker: int) -> int:
-        """A worker died: count its episodes as lost, and schedule each again, alone in its worker. Returns how many.
+        """A worker died: count its episodes as lost, and schedule them again. Returns how many.
 
-        One that is lost for the second time seems to crash its simulator: it is set aside.
+        One that is lost twice is played alone in its worker. If that is lost, too, it crashes its simulator: it is set
+        aside.
         """
         with self._changed:
             self._dead.add(worker)
@@ -192,7 +193,11 @@ class ReplayStore:
             del self._running[episode.id]
             if episode.group in self._given_up and not episode.evaluation:
                 self._retries.ended(episode)
-            elif not self._retries.lost(episode):
+                continue
+            times = self._retries.lost(episode)
+            if times == 1:
+                (self._evaluations if episode.evaluation else self._due).append(episode)
+            elif times > 2:
                 self._put_aside(episode)
         self.ledger.lost += len(episodes)
 

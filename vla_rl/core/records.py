@@ -266,7 +266,7 @@ class EpisodeResult:
         frames: uint8 [H, W, 3] each, if the episode asked for them.
         terminated: the task itself ended the episode, not the time limit.
         best_progress, final_progress: the simulator's potential (0..1) after the chunks; NaN where it has none.
-        set_aside: it was not played to its end: the processes that played it died twice.
+        set_aside: it was not played to its end: the processes that played it died each time.
     """
 
     episode: EpisodeSpec

@@ -15,7 +15,7 @@ FAILURES = {
     "progress_lost": "time limit; progress was made and lost (LIBERO: an object of the goal was held, then released)",
     "on_the_way": "time limit, with progress above one half (LIBERO: an object of the goal was still held)",
     "time_limit": "time limit; this simulator does not measure progress",
-    SET_ASIDE: "not a failure, and not counted: the simulator died twice; the same command plays it again",
+    SET_ASIDE: "not a failure, and not counted: the simulator died each time; the same command plays it again",
 }
 _HALF = 0.5
 

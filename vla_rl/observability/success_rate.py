@@ -37,7 +37,7 @@ class Evaluation:
 
     @property
     def set_aside(self) -> int:
-        """Episodes whose simulator died twice."""
+        """Episodes whose simulator died each time."""
         return len(self.results) - len(self.counted)
 
     @property
@@ -59,7 +59,7 @@ class Evaluation:
     def text(self) -> str:
         low, high = self.interval
         kind = "greedy" if self.greedy else "sampled"
-        aside = f"; {self.set_aside} set aside: their simulators died twice" if self.set_aside else ""
+        aside = f"; {self.set_aside} set aside: their simulators died each time" if self.set_aside else ""
         counts = f"{self.successes}/{len(self.counted)}, 95% {low:.1%} to {high:.1%}"
         return f"{kind} success {self.success:.1%} ({counts}{aside})"
 

@@ -83,4 +83,4 @@ def test_an_episode_that_was_set_aside_is_no_failure_of_the_policy() -> None:
     evaluation = Evaluation(SPEC, True, tuple(outcomes))
     assert (evaluation.success, evaluation.record()["episodes"], evaluation.record()["set_aside"]) == (0.5, 2, 1)
     assert [(row["episodes"], row["success"]) for row in evaluation.per_task()] == [(2, 0.5)]
-    assert evaluation.text().endswith("; 1 set aside: their simulators died twice)")
+    assert evaluation.text().endswith("; 1 set aside: their simulators died each time)")

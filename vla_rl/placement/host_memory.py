@@ -62,7 +62,8 @@ def host_problem(plan: Plan, memory: Memory, config: RunConfig, spec: EnvSpec, m
     room = machine.memory / GIB
     for node in range(plan.nodes):
         parts = host_use(plan, memory, config, spec, node)
-        if total(parts) > room:
+        shared = sum(parts.get("shared memory", {}).values())
+        if total(parts) > room >= shared:  # ``SharedMemoryNeeds.check`` tells more of a need that is larger by itself
             where = f"node {node}" if plan.nodes > 1 else "this machine"
             key, remedy = _remedy(config, parts)
             text = f"{where} has {room:.0f} GiB of main memory and would hold {describe_memory(parts)} there; {remedy}"

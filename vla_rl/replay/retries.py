@@ -1,7 +1,7 @@
 """Episodes that were lost with their worker. One that is lost twice is played once more, alone in its worker.
 
 A worker plays several episodes at a time, and one of them may be what ends it. The others were lost with it and are
-innocent: played alone, only the guilty one is lost for the third time. A first loss may have any reason, and costs less.
+innocent: played alone, only the guilty one is lost for the third time. A first loss may have any reason.
 """
 
 from collections import deque

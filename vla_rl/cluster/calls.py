@@ -55,8 +55,8 @@ def gather(wanted: Sequence[ray.ObjectRef], what: str, timeout: float, watch: Wa
             watch.look()
         for ref in ready:
             if ref not in missing:
-                assert watch is not None
-                watch.loop_ended(ref)
+                if watch is not None and ref in watch.loops:  # else ``look`` has waited for calls itself, and has seen it
+                    watch.loop_ended(ref)
                 continue
             missing.remove(ref)
             if (failure := failure_of(ref)) is not None:

@@ -55,7 +55,7 @@ def gather(wanted: Sequence[ray.ObjectRef], what: str, timeout: float, watch: Wa
             watch.look()
         for ref in ready:
             if ref not in missing:
-                if watch is not None and ref in watch.loops:  # else ``look`` has waited for calls itself, and has seen it
+                if watch is not None and ref in watch.loops:  # else a wait within ``look`` has seen it
                     watch.loop_ended(ref)
                 continue
             missing.remove(ref)

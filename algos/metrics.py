@@ -71,8 +71,8 @@ def ratio_metrics(
     if clip is not None:
         sums["clipped"] = ((ratio < 1.0 - clip[0]) | (ratio > 1.0 + clip[1])).double()
     counted = mask.double()
-    means = {name: (x * counted).sum() for name, x in sums.items()}
-    return means | {"ratios": counted.sum()} | _histogram(log_r, counted)
+    totals = {name: (x * counted).sum() for name, x in sums.items()}
+    return totals | {"ratios": counted.sum()} | _histogram(log_r, counted)
 
 
 def weight_metrics(

@@ -16,7 +16,7 @@ _BLOCKED_TERM = 1 << 14  # of the mask in /proc/PID/status: signal 15
 
 @pytest.fixture
 def said(tmp_path: Path) -> Path:
-    """Where programs write how they were called; they are in ``bin`` beside it."""
+    """Where programs write how they were called; they are in the folder ``bin`` next to it."""
     programs = {
         "vla-rl": f'echo "vla-rl $*" >> {tmp_path}/said',
         "ray": f'echo "ray $* $(grep SigBlk /proc/self/status)" >> {tmp_path}/said',

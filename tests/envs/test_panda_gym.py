@@ -1,7 +1,7 @@
 """A package of robot tasks by others, trained through the adapter for environments of gymnasium.
 
 panda-gym is no package of the tests: its simulator, pybullet, has no wheel for Python 3.12 and takes 300 MB.
-``scripts/train_gymnasium.sh`` installs it beside; ``PYTHONPATH=.third_party`` lets this test find it.
+``scripts/train_gymnasium.sh`` installs it into the folder .third_party; set ``PYTHONPATH=.third_party`` for this test.
 """
 
 import importlib.util

@@ -141,7 +141,7 @@ def test_only_the_episode_that_ends_its_worker_again_is_set_aside(make_store):
 
 
 def test_busy_workers_are_emptied_for_episodes_that_must_be_played_alone(make_store):
-    """No more than there are such episodes; otherwise these would wait for ever while all workers stay busy."""
+    """As many workers as there are such episodes get no new ones until they are idle: a busy one never plays alone."""
     store = make_store(max_staleness=5)
     (lost,) = store.take(0, 1, 0.0)
     first, second = store.take(1, 2, 0.0), store.take(2, 2, 0.0)

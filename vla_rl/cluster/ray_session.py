@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from vla_rl.cluster.calls import ProcessDied, describe
@@ -149,8 +149,12 @@ def _start_ray(session: Path, object_store_bytes: int) -> None:
                 _node_ip_address=_LOOPBACK,
                 _temp_dir=str(session),
             )
-        except Exception as error:  # Ray has no kind of its own for a start that takes too long
-            raise ProcessDied(f"Ray did not start: {str(error).splitlines()[0]}") from error
+        except Exception as error:
+            # a start that takes too long raises ``Exception`` itself; other kinds are mistakes in a program
+            if type(error) is not Exception and not isinstance(error, RuntimeError | ConnectionError | RayError):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise ProcessDied(f"Ray did not start: {reason}") from error
 
 
 def require_cluster(address: str | None) -> None:

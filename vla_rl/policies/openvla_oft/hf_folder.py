@@ -225,10 +225,10 @@ def _open_adapters(path: Path) -> PublishedFolder:
 
 
 def _base_folder(path: Path, base: str) -> Path:
-    """What the adapters in ``path`` call their base: beside them, if there is no other folder of that name."""
+    """The folder that adapters in ``path`` name as their base. A relative name may also be relative to ``path``."""
     named = Path(base).expanduser()
-    beside = path / named
-    return beside if not named.is_absolute() and not named.is_dir() and beside.is_dir() else named
+    within = path / named
+    return within if not named.is_dir() and within.is_dir() else named
 
 
 def _json_or_empty(path: Path) -> dict[str, Any]:

@@ -127,15 +127,19 @@ def _await_recovery(run: TrainingRun, kind: str, injected: Injected, began: floa
     trained = _next_batch(run, began)
     while run.process.poll() not in (None, 0):  # that batch was trained before the fault took effect
         trained = _next_batch(run, time.time())
-    deadline = time.monotonic() + _DEADLINE_S
-    while run.process.poll() is None and time.monotonic() < deadline:
-        try:
-            if injected.is_over():
-                break
-        except psutil.NoSuchProcess:
-            break
-        time.sleep(_POLL_S)
+    if not _is_over(injected):  # that batch came from before the run had noticed
+        deadline = time.monotonic() + _DEADLINE_S
+        while run.process.poll() is None and time.monotonic() < deadline and not _is_over(injected):
+            time.sleep(_POLL_S)
+        trained = _next_batch(run, time.time())
     return Event(kind, injected.what, began, trained - began, run.starts - starts)
+
+
+def _is_over(injected: Injected) -> bool:
+    try:
+        return injected.is_over()
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _next_batch(run: TrainingRun, when: float) -> float:

@@ -115,7 +115,7 @@ def _corrupt_checkpoint(run: TrainingRun, rng: random.Random) -> Injected | None
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 0xFF]))
     rng.choice(learners).kill()
-    return Injected(damaged.name)
+    return Injected(damaged.name, lambda: bool({*run.named(ROLES["learner"])} - {*learners}))
 
 
 def _driver(run: TrainingRun, rng: random.Random) -> Injected:

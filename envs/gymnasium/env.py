@@ -1,10 +1,11 @@
-"""Any ``gymnasium.Env`` with images and Box actions as a simulator; see ``config``.
+"""Any ``gymnasium.Env`` or ``VectorEnv`` with images and Box actions as a simulator; see ``config``.
 
 Each environment is one of gymnasium's, played in this process. An episode is a reset with the episode's seed;
 benchmark initial state i is the reset with seed i. Wrappers of the registration stay.
 """
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,7 @@ import numpy as np
 from envs.base import EnvError, EnvInstance, Outcome, SequentialEnv
 from envs.gymnasium.config import GymnasiumConfig
 from envs.gymnasium.spaces import RENDER, action_limits, as_view, image_keys, part, state_keys, state_size
+from envs.gymnasium.vector_of_one import VectorOfOne
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 
 _SUCCESS = ("is_success", "success")
@@ -111,24 +113,24 @@ def _make(config: GymnasiumConfig) -> gymnasium.Env:
     if config.image is None or RENDER in config.image:
         options.setdefault("render_mode", "rgb_array")
     try:
-        env: gymnasium.Env = gymnasium.make(config.id, disable_env_checker=True, **options)
+        return _make_one(config.id, options)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, AssertionError) as error:
-        if _is_only_a_vector(config.id):
-            raise EnvError(
-                f"env.id={config.id} exists only as a gymnasium.vector.VectorEnv: its environments step together, and "
-                "here each starts, ends and waits for the policy by itself; register an entry_point for one "
-                "environment, or write a simulator around the vector (docs/tutorials/own_environment.md)"
-            ) from None
         raise EnvError(
             f"env.id={config.id} with {options}: gymnasium cannot make it ({str(error)[:300]}); install its package, "
             "and write MODULE:ID if a module has to be imported first"
         ) from error
+
+
+def _make_one(name: str, options: dict[str, Any]) -> gymnasium.Env:
+    module, _, plain = name.rpartition(":")
+    if module:
+        import_module(module)
+    registered = gymnasium.registry.get(plain)
+    if registered is not None and registered.entry_point is None and registered.vector_entry_point is not None:
+        vector = gymnasium.make_vec(plain, num_envs=1, vectorization_mode="vector_entry_point", **options)
+        return VectorOfOne(vector)
+    env: gymnasium.Env = gymnasium.make(plain, disable_env_checker=True, **options)
     return env
-
-
-def _is_only_a_vector(name: str) -> bool:
-    registered = gymnasium.registry.get(name.rpartition(":")[2])
-    return registered is not None and registered.entry_point is None and registered.vector_entry_point is not None
 
 
 def _spec(config: GymnasiumConfig, env: gymnasium.Env) -> EnvSpec:

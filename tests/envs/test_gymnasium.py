@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envs import env_spec, make_env
 from envs.base import EnvError, empty_observation
@@ -52,10 +55,16 @@ class Point(gymnasium.Env):
         return np.full((30, 30, 3), 77, np.uint8)
 
 
+def crowd(num_envs: int, max_episode_steps: int, autoreset: str = "NextStep", **keys: Any) -> SyncVectorEnv:
+    """Points that exist only as a vector."""
+    make = functools.partial(gymnasium.make, "Point-v0", max_episode_steps=max_episode_steps, **keys)
+    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode(autoreset))
+
+
 @pytest.fixture(autouse=True)
 def point() -> Iterator[None]:
     gymnasium.register("Point-v0", entry_point=Point, max_episode_steps=6, disable_env_checker=True)
-    gymnasium.register("Crowd-v0", vector_entry_point="nowhere:Crowd")
+    gymnasium.register("Crowd-v0", vector_entry_point=crowd, max_episode_steps=6)
     yield
     del gymnasium.registry["Point-v0"], gymnasium.registry["Crowd-v0"]
 
@@ -93,6 +102,36 @@ def test_an_environment_becomes_a_simulator() -> None:
     env.close()
 
 
+@pytest.mark.parametrize("autoreset", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("keys", [{}, {"image": "render", "ends_on_success": False}])
+def test_a_vector_becomes_a_simulator_that_plays_the_same(keys: dict, autoreset: str) -> None:
+    played = []
+    for name, options in (("Point-v0", {}), ("Crowd-v0", {"autoreset": autoreset})):
+        config = GymnasiumConfig(id=name, options={"speed": 0.5, **options}, instruction="go", **keys)
+        spec, env = env_spec(config), make_env(config, 2)
+        seen, found = empty_observation(spec, 2), [spec.views, spec.proprio_dim, spec.max_episode_steps]
+        env.reset([0, 1], [EpisodeSpec(0, 0, 5), EpisodeSpec(1, 0, 5, init_state=3)])
+        for number in range(2, 6):
+            env_id = number % 2
+            ended = False
+            while not ended:
+                result = env.step([env_id], np.float32([[[0.8, 0.5], [1.0, -9.0]]]))
+                env.observe([env_id], seen)
+                ended = bool(result.terminated[0] or result.truncated[0])
+                found += [result, seen.images[env_id].copy(), seen.proprio[env_id].copy()]
+            env.reset([env_id], [EpisodeSpec(number, 0, number)])
+        env.close()
+        played.append(found)
+    single, vector = played
+    assert len(single) == len(vector) > 20
+    for one, other in zip(single, vector, strict=True):
+        np.testing.assert_equal(vars_of(other), vars_of(one))
+
+
+def vars_of(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
 def test_what_the_policy_sees_can_be_chosen() -> None:
     rendered = GymnasiumConfig(id="Point-v0", options={"form": "vector"}, reward="env", max_episode_steps=3)
     spec = env_spec(rendered)
@@ -116,7 +155,7 @@ def test_what_the_policy_sees_can_be_chosen() -> None:
     [
         ({"id": "Nowhere-v3"}, "gymnasium cannot make it"),
         ({"id": "no_such_module:Thing-v0"}, "install its package"),
-        ({"id": "Crowd-v0"}, r"env.id=Crowd-v0 exists only as a .*VectorEnv.*; register an entry_point for one"),
+        ({"id": "Crowd-v0", "options": {"sped": 2}}, r"env.id=Crowd-v0 with .*sped"),
         ({"id": "Point-v0", "options": {"sped": 2}}, "sped"),
         ({"id": "Point-v0", "image": "camera/side"}, "env.image=camera/side: .* it has camera/top"),
         ({"id": "Point-v0", "state": ("knees",)}, "env.state=knees: .* it has goal, joints"),

@@ -18,7 +18,7 @@ from vla_rl.core.files import write_json
 from vla_rl.core.hub import download, is_hub_address
 from vla_rl.core.records import EnvSpec, EpisodeResult, EpisodeSpec
 from vla_rl.core.shipped import find_input
-from vla_rl.observability.console import make_console
+from vla_rl.observability.console import StatusDisplay, make_console, minutes_left
 from vla_rl.observability.success_rate import Evaluation
 from vla_rl.placement.checks import load_checked_config
 from vla_rl.placement.planner import plan_run
@@ -59,9 +59,9 @@ def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: i
     from envs import env_spec
 
     spec = env_spec(config.env)
-    with make_console().status("starting processes") as line, evaluation_cluster(config, spec) as cluster:
+    with StatusDisplay(make_console(), "starting processes") as line, evaluation_cluster(config, spec) as cluster:
         evaluation = run_evaluation(
-            cluster, spec, episodes, config.seed, greedy=greedy, record=record, status=lambda text: line.update(text)
+            cluster, spec, episodes, config.seed, greedy=greedy, record=record, status=line.update
         )
     assert evaluation is not None
     return evaluation
@@ -169,13 +169,15 @@ def play_episodes(
     Raises StallError if no episode finishes for ``STALL_S`` seconds.
     """
     cluster.call_store("assign_evaluation", episodes)
-    deadline, done = time.monotonic() + STALL_S, 0
+    start, done = time.monotonic(), 0
+    deadline = start + STALL_S
     while done < len(episodes) and not stopped():
         ref: Any = cluster.store.evaluation_results.remote(done + 1, 2.0, done)
         new: list[EpisodeResult] = cluster.get(ref, "evaluation episodes", 120.0)
         yield from new
         if new:
             done, deadline = done + len(new), time.monotonic() + STALL_S
-        status(f"{title}: {done} of {len(episodes)} episodes")
+        left = f", {minutes_left(time.monotonic() - start, done, len(episodes))}" if done else ""
+        status(f"{title}: {done} of {len(episodes)} episodes{left}")
         if time.monotonic() > deadline:
             raise StallError(f"no evaluation episode finished for {STALL_S:.0f} s ({done} of {len(episodes)} done)")

@@ -33,7 +33,7 @@ from vla_rl.core.files import write_json
 from vla_rl.core.hub import is_hub_address
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 from vla_rl.observability.benchmark_report import SET_ASIDE, benchmark_results, episode_row, kinds_text, markdown
-from vla_rl.observability.console import make_console
+from vla_rl.observability.console import StatusDisplay, make_console
 from vla_rl.replay.schedule import benchmark_episodes
 
 _FORMAT = 1
@@ -125,7 +125,7 @@ def _play_suite(
     missing = [episode for episode in episodes if (episode.task, episode.member) not in played]
     if not missing and not _to_film(folder, suite, episodes, videos):
         return
-    with console.status(f"{suite}: starting processes") as line, evaluation_cluster(config, spec) as cluster:
+    with StatusDisplay(console, f"{suite}: starting processes") as line, evaluation_cluster(config, spec) as cluster:
         cluster.notify = lambda text: console.print(text, highlight=False, markup=False)
         for result in play_episodes(cluster, missing, suite, line.update):
             folder.add(episode_row(suite, spec.instructions[result.episode.task], result))

@@ -23,6 +23,11 @@ def make_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS)
 
 
+def minutes_left(seconds: float, done: int, total: int) -> str:
+    """An estimate from the ``seconds`` that the first ``done`` (at least 1) of ``total`` took."""
+    return f"about {seconds / done * (total - done) / 60:.0f} min left"
+
+
 class ProgressDisplay:
     """A progress bar with an estimate, or a log line every 20 s. A context manager; call ``update`` at any rate."""
 
@@ -46,13 +51,39 @@ class ProgressDisplay:
         now = time.monotonic()
         if done and now - self._printed > _LINE_EVERY_S:
             self._printed = now
-            left = (now - self._started) / done * (self._total - done)
-            line = f"{title}: {done} of {self._total}, about {left / 60:.0f} min left"
+            left = minutes_left(now - self._started, done, self._total)
+            line = f"{title}: {done} of {self._total}, {left}"
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._bar:
             self._bar.stop()
+
+
+class StatusDisplay:
+    """What is being done: a line that changes in a terminal, a log line every 20 s elsewhere. A context manager."""
+
+    def __init__(self, console: Console, text: str) -> None:
+        self._console = console
+        self._line = console.status(text) if console.is_terminal else None
+        self._printed = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._line:
+            self._line.start()
+        return self
+
+    def update(self, text: str) -> None:
+        """At any rate."""
+        if self._line:
+            self._line.update(text)
+        elif time.monotonic() - self._printed > _LINE_EVERY_S:
+            self._printed = time.monotonic()
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._line:
+            self._line.stop()
 
 
 _ROWS = (

@@ -1,0 +1,69 @@
+"""An environment that a package offers only as a ``gymnasium.vector.VectorEnv``, one environment wide.
+
+The environments of a vector step together. Here each starts, ends and waits for the policy by itself, so each is a
+vector of its own. What a vector gains by its width is lost; everything else works.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+
+class VectorOfOne(gymnasium.Env):
+    """The only environment of ``vector``, whose ``num_envs`` is 1."""
+
+    def __init__(self, vector: VectorEnv) -> None:
+        self._vector = vector
+        self.observation_space = vector.single_observation_space
+        self.action_space = vector.single_action_space
+        self.spec, self.render_mode = vector.spec, vector.render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """See gymnasium."""
+        observation, info = self._vector.reset(seed=seed, options=options)
+        return _first(observation), _first_info(info)
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """See gymnasium. A vector that resets itself in the step that ends an episode tells the end in its info."""
+        observation, reward, terminated, truncated, info = self._vector.step(np.asarray(action)[None])
+        seen, about = _first(observation), _first_info(info)
+        about |= about.pop("final_info", None) or {}
+        last = about.pop("final_obs", None)
+        return (
+            seen if last is None else last,
+            float(_first(reward)),
+            bool(_first(terminated)),
+            bool(_first(truncated)),
+            about,
+        )
+
+    def render(self) -> Any:
+        """See gymnasium."""
+        frames: Any = self._vector.render()
+        return None if frames is None else np.asarray(frames[0])
+
+    def close(self) -> None:
+        """See gymnasium."""
+        self._vector.close()
+
+
+def _first(value: Any) -> Any:
+    """Without the leading dimension, in main memory: of an array, a tensor, or a dictionary or tuple of them."""
+    if isinstance(value, dict):
+        return {key: _first(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_first(part) for part in value)
+    row = value[0]
+    return row.cpu().numpy() if hasattr(row, "cpu") else row
+
+
+def _first_info(info: dict[str, Any]) -> dict[str, Any]:
+    """``_key`` tells of which environments ``key`` holds a value (gymnasium's convention for vectors)."""
+    known = {key: value for key, value in info.items() if not key.startswith("_")}
+    told = {key: value for key, value in known.items() if f"_{key}" not in info or bool(_first(info[f"_{key}"]))}
+    return {
+        key: _first_info(value) if isinstance(value, dict) and key != "final_obs" else _first(value)
+        for key, value in told.items()
+    }

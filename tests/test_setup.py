@@ -78,6 +78,7 @@ def test_fast_libero_by_itself_has_the_same_releases():
     alone = pins("requirements-libero.txt")
     assert alone.items() <= pins("requirements.txt").items()
     assert not {"torch", "ray", "deepspeed", "transformers"} & alone.keys()
+    assert pins("scripts/requirements_lerobot_libero.txt").items() <= alone.items()
 
 
 def test_this_environment_is_the_pinned_one():

@@ -43,7 +43,7 @@ from vla_rl.placement.profile import Profile, save_profile
 
 _PACKAGES = (
     *("torch", "ray", "deepspeed", "transformers", "peft", "gymnasium", "numpy"),
-    *("mujoco", "robosuite", "hf-libero", "mani_skill", "sapien"),
+    *("mujoco", "robosuite", "hf-libero", "mani_skill", "sapien", "lerobot"),
 )
 _VIDEO_FPS = 20  # LIBERO's control rate: videos play in real time
 

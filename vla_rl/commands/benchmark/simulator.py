@@ -19,7 +19,7 @@ from rich.table import Table
 
 from envs.libero.benchmark_worker import Setup, contestants_here
 from envs.libero.protocol.tasks import STEP_LIMITS
-from vla_rl.commands.run_folder import machine_record
+from vla_rl.commands.run_folder import git_commit, machine_record, package_versions
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
 from vla_rl.observability.console import ProgressDisplay, make_console
@@ -147,7 +147,8 @@ def simulator_command(args: Any) -> int:
     if "lerobot" not in names:
         console.print("lerobot is not installed here, so it is missing: see scripts/benchmark_simulator.sh")
     if args.json:
-        write_json(args.json, {"machine": machine_record(), "results": results})
+        about = {"machine": machine_record(), "packages": package_versions(), "git_commit": git_commit()}
+        write_json(args.json, about | {"results": results})
     return 0
 
 

@@ -132,6 +132,18 @@ def check_shapes(path: Path, tensors: Mapping[str, torch.Tensor], *, optional: C
     with undamaged(path), safe_open(path, framework="pt") as file:
         found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     expected = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    check_names(path, expected, found, optional=optional, fits=fits)
+
+
+def check_names(
+    path: Path,
+    expected: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[int, ...]],
+    *,
+    optional: Collection[str] = (),
+    fits: str,
+) -> None:
+    """Compare names and shapes; raises as ``read_weights``."""
     problems = [f"{name} is missing" for name in expected if name not in found and name not in optional]
     problems += [f"{name} is unknown" for name in found if name not in expected]
     problems += [

@@ -33,14 +33,16 @@ def check_policy(config: Pi0Config, spec: EnvSpec) -> None:
     wanted = {
         "views": (len(spec.views), "env.wrist_camera"),
         "proprio_dim": (spec.proprio_dim, "env.proprio"),
-        "horizon": (config.horizon or config.chunk_size, "policy.horizon"),
-        "padded_dim": (config.padded_dim or spec.action_dim, "policy.padded_dim"),
+        "horizon": (config.horizon_in_use, "policy.horizon"),
+        "padded_dim": (config.padded_dim_in_use(spec), "policy.padded_dim"),
     }
     problems = [
         f"it was made for {name}={found[name]}, the run has {ours} (set {key})"
         for name, (ours, key) in wanted.items()
         if found[name] != ours
     ]
+    if config.chunk_size > found["horizon"]:
+        problems.append(f"it denoises {found['horizon']} actions at once (lower policy.chunk_size={config.chunk_size})")
     if problems:
         raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
 
@@ -54,7 +56,7 @@ def build_policy(
     from vla_rl.policies.pi0.checkpoint import load_policy
 
     check_policy(config, spec)
-    return load_policy(config).to(device, dtype)
+    return load_policy(config, seed).to(device, dtype)
 
 
 def policy_sizes(config: Pi0Config, spec: EnvSpec, element_size: int, activation_checkpointing: bool) -> PolicySizes:
@@ -105,10 +107,14 @@ def _random_policy(config: Pi0Config, spec: EnvSpec, seed: int) -> Pi0:
 
 
 def _settings(config: Pi0Config, spec: EnvSpec) -> dict[str, Any]:
+    if config.checkpoint is not None:
+        from vla_rl.policies.pi0.checkpoint import model_settings_of
+
+        return model_settings_of(config.checkpoint)
     return model_settings(
         config.size,
-        horizon=config.horizon or config.chunk_size,
-        action_dim=config.padded_dim or spec.action_dim,
+        horizon=config.horizon_in_use,
+        action_dim=config.padded_dim_in_use(spec),
         state_dim=spec.proprio_dim,
         image_size=spec.image_size,
     )

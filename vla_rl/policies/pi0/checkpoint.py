@@ -1,7 +1,7 @@
 """A checkpoint of π0 is a folder:
 
 model.safetensors   weights, by the library's names, and the value head
-architecture.json   format version, number of views, and the library's configuration
+architecture.json   format version, number of views, how inputs are made, and the library's configuration
 tokenizer.json      the tokenizer
 statistics.json     mean and deviation of actions and proprioception
 metadata.json       where the weights come from; free-form, for people and reports
@@ -24,7 +24,11 @@ from vla_rl.policies.base.checkpoint_folder import (
     undamaged,
     write_checkpoint,
 )
-from vla_rl.policies.pi0.config import Pi0Config
+from vla_rl.policies.pi0.config import LENGTHS, Pi0Config
+from vla_rl.policies.pi0.input_format import InputFormat
+from vla_rl.policies.pi0.published import is_published, open_published
+from vla_rl.policies.pi0.published import read_statistics as published_statistics
+from vla_rl.policies.pi0.published import read_weights as published_weights
 from vla_rl.policies.pi0.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -46,6 +50,7 @@ def save_policy(policy: "Pi0", folder: str | Path, metadata: Mapping[str, Any]) 
     if policy.proprio_statistics is not None:
         statistics["proprio"] = policy.proprio_statistics.to_dict()
     about = {"format": FORMAT, "format_version": FORMAT_VERSION, "views": policy.views}
+    about["inputs"] = policy.input_format.to_dict()
     files: dict[str, Mapping | str] = {
         ARCHITECTURE: about | {"model": policy.model.config.to_diff_dict()},
         STATISTICS: statistics,
@@ -57,16 +62,29 @@ def save_policy(policy: "Pi0", folder: str | Path, metadata: Mapping[str, Any]) 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
     """views, proprio_dim, horizon and padded_dim of a checkpoint. Does not build the model. Raises CheckpointError."""
-    content = _read_architecture(Path(folder))
+    if is_published(folder):
+        found = open_published(Path(folder))
+        model, views, proprio_dim = found.settings, found.views, found.state_dim
+    else:
+        content = _read_architecture(Path(folder))
+        _, proprio = _read_statistics(Path(folder))
+        model, views, proprio_dim = model_settings_of(folder), content["views"], len(proprio.mean) if proprio else 0
+    sizes = {"horizon": model["chunk_size"], "padded_dim": model["max_action_dim"]}
+    return sizes | {"views": views, "proprio_dim": proprio_dim}
+
+
+def model_settings_of(folder: str | Path) -> dict[str, Any]:
+    """Arguments of the library's ``PI0Config`` for a checkpoint in either layout. Raises CheckpointError."""
+    if is_published(folder):
+        return open_published(Path(folder)).settings
     with naming(Path(folder) / ARCHITECTURE):
-        model = content["model"]
-        sizes = {"horizon": model["chunk_size"], "padded_dim": model["max_action_dim"], "views": content["views"]}
-    _, proprio = _read_statistics(Path(folder))
-    return sizes | {"proprio_dim": len(proprio.mean) if proprio else 0}
+        return LENGTHS | _read_architecture(Path(folder))["model"]
 
 
 def is_pi0(folder: Path) -> bool:
-    """Whether the folder's description is that of a π0, of any version."""
+    """Whether the folder's description is that of a π0, of any version, in either layout."""
+    if is_published(folder):
+        return True
     try:
         return read_json(folder, ARCHITECTURE).get("format") == FORMAT
     except CheckpointError:
@@ -75,32 +93,44 @@ def is_pi0(folder: Path) -> bool:
 
 def config_of(folder: Path) -> Pi0Config:
     """Keys with which the checkpoint's weights can be loaded: it has the head of learned noise or not."""
-    content, path = _read_architecture(folder), checkpoint_file(folder, WEIGHTS)
+    path = checkpoint_file(folder, WEIGHTS)
     with undamaged(path), safe_open(path, framework="pt") as file:
         learned = any(name.startswith(NOISE_HEAD) for name in file.keys())  # noqa: SIM118
-    with naming(folder / ARCHITECTURE):
-        horizon = content["model"]["chunk_size"]
+    horizon = model_settings_of(folder)["chunk_size"]
     noise: Literal["learned", "sde"] = "learned" if learned else "sde"
     return Pi0Config(checkpoint=str(folder), chunk_size=horizon, noise=noise)
 
 
-def load_policy(config: Pi0Config) -> "Pi0":
-    """The policy in ``config.checkpoint``. Raises CheckpointError."""
+def load_policy(config: Pi0Config, seed: int = 0) -> "Pi0":
+    """The policy in ``config.checkpoint``. ``seed`` draws heads that it lacks. Raises CheckpointError."""
+    import torch
     from tokenizers import Tokenizer
     from transformers import PI0Config
 
     from vla_rl.policies.pi0.model import Pi0
 
     assert config.checkpoint is not None
-    folder = Path(config.checkpoint)
-    content, (actions, proprio) = _read_architecture(folder), _read_statistics(folder)
-    with naming(folder / ARCHITECTURE):
-        model_config = PI0Config(**content["model"])
+    folder, published = Path(config.checkpoint), is_published(config.checkpoint)
+    if published:
+        found = open_published(folder)
+        views, input_format, (actions, proprio) = found.views, found.input_format, published_statistics(folder)
+    else:
+        content, (actions, proprio) = _read_architecture(folder), _read_statistics(folder)
+        with naming(folder / ARCHITECTURE):
+            views, input_format = content["views"], InputFormat(**content.get("inputs", {}))
+    with naming(folder):
+        model_config = PI0Config(**model_settings_of(folder))
     tokenizer = Tokenizer.from_str(checkpoint_file(folder, TOKENIZER).read_text(encoding="utf-8"))
-    policy = Pi0(config, model_config, tokenizer, actions, proprio, content["views"])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        policy = Pi0(config, model_config, tokenizer, actions, proprio, views, input_format)
     expected = policy.state_dict()
-    optional = [name for name in expected if name.startswith(NOISE_HEAD)]  # a run may add it
-    policy.load_state_dict(expected | read_weights(folder, expected, optional=optional, fits=ARCHITECTURE), assign=True)
+    if published:
+        weights = published_weights(folder, expected)
+    else:
+        optional = [name for name in expected if name.startswith(NOISE_HEAD)]  # a run may add it
+        weights = read_weights(folder, expected, optional=optional, fits=ARCHITECTURE)
+    policy.load_state_dict(expected | weights, assign=True)
     return policy
 
 

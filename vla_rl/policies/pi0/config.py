@@ -1,12 +1,33 @@
 """The config group ``policy`` of π0."""
 
-from typing import ClassVar, Literal, Self
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
 from vla_rl.core.schema import Positive, PositiveFloat
 from vla_rl.policies.base.config import PolicyConfigBase
+
+LENGTHS = {"chunk_size": 50, "max_action_dim": 32, "max_state_dim": 32}  # the library does not write its defaults
+
+
+def model_length(checkpoint: str | None, name: str) -> int | None:
+    """A length of a checkpoint in either layout; None without one. What cannot be read, opening it says."""
+    if checkpoint is None:
+        return None
+    ours, theirs = (_json_or_empty(Path(checkpoint) / file) for file in ("architecture.json", "config.json"))
+    found = ours["model"].get(name, LENGTHS[name]) if isinstance(ours.get("model"), dict) else theirs.get(name)
+    return found if isinstance(found, int) else None
+
+
+def _json_or_empty(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 class Pi0Config(PolicyConfigBase):
@@ -21,10 +42,14 @@ class Pi0Config(PolicyConfigBase):
     name: Literal["pi0"] = "pi0"
     size: Literal["nano", "base"] = Field("nano", description="Architecture of a policy with random weights.")
     horizon: Positive | None = Field(
-        None, description="Actions that the model denoises at once, of which chunk_size are executed; null: chunk_size."
+        None,
+        description="Actions that the model denoises at once, of which chunk_size are executed; null: the "
+        "checkpoint's, or chunk_size.",
     )
     padded_dim: Positive | None = Field(
-        None, description="Numbers of an action in the model, the first of which are used; null: the simulator's."
+        None,
+        description="Numbers of an action in the model, the first of which are used; null: the checkpoint's, or the "
+        "simulator's.",
     )
     denoise_steps: Positive = Field(4, description="Denoising steps of an action chunk.")
     noise: Literal["sde", "learned"] = Field(
@@ -50,6 +75,15 @@ class Pi0Config(PolicyConfigBase):
         return self
 
     @property
+    def horizon_in_use(self) -> int:
+        """``horizon``, or what the checkpoint says. It decides what is recorded."""
+        return self.horizon or model_length(self.checkpoint, "chunk_size") or self.chunk_size
+
+    def padded_dim_in_use(self, env: EnvSpec) -> int:
+        """``padded_dim``, or what the checkpoint says. It decides what is recorded."""
+        return self.padded_dim or model_length(self.checkpoint, "max_action_dim") or env.action_dim
+
+    @property
     def recorded_steps(self) -> int:
         """R, the number of random steps of one chunk."""
         return 1 if self.random_steps == "one" else self.denoise_steps
@@ -62,7 +96,7 @@ class Pi0Config(PolicyConfigBase):
         actions  [K, A], the denoised chunk
         """
         chunk, steps = (self.chunk_size, env.action_dim), self.recorded_steps
-        model = self.horizon or self.chunk_size, self.padded_dim or env.action_dim
+        model = self.horizon_in_use, self.padded_dim_in_use(env)
         record = {
             "chain": ArrayLayout("<f4", (steps + 1, *model)),
             "first": ArrayLayout("<i4", ()),

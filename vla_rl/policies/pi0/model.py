@@ -29,10 +29,11 @@ from vla_rl.policies.base.value_head import ValueHead
 from vla_rl.policies.base.words import UNKNOWN, build_word_tokenizer, with_words_of
 from vla_rl.policies.pi0 import flow
 from vla_rl.policies.pi0.config import Pi0Config
+from vla_rl.policies.pi0.input_format import OWN_FORMAT, InputFormat
 from vla_rl.policies.pi0.statistics import Statistics
 
 SPECIAL_WORDS = ("<pad>", "<bos>", UNKNOWN, "<eol>")  # ids 0..3 of a word vocabulary
-_PAD, _BOS, _END = 0, 1, 3
+_PAD = 0
 _VALUE_HIDDEN = 64, 32
 
 
@@ -60,10 +61,11 @@ class Pi0(Policy):
         actions: Statistics,
         proprio: Statistics | None,
         views: int,
+        input_format: InputFormat = OWN_FORMAT,
     ) -> None:
         """A policy with random weights. ``actions`` has A dimensions, ``proprio`` P; None: it is not read."""
         super().__init__()
-        self.config, self.tokenizer, self.views = config, tokenizer, views
+        self.config, self.tokenizer, self.views, self.input_format = config, tokenizer, views, input_format
         self.action_statistics, self.proprio_statistics = actions, proprio
         self.model = PI0ForConditionalGeneration(model_config)
         self.model.model.dit.embed_tokens = None  # the action expert reads no words
@@ -76,7 +78,7 @@ class Pi0(Policy):
     def set_instructions(self, instructions: Sequence[str]) -> None:
         if not instructions:
             raise ValueError("a policy needs at least one instruction")
-        prompts = [[_BOS, *self._text(text), _END] for text in instructions]
+        prompts = [self._prompt(text) for text in instructions]
         vision = self._settings.vlm_config.vision_config
         images = self.views * (vision.image_size // vision.patch_size) ** 2
         longest = max(map(len, prompts))
@@ -92,10 +94,11 @@ class Pi0(Policy):
         self.instructions = tuple(instructions)
 
     def learn_words(self, texts: Sequence[str]) -> None:
-        self.tokenizer = with_words_of(self.tokenizer, texts, _text_ids(self._settings))
+        if self.input_format.prompt == "words":
+            self.tokenizer = with_words_of(self.tokenizer, texts, _text_ids(self._settings))
 
     def tells_apart(self, texts: Sequence[str]) -> bool:
-        return len({tuple(self._text(text)) for text in texts}) == len(texts)
+        return len({tuple(self._prompt(text)) for text in texts}) == len(texts)
 
     def set_statistics(self, actions: Array, proprio: Array) -> None:
         self.action_statistics = Statistics.of(actions)
@@ -191,9 +194,8 @@ class Pi0(Policy):
             setattr(owner, last, buffer.to(getattr(owner, last).device))
         return self
 
-    def _text(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+    def _prompt(self, text: str) -> list[int]:
+        return self.input_format.prompt_ids(self.tokenizer, text)
 
     @property
     def _settings(self) -> Any:
@@ -229,7 +231,8 @@ class Pi0(Policy):
         size = self._settings.vlm_config.vision_config.image_size
         pixels = images.flatten(0, 1).permute(0, 3, 1, 2).float()
         if pixels.shape[-1] != size:
-            pixels = F.interpolate(pixels, size=(size, size), mode="bilinear", antialias=True, align_corners=False)
+            smooth = self.input_format.antialias
+            pixels = F.interpolate(pixels, size=(size, size), mode="bilinear", antialias=smooth, align_corners=False)
         return (pixels / 127.5 - 1.0).unflatten(0, images.shape[:2])
 
     def _normalized_proprio(self, proprio: Tensor) -> Tensor:

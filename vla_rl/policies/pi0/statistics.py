@@ -11,7 +11,7 @@ _CONSTANT = 1e-3  # a dimension with a smaller deviation counts as constant
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of one quantity with D dimensions."""
+    """Of one quantity with D dimensions. A negative deviation turns an axis around."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -30,10 +30,12 @@ class Statistics:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Raises ValueError unless there are as many deviations as means, all of them positive."""
+        """Raises ValueError unless there are as many deviations as means, none of them 0."""
         mean, std = tuple(map(float, values["mean"])), tuple(map(float, values["std"]))
-        if len(mean) != len(std) or not mean or min(std) <= 0 or not np.isfinite([*mean, *std]).all():
-            raise ValueError(f"statistics need as many positive deviations as means, found mean={mean}, std={std}")
+        if len(mean) != len(std) or not mean or 0 in std or not np.isfinite([*mean, *std]).all():
+            raise ValueError(
+                f"statistics need as many deviations as means, none of them 0, found mean={mean}, std={std}"
+            )
         return cls(mean, std)
 
     def to_dict(self) -> dict[str, list[float]]:

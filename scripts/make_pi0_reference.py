@@ -1,0 +1,108 @@
+"""Play the small twin of a published π0 with lerobot itself, and keep what it does for the tests.
+
+LEROBOT_PYTHON scripts/make_pi0_reference.py [FOLDER]
+
+Writes the files that lerobot saves beside the weights, and expected.npz: the chunks of actions. By default into
+tests/policies/pi0/published, which is committed. It needs an environment as scripts/requirements_lerobot.txt describes.
+"""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from lerobot.configs import FeatureType, PolicyFeature
+from lerobot.policies.pi0 import modeling_pi0 as theirs
+from lerobot.policies.pi0 import processor_pi0
+from lerobot.policies.pi0.configuration_pi0 import PI0Config
+from lerobot.processor import TokenizerProcessorStep
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from tests.policies import pi0_twin as twin
+
+CAMERAS = ("observation.images.image", "observation.images.image2")
+
+
+def make_small() -> None:
+    """Let lerobot build a small model: its sizes are constants of its code."""
+    theirs.get_gemma_config = lambda variant: theirs.GemmaConfig(
+        width=twin.WIDTH if variant == "gemma_2b" else twin.EXPERT,
+        depth=twin.LAYERS,
+        mlp_dim=twin.HIDDEN if variant == "gemma_2b" else twin.EXPERT_HIDDEN,
+        num_heads=twin.HEADS,
+        num_kv_heads=1,
+        head_dim=twin.HEAD_DIM,
+    )
+    library = theirs.CONFIG_MAPPING
+
+    def paligemma() -> Any:
+        config = library["paligemma"]()
+        vision = config.vision_config
+        vision.hidden_size, vision.num_hidden_layers = twin.VISION, twin.VISION_LAYERS
+        vision.num_attention_heads, vision.patch_size = twin.VISION_HEADS, twin.PATCH
+        return config
+
+    theirs.CONFIG_MAPPING = {"paligemma": paligemma, "gemma": library["gemma"]}
+
+
+def make_policy() -> Any:
+    config = PI0Config(
+        chunk_size=twin.CHUNK,
+        n_action_steps=twin.CHUNK,
+        image_resolution=(twin.PIXELS, twin.PIXELS),
+        num_inference_steps=twin.STEPS,
+        device="cpu",
+        push_to_hub=False,
+    )
+    image = PolicyFeature(FeatureType.VISUAL, (3, twin.SEEN_PIXELS, twin.SEEN_PIXELS))
+    config.input_features = dict.fromkeys(CAMERAS, image)
+    config.input_features["observation.state"] = PolicyFeature(FeatureType.STATE, (twin.STATE,))
+    config.output_features = {"action": PolicyFeature(FeatureType.ACTION, (twin.ACTIONS,))}
+    policy = theirs.PI0Policy(config).eval()
+    inner = policy.model.paligemma_with_expert
+    inner.paligemma.model.multi_modal_projector.linear = nn.Linear(twin.VISION, twin.WIDTH)
+    words = inner.paligemma.model.language_model.embed_tokens
+    words.weight = nn.Parameter(torch.zeros(twin.WORDS, twin.WIDTH))
+    inner.paligemma.lm_head.weight = words.weight  # tied, as published
+    inner.gemma_expert.lm_head.weight = nn.Parameter(torch.zeros(twin.WORDS, twin.EXPERT))
+    weights = {name: torch.from_numpy(array) for name, array in twin.weights().items()}
+    found = policy.load_state_dict(weights, strict=False)
+    tied = "model.paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+    assert found == ([tied], []), found
+    return policy
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else twin.FIXTURE
+    make_small()
+    policy = make_policy()
+    words = PreTrainedTokenizerFast(tokenizer_object=twin.tokenizer(), pad_token="<pad>", bos_token="<bos>")
+    processor_pi0.TokenizerProcessorStep = lambda tokenizer_name, **keys: TokenizerProcessorStep(
+        tokenizer=words, **keys
+    )
+    statistics = {name: {k: torch.from_numpy(v) for k, v in s.items()} for name, s in twin.statistics().items()}
+    before, after = processor_pi0.make_pi0_pre_post_processors(policy.config, statistics)
+    given = SimpleNamespace(**twin.inputs())
+    images = torch.from_numpy(given.images).permute(0, 1, 4, 2, 3).float() / 255.0
+    batch: dict[str, Any] = {name: images[:, view] for view, name in enumerate(CAMERAS)}
+    batch |= {"observation.state": torch.from_numpy(given.state), "task": [twin.INSTRUCTIONS[i] for i in given.task]}
+    with torch.no_grad():
+        normalized = policy.predict_action_chunk(before(batch), noise=torch.from_numpy(given.noise))
+    actions = after(normalized)
+    folder.mkdir(parents=True, exist_ok=True)
+    policy.config.save_pretrained(folder)
+    before.save_pretrained(folder)
+    after.save_pretrained(folder)
+    twin.tokenizer().save(str(folder / "tokenizer.json"))
+    np.savez(folder / "expected.npz", normalized=normalized.numpy(), actions=actions.numpy())
+    print(f"{folder}: chunks of deviation {actions.std():.3f}")
+
+
+if __name__ == "__main__":
+    main()

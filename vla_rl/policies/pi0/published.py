@@ -1,0 +1,202 @@
+"""Reads π0 in the layout in which lerobot saves and publishes it. Importing this file does not load torch.
+
+config.json                 cameras, lengths, normalization
+model.safetensors           weights by openpi's names, embeddings as those of the tied last layer
+policy_preprocessor.json    names the file with mean and deviation of the data set
+tokenizer.json              PaliGemma's, to be put there: lerobot takes it from the hub
+
+Verified against lerobot's own network, processors and files: tests/policies/pi0/test_published.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import safe_open
+
+from vla_rl.policies.base.checkpoint_folder import (
+    WEIGHTS,
+    CheckpointError,
+    check_names,
+    checkpoint_file,
+    naming,
+    read_json,
+    undamaged,
+)
+from vla_rl.policies.pi0.input_format import InputFormat
+from vla_rl.policies.pi0.statistics import Statistics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG, PREPROCESSOR, TOKENIZER = "config.json", "policy_preprocessor.json", "tokenizer.json"
+_STATE, _ACTION = "observation.state", "action"
+_OF_THE_WRIST = ("wrist", "image2", "hand", "gripper")
+_VISION_HEADS, _KEY_VALUE_HEADS = 16, 1  # of every π0 that was published; shapes do not tell them
+_GEMMA, _EXPERT = "paligemma_with_expert.paligemma.model.", "paligemma_with_expert.gemma_expert.model."
+_EMBEDDING, _TIED = f"{_GEMMA}language_model.embed_tokens.weight", "paligemma_with_expert.paligemma.lm_head.weight"
+_UNUSED = "paligemma_with_expert.gemma_expert.lm_head.weight"
+_PLACES = {
+    "model.model.vlm.": _GEMMA,
+    "model.model.dit.": _EXPERT,
+    "model.embed_action_time.": "",
+    "model.action_out_proj.": "action_out_proj.",
+}  # our names, theirs
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A folder's description."""
+
+    folder: Path
+    settings: dict[str, Any]  # arguments of the library's ``PI0Config``
+    views: int
+    state_dim: int  # numbers of proprioception that it reads; 0: none
+    input_format: InputFormat
+
+
+def is_published(folder: str | Path) -> bool:
+    """Whether this is a folder that describes a π0 as lerobot does."""
+    try:
+        return read_json(Path(folder), CONFIG).get("type") == "pi0"
+    except CheckpointError:
+        return False
+
+
+def open_published(folder: Path) -> Published:
+    """Raises CheckpointError, which names what is missing or not supported."""
+    config = read_json(folder, CONFIG)
+    with naming(folder / CONFIG):
+        _check_supported(config)
+        features = config["input_features"]
+        cameras = [n for n, f in features.items() if f["type"] == "VISUAL" and "empty_camera" not in n]
+        if cameras != sorted(cameras, key=lambda name: any(word in name for word in _OF_THE_WRIST)):
+            raise ValueError(f"its cameras are {', '.join(cameras)}: here, the wrist's comes after the scene's")
+        state_dim = features[_STATE]["shape"][0] if _STATE in features else 0
+        settings = {
+            "chunk_size": config["chunk_size"],
+            "max_state_dim": config["max_state_dim"],
+            "max_action_dim": config["max_action_dim"],
+            "min_period": config["min_period"],
+            "max_period": config["max_period"],
+        }
+        input_format = InputFormat("line", config["tokenizer_max_length"], antialias=False)
+    checkpoint_file(folder, PREPROCESSOR)
+    if not (folder / TOKENIZER).is_file():
+        raise CheckpointError(
+            f"{folder / TOKENIZER} is missing: copy tokenizer.json of google/paligemma-3b-pt-224 into the folder"
+        )
+    shapes = {name: tuple(shape) for name, (_, shape) in _stored(folder).items()}
+    with naming(folder / WEIGHTS):
+        settings |= _model_parts(shapes)
+    return Published(folder, settings, len(cameras), state_dim, input_format)
+
+
+def read_statistics(folder: Path) -> tuple[Statistics, Statistics | None]:
+    """Of actions and of proprioception, in this project's convention. Raises CheckpointError."""
+    steps = read_json(folder, PREPROCESSOR)
+    with naming(folder / PREPROCESSOR):
+        (step,) = [s for s in steps["steps"] if s.get("registry_name") == "normalizer_processor"]
+        path = checkpoint_file(folder, step["state_file"])
+    with undamaged(path), safe_open(path, framework="np") as file:
+        found = {key: file.get_tensor(key).astype(float) for key in file.keys()}  # noqa: SIM118
+    with naming(path):
+        eps = float(step["config"].get("eps", 1e-8))
+        mean, std = found[f"{_ACTION}.mean"], found[f"{_ACTION}.std"] + eps
+        # Robosuite's gripper is -1 = open .. 1 = closed, ours 0 = closed .. 1 = open: g = (1 - r) / 2
+        mean[-1], std[-1] = (1.0 - mean[-1]) / 2.0, -std[-1] / 2.0
+        proprio = None
+        if f"{_STATE}.mean" in found:
+            proprio = Statistics(tuple(found[f"{_STATE}.mean"]), tuple(found[f"{_STATE}.std"] + eps))
+    return Statistics(tuple(mean), tuple(std)), proprio
+
+
+def read_weights(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """float32 weights of the network by our names; ``expected`` has those that the network needs.
+
+    Raises CheckpointError, which lists what is missing, unknown or of another shape.
+    """
+    stored = _stored(folder)
+    wanted = {ours: theirs for ours in expected if (theirs := _their_name(ours)) is not None}
+    shapes = {theirs: tuple(expected[ours].shape) for ours, theirs in wanted.items()}
+    check_names(folder / WEIGHTS, shapes, {name: shape for name, (_, shape) in stored.items()}, fits=CONFIG)
+    path = folder / WEIGHTS
+    with undamaged(path), safe_open(path, framework="pt") as file:
+        return {ours: file.get_tensor(stored[theirs][0]).float() for ours, theirs in wanted.items()}
+
+
+def _check_supported(config: Mapping[str, Any]) -> None:
+    modes = {name: config["normalization_mapping"].get(name) for name in ("STATE", "ACTION")}
+    if set(modes.values()) != {"MEAN_STD"}:
+        raise ValueError(f"normalization_mapping is {modes}: only MEAN_STD is read")
+    if config.get("use_relative_actions"):
+        raise ValueError("use_relative_actions=true: actions relative to the state are not read")
+    if config.get("use_peft"):
+        raise ValueError("use_peft=true: merge the adapters with lerobot first")
+    if config.get("n_obs_steps", 1) != 1:
+        raise ValueError(f"n_obs_steps={config['n_obs_steps']}: one observation at a time is read here")
+
+
+def _stored(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Key in the file and shape of each tensor, by openpi's name."""
+    path, found = checkpoint_file(folder, WEIGHTS), {}
+    with undamaged(path), safe_open(path, framework="np") as file:
+        for key in file.keys():  # noqa: SIM118
+            name = key.removeprefix("model.").replace(".vision_tower.vision_model.", ".vision_tower.")
+            found[_EMBEDDING if name == _TIED else name] = (key, tuple(file.get_slice(key).get_shape()))
+    found.pop(_UNUSED, None)
+    return found
+
+
+def _their_name(ours: str) -> str | None:
+    """openpi's name of a tensor of the network; None for the heads that it does not have."""
+    place = next((place for place in _PLACES if ours.startswith(place)), None)
+    return None if place is None else _PLACES[place] + ours.removeprefix(place)
+
+
+def _model_parts(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Sizes of the parts, which openpi's code has by the names of variants. Raises KeyError, ValueError."""
+    tower, language = f"{_GEMMA}vision_tower.", f"{_GEMMA}language_model."
+    words, width = shapes[_EMBEDDING]
+    vision, _, patch, _ = shapes[f"{tower}embeddings.patch_embedding.weight"]
+    patches = shapes[f"{tower}embeddings.position_embedding.weight"][0]
+    vision_config = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": vision,
+        "intermediate_size": shapes[f"{tower}encoder.layers.0.mlp.fc1.weight"][0],
+        "num_hidden_layers": _count(shapes, f"{tower}encoder.layers."),
+        "num_attention_heads": _VISION_HEADS,
+        "image_size": math.isqrt(patches) * patch,
+        "patch_size": patch,
+        "vision_use_head": False,
+    }
+    text = _gemma(shapes, language) | {"vocab_size": words}
+    vlm: dict[str, Any] = {"model_type": "paligemma", "vision_config": vision_config, "text_config": text}
+    vlm |= {"projection_dim": width, "image_token_id": words}  # it has no row: images take its place
+    return {"vlm_config": vlm, "dit_config": _gemma(shapes, _EXPERT)}
+
+
+def _gemma(shapes: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, Any]:
+    attention = f"{prefix}layers.0.self_attn."
+    rows, width = shapes[f"{attention}q_proj.weight"]
+    head_dim = shapes[f"{attention}k_proj.weight"][0] // _KEY_VALUE_HEADS
+    return {
+        "model_type": "gemma",
+        "hidden_size": width,
+        "intermediate_size": shapes[f"{prefix}layers.0.mlp.gate_proj.weight"][0],
+        "num_hidden_layers": _count(shapes, f"{prefix}layers."),
+        "num_attention_heads": rows // head_dim,
+        "num_key_value_heads": _KEY_VALUE_HEADS,
+        "head_dim": head_dim,
+    }
+
+
+def _count(shapes: Mapping[str, tuple[int, ...]], prefix: str) -> int:
+    """Layers, whose names have their number after the prefix."""
+    numbers = {match[1] for name in shapes if (match := re.match(re.escape(prefix) + r"(\d+)\.", name))}
+    return len(numbers)

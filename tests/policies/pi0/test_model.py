@@ -184,9 +184,7 @@ def test_a_checkpoint_restores_policy_and_statistics(tmp_path: Path) -> None:
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert loaded.action_statistics == policy.action_statistics
-    with pytest.raises(
-        UserError, match=r"proprio_dim=3, the run has 4 .*4 actions at once .lower policy.chunk_size=5"
-    ):
+    with pytest.raises(UserError, match=r"proprio_dim=3, the run has 4 .*4 actions at once .lower policy.chunk_size=5"):
         check_policy(settings.model_copy(update={"chunk_size": 5}), replace(SPEC, proprio_dim=4))
     (tmp_path / "policy" / "statistics.json").write_text("{}")
     with pytest.raises(UserError, match=r"statistics.json: 'action' is missing"):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from vla_rl.policies.pi0.model import Pi0
 
 
-EXPORT_FORMATS = ("native",)
-EXPORT_OPTIONS = ()
+EXPORT_FORMATS = ("native", "lerobot")
+EXPORT_OPTIONS = ("source",)
 
 
 def check_policy(config: Pi0Config, spec: EnvSpec) -> None:
@@ -83,8 +83,21 @@ def is_checkpoint(folder: Path) -> bool:
 def export_policy(request: Export) -> None:
     """See ``vla_rl.policies.build.export_policy``."""
     from vla_rl.policies.pi0.checkpoint import config_of, load_policy
+    from vla_rl.policies.pi0.published import is_published, write_published
 
-    save_policy(load_policy(config_of(request.checkpoint)), request.output, request.origin)
+    policy = load_policy(config_of(request.checkpoint))
+    if request.format == "native":
+        save_policy(policy, request.output, request.origin)
+        return
+    begun = request.config.checkpoint if request.config is not None else None
+    sources = [request.options.get("source"), request.checkpoint, begun]
+    source = next((Path(folder) for folder in sources if folder is not None and is_published(folder)), None)
+    if source is None:
+        raise UserError(
+            f"{request.checkpoint}: --format lerobot takes configuration and processors from the folder that training "
+            "began with; name one that lerobot has saved: --source FOLDER"
+        )
+    write_published(policy, source, request.output)
 
 
 def _random_policy(config: Pi0Config, spec: EnvSpec, seed: int) -> Pi0:

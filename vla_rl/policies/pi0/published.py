@@ -1,9 +1,10 @@
-"""Reads π0 in the layout in which lerobot saves and publishes it. Importing this file does not load torch.
+"""Reads and writes π0 in the layout in which lerobot saves and publishes it. Importing this file does not load torch.
 
 config.json                 cameras, lengths, normalization
 model.safetensors           weights by openpi's names, embeddings as those of the tied last layer
 policy_preprocessor.json    names the file with mean and deviation of the data set
 tokenizer.json              PaliGemma's, to be put there: lerobot takes it from the hub
+value_head.safetensors      written by ``vla-rl export``
 
 Verified against lerobot's own network, processors and files: tests/policies/pi0/test_published.py.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
+from vla_rl.core.errors import UserError
+from vla_rl.core.files import replacing
 from vla_rl.policies.base.checkpoint_folder import (
     WEIGHTS,
     CheckpointError,
@@ -34,7 +38,10 @@ from vla_rl.policies.pi0.statistics import Statistics
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vla_rl.policies.pi0.model import Pi0
+
 CONFIG, PREPROCESSOR, TOKENIZER = "config.json", "policy_preprocessor.json", "tokenizer.json"
+VALUE_HEAD = "value_head.safetensors"
 _STATE, _ACTION = "observation.state", "action"
 _OF_THE_WRIST = ("wrist", "image2", "hand", "gripper")
 _VISION_HEADS, _KEY_VALUE_HEADS = 16, 1  # of every π0 that was published; shapes do not tell them
@@ -127,7 +134,46 @@ def read_weights(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tens
     check_names(folder / WEIGHTS, shapes, {name: shape for name, (_, shape) in stored.items()}, fits=CONFIG)
     path = folder / WEIGHTS
     with undamaged(path), safe_open(path, framework="pt") as file:
-        return {ours: file.get_tensor(stored[theirs][0]).float() for ours, theirs in wanted.items()}
+        found = {ours: file.get_tensor(stored[theirs][0]).float() for ours, theirs in wanted.items()}
+    heads = folder / VALUE_HEAD
+    if heads.is_file():
+        with undamaged(heads), safe_open(heads, framework="pt") as file:
+            found |= {name: file.get_tensor(name) for name in file.keys() if name in expected}  # noqa: SIM118
+    return found
+
+
+def write_published(policy: Pi0, source: Path, output: Path) -> None:
+    """Write what lerobot reads: the files of ``source``, a published folder, with the policy's weights.
+
+    Weights keep the source's names and dtypes. The value head goes to ``value_head.safetensors``, which only this
+    project reads. Raises CheckpointError if the source is of another size, UserError if its statistics are others.
+    """
+    from safetensors.torch import save_file
+
+    found = read_statistics(source)
+    if found != (policy.action_statistics, policy.proprio_statistics):
+        raise UserError(
+            f"{source}: actions or proprioception are normalized by other statistics than the policy's; name the "
+            "folder that training began with: --source FOLDER"
+        )
+    ours = policy.state_dict()
+    stored = _stored(source)
+    names = {theirs: name for name in ours if (theirs := _their_name(name)) is not None}
+    shapes = {theirs: tuple(ours[name].shape) for theirs, name in names.items()}
+    check_names(source / WEIGHTS, shapes, {name: shape for name, (_, shape) in stored.items()}, fits=CONFIG)
+    weights: dict[str, Tensor] = {}
+    keys = {key: theirs for theirs, (key, _) in stored.items()}
+    with undamaged(source / WEIGHTS), safe_open(source / WEIGHTS, framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118
+            kept = file.get_tensor(key)
+            weights[key] = ours[names[keys[key]]].to("cpu", kept.dtype) if key in keys else kept
+    value = {name: w.cpu() for name, w in ours.items() if _their_name(name) is None}
+    with replacing(output) as unfinished:
+        shutil.copytree(source, unfinished, ignore=shutil.ignore_patterns(WEIGHTS, VALUE_HEAD, ".*"))
+        save_file(weights, unfinished / WEIGHTS, {"format": "pt"})
+        save_file(value, unfinished / VALUE_HEAD)
+        for name in (WEIGHTS, VALUE_HEAD):  # safetensors: readable by the owner only
+            shutil.copymode(unfinished / CONFIG, unfinished / name)
 
 
 def _check_supported(config: Mapping[str, Any]) -> None:

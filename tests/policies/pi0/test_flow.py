@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vla_rl.policies.pi0 import flow
+from vla_rl.policies.base import flow
 
 MEAN, STD = 0.7, 0.3  # of the actions: one normal distribution, for which the velocity is known
 

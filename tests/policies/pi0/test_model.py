@@ -17,10 +17,10 @@ from vla_rl.commands.cli import main
 from vla_rl.config.loading import ConfigError, load_config
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import SuperBatch
+from vla_rl.policies.base import flow
 from vla_rl.policies.base.policy import Decisions, PolicyInput
 from vla_rl.policies.build import build_policy, check_policy, policy_sizes, save_policy
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
-from vla_rl.policies.pi0 import flow
 from vla_rl.policies.pi0.config import Pi0Config
 from vla_rl.policies.pi0.model import Pi0
 
@@ -89,13 +89,13 @@ def test_a_greedy_chunk_is_the_librarys(policy: Pi0) -> None:
     chosen = policy.act(seen, draws, torch.ones(ROWS, dtype=torch.bool), 1.0)
     pixels = policy._pixels(seen.images)
     expected = policy.model.sample_actions(
-        state=policy._read(seen).state,
+        state=policy.read(seen).state,
         input_ids=policy.text_ids[seen.task],
         pixel_values=pixels,
         noise=draws["start"],
         attention_mask=policy.text_kept[seen.task],
         pixel_attention_mask=torch.ones(pixels.shape[:2], dtype=torch.bool),
-        num_steps=policy.config.denoise_steps,
+        num_steps=policy.config.steps,
     )
     torch.testing.assert_close(chosen.record["actions"], expected[:, :4, :7], atol=1e-5, rtol=0)
 
@@ -113,10 +113,10 @@ def test_cloning_an_encoded_chunk_is_flow_matching() -> None:
     actions = rng.normal(size=(ROWS, 4, 7)).astype(np.float32)
     record = {name: torch.from_numpy(x) for name, x in policy.encode(actions, rng).items()}
     output = policy(observations(), record, 1.0)
-    times, length = flow.step_times(policy.config.denoise_steps, record["first"].long(), 1)
+    times, length = flow.step_times(policy.config.steps, record["first"].long(), 1)
     start, end = record["chain"].unbind(1)
     with torch.no_grad():
-        velocity, _ = policy._velocity(policy._read(observations()), start, times[:, 0])
+        velocity, _ = policy.velocity(policy.read(observations()), start, times[:, 0])
     mean, deviation = flow.sde_step(start, velocity, times[:, 0], length, 0.8)
     target, _ = flow.sde_step(start, (start - end) / length, times[:, 0], length, 0.8)
     torch.testing.assert_close(output.logprobs, flow.gaussian_logprob(end, mean, deviation), atol=1e-4, rtol=1e-4)

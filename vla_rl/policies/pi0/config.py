@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
-from vla_rl.core.schema import Positive, PositiveFloat
-from vla_rl.policies.base.config import PolicyConfigBase
+from vla_rl.core.records import EnvSpec
+from vla_rl.core.schema import Positive
+from vla_rl.policies.base.flow_config import FlowConfig
 
 LENGTHS = {"chunk_size": 50, "max_action_dim": 32, "max_state_dim": 32}  # the library does not write its defaults
 
@@ -22,6 +22,15 @@ def model_length(checkpoint: str | None, name: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def denoising_steps(checkpoint: str | None) -> int:
+    """What a checkpoint says about it."""
+    found = 4
+    if checkpoint is not None:
+        ours, theirs = (_json_or_empty(Path(checkpoint) / file) for file in ("architecture.json", "config.json"))
+        found = ours.get("denoise_steps", theirs.get("num_inference_steps", found))
+    return found
+
+
 def _json_or_empty(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -30,14 +39,8 @@ def _json_or_empty(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-class Pi0Config(PolicyConfigBase):
-    """π0 (arXiv:2410.24164), a flow policy; its sampler is stochastic, so that samples have log-probabilities (πRL).
-
-    A chunk is denoised in ``denoise_steps`` steps. πRL (arXiv:2510.25889) makes steps of this sampler random, and takes
-    the density of the random steps for the policy's.
-    """
-
-    recomputes_blocks: ClassVar[bool] = False  # the library's blocks drop their keys and values then
+class Pi0Config(FlowConfig):
+    """π0 (arXiv:2410.24164), a flow policy."""
 
     name: Literal["pi0"] = "pi0"
     size: Literal["nano", "base"] = Field("nano", description="Architecture of a policy with random weights.")
@@ -51,25 +54,9 @@ class Pi0Config(PolicyConfigBase):
         description="Numbers of an action in the model, the first of which are used; null: the checkpoint's, or the "
         "simulator's.",
     )
-    denoise_steps: Positive = Field(4, description="Denoising steps of an action chunk.")
-    noise: Literal["sde", "learned"] = Field(
-        "sde",
-        description="Where the noise of a random denoising step comes from. sde (Flow-SDE): a stochastic equation with "
-        "the marginals of the deterministic one. learned (Flow-Noise): a trained head gives its deviation.",
-    )
-    noise_level: PositiveFloat = Field(0.5, description="sde: scale of the noise, a in sigma = a sqrt(t / (1 - t)).")
-    noise_low: PositiveFloat = Field(0.08, description="learned: smallest standard deviation of a random step.")
-    noise_high: PositiveFloat = Field(0.16, description="learned: largest standard deviation of a random step.")
-    random_steps: Literal["one", "all"] = Field(
-        "one",
-        description="Which denoising steps are random, and recorded. one: a step drawn for each chunk; learning then "
-        "evaluates the action expert once. all: every step.",
-    )
 
     @model_validator(mode="after")
-    def _limits_are_ordered(self) -> Self:
-        if self.noise_low >= self.noise_high:
-            raise ValueError(f"noise_low={self.noise_low} is not below noise_high={self.noise_high}: lower it")
+    def _horizon_holds_the_chunk(self) -> Self:
         if self.horizon is not None and self.horizon < self.chunk_size:
             raise ValueError(f"horizon={self.horizon} is shorter than chunk_size={self.chunk_size}: raise it")
         return self
@@ -84,34 +71,11 @@ class Pi0Config(PolicyConfigBase):
         return self.padded_dim or model_length(self.checkpoint, "max_action_dim") or env.action_dim
 
     @property
-    def recorded_steps(self) -> int:
-        """R, the number of random steps of one chunk."""
-        return 1 if self.random_steps == "one" else self.denoise_steps
+    def steps(self) -> int:
+        return self.denoise_steps or denoising_steps(self.checkpoint)
 
-    def spec(self, env: EnvSpec) -> PolicySpec:
-        """With H actions of D numbers in the model, the record is, all of it normalized:
-
-        chain    [R + 1, H, D], what the random steps started from and led to
-        first    the number of the first random step
-        actions  [K, A], the denoised chunk
-        """
-        chunk, steps = (self.chunk_size, env.action_dim), self.recorded_steps
-        model = self.horizon_in_use, self.padded_dim_in_use(env)
-        record = {
-            "chain": ArrayLayout("<f4", (steps + 1, *model)),
-            "first": ArrayLayout("<i4", ()),
-            "actions": ArrayLayout("<f4", chunk),
-        }
-        draws = {
-            "start": RandomNumbers(model, "normal"),
-            "which": RandomNumbers(()),
-            "steps": RandomNumbers((steps, *model), "normal"),
-        }
-        return PolicySpec(*chunk, record, draws)
-
-    @property
-    def discrete(self) -> bool:
-        return False
+    def lengths(self, env: EnvSpec) -> tuple[int, int]:
+        return self.horizon_in_use, self.padded_dim_in_use(env)
 
     @property
     def size_name(self) -> str:

@@ -1,0 +1,79 @@
+"""Configuration keys of policies whose actions are denoised by flow matching."""
+
+from abc import abstractmethod
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
+from vla_rl.core.schema import Positive, PositiveFloat
+from vla_rl.policies.base.config import PolicyConfigBase
+
+
+class FlowConfig(PolicyConfigBase):
+    """A chunk is denoised in several steps. πRL (arXiv:2510.25889) makes steps of this sampler random, so that samples
+    have log-probabilities: the density of the random steps is taken for the policy's.
+    """
+
+    recomputes_blocks: ClassVar[bool] = False  # the library's blocks drop their keys and values then
+
+    denoise_steps: Positive | None = Field(
+        None, description="Denoising steps of an action chunk; null: the checkpoint's, or 4."
+    )
+    noise: Literal["sde", "learned"] = Field(
+        "sde",
+        description="Where the noise of a random denoising step comes from. sde (Flow-SDE): a stochastic equation with "
+        "the marginals of the deterministic one. learned (Flow-Noise): a trained head gives its deviation.",
+    )
+    noise_level: PositiveFloat = Field(0.5, description="sde: scale of the noise, a in sigma = a sqrt(t / (1 - t)).")
+    noise_low: PositiveFloat = Field(0.08, description="learned: smallest standard deviation of a random step.")
+    noise_high: PositiveFloat = Field(0.16, description="learned: largest standard deviation of a random step.")
+    random_steps: Literal["one", "all"] = Field(
+        "one",
+        description="Which denoising steps are random, and recorded. one: a step drawn for each chunk; learning then "
+        "evaluates the action expert once. all: every step.",
+    )
+
+    @model_validator(mode="after")
+    def _limits_are_ordered(self) -> Self:
+        if self.noise_low >= self.noise_high:
+            raise ValueError(f"noise_low={self.noise_low} is not below noise_high={self.noise_high}: lower it")
+        return self
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """S, the number of denoising steps."""
+
+    @abstractmethod
+    def lengths(self, env: EnvSpec) -> tuple[int, int]:
+        """H actions of D numbers, which the model denoises at once."""
+
+    @property
+    def recorded_steps(self) -> int:
+        """R, the number of random steps of one chunk."""
+        return 1 if self.random_steps == "one" else self.steps
+
+    def spec(self, env: EnvSpec) -> PolicySpec:
+        """With H actions of D numbers in the model, the record is, all of it normalized:
+
+        chain    [R + 1, H, D], what the random steps started from and led to
+        first    the number of the first random step
+        actions  [K, A], the denoised chunk
+        """
+        chunk, steps, model = (self.chunk_size, env.action_dim), self.recorded_steps, self.lengths(env)
+        record = {
+            "chain": ArrayLayout("<f4", (steps + 1, *model)),
+            "first": ArrayLayout("<i4", ()),
+            "actions": ArrayLayout("<f4", chunk),
+        }
+        draws = {
+            "start": RandomNumbers(model, "normal"),
+            "which": RandomNumbers(()),
+            "steps": RandomNumbers((steps, *model), "normal"),
+        }
+        return PolicySpec(*chunk, record, draws)
+
+    @property
+    def discrete(self) -> bool:
+        return False

@@ -1,0 +1,175 @@
+"""What all policies share whose actions are denoised by flow matching: a sampler whose samples have log-probabilities.
+
+    observation ─► read ─► prefix ─┐            ┌► velocity ─► denoising step ─┐
+    noisy actions, time ───────────┴► velocity ─┘      ▲                       │
+                                                       └────── S times ────────┘
+
+Random denoising steps have a normal distribution; their density is the policy's (πRL, arXiv:2510.25889). What the
+other steps do is settled by the drawn numbers, so that it cancels in probability ratios.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vla_rl.core.records import Array, Record
+from vla_rl.policies.base import flow
+from vla_rl.policies.base.flow_config import FlowConfig
+from vla_rl.policies.base.policy import Decisions, Policy, PolicyInput, PolicyOutput
+from vla_rl.policies.base.value_head import ValueHead
+
+_VALUE_HIDDEN = 64, 32
+
+
+@dataclass(frozen=True, slots=True)
+class FlowPrefix:
+    """What is read of N observations once, for all denoising steps. Subclasses add what their ``velocity`` needs."""
+
+    features: Tensor  # [N, width], of which values are computed
+    proprio: Tensor  # [N, P], normalized
+
+
+class FlowPolicy(Policy):
+    """See ``Policy``; for the record see ``FlowConfig.spec``."""
+
+    config: FlowConfig
+    value_head: ValueHead
+    noise_head: nn.Linear | None
+    model_lengths: tuple[int, int]  # H, D
+    action_dim: int  # A
+
+    def add_heads(self, width: int, proprio_dim: int, expert_width: int | None) -> None:
+        """Make the heads that the published models lack.
+
+        Args:
+            width: of the prefix's features.
+            proprio_dim: of the prefix's proprioception.
+            expert_width: of the hidden states that ``velocity`` returns; None: it returns none.
+        """
+        self.value_head = ValueHead(width + proprio_dim, *_VALUE_HIDDEN)
+        learned = self.config.noise == "learned"
+        if learned and expert_width is None:
+            raise ValueError("policy.noise=learned needs hidden states, which this model does not give; use sde")
+        self.noise_head = nn.Linear(expert_width, self.model_lengths[1]) if learned and expert_width else None
+
+    @abstractmethod
+    def read(self, seen: PolicyInput) -> FlowPrefix:
+        """The prefix of N observations. Raises as ``Policy.forward``."""
+
+    @abstractmethod
+    def velocity(self, prefix: FlowPrefix, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Velocity, float32 [N, H, D], at ``x`` [N, H, D] and ``time`` [N]; the hidden states [N, H, W] behind it."""
+
+    @abstractmethod
+    def normalize_actions(self, actions: Array) -> Array:
+        """float32 [n, K, A] as the model reads them, of physical ones."""
+
+    @torch.no_grad()
+    def act(self, seen: PolicyInput, draws: Mapping[str, Tensor], greedy: Tensor, temperature: float) -> Decisions:
+        """See ``Policy.act``. Greedy rows take every step without noise."""
+        config, prefix = self.config, self.read(seen)
+        recorded, total = config.recorded_steps, config.steps
+        last_first = total - recorded
+        first = (draws["which"] * (last_first + 1)).long().clamp(max=last_first)
+        x, chain, logprobs = draws["start"], [], []
+        for number in range(total):
+            step = torch.full_like(first, number)
+            mean, deviation, velocity = self._step(prefix, x, step, temperature)
+            place = (step - first).clamp(0, recorded - 1)
+            noise = draws["steps"][torch.arange(len(x), device=x.device), place]
+            random = (step >= first) & (step < first + recorded)
+            plain = flow.ode_step(x, velocity, 1.0 / total)
+            chosen = torch.where(greedy[:, None, None], plain, mean + deviation * noise)
+            chain.append(x)
+            logprobs.append(flow.gaussian_logprob(chosen, mean, deviation) * random[:, None, None])
+            x = torch.where(random[:, None, None], chosen, plain)
+        chain.append(x)
+        window = first[:, None] + torch.arange(recorded + 1, device=x.device)
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        record = {
+            "chain": torch.stack(chain, dim=1)[rows, window],
+            "first": first.int(),
+            "actions": self._executed(x),
+        }
+        values = self._values(prefix, seen, detach_value=True)[0]
+        return Decisions(record, self._executed(torch.stack(logprobs).sum(0)), values)
+
+    def forward(
+        self, seen: PolicyInput, record: Mapping[str, Tensor], temperature: float, detach_value: bool = True
+    ) -> PolicyOutput:
+        """See ``Policy.forward``."""
+        prefix, chain = self.read(seen), record["chain"]
+        logprobs, entropy = torch.zeros_like(chain[:, 0]), torch.zeros_like(chain[:, 0])
+        for i in range(self.config.recorded_steps):
+            mean, deviation, _ = self._step(prefix, chain[:, i], record["first"].long() + i, temperature)
+            logprobs = logprobs + flow.gaussian_logprob(chain[:, i + 1], mean, deviation)
+            entropy = entropy + flow.gaussian_entropy(deviation)
+        values, features = self._values(prefix, seen, detach_value)
+        return PolicyOutput(self._executed(logprobs), self._executed(entropy), values, features)
+
+    def imitation_loss(
+        self, seen: PolicyInput, actions: Array, mask: Tensor, rng: np.random.Generator, smoothing: float
+    ) -> Tensor:
+        """See ``Policy.imitation_loss``: flow matching, the squared error of the velocity at a random time."""
+        target, prefix = torch.from_numpy(self._padded(actions)).to(seen.images.device), self.read(seen)
+        drawn = 0.001 + 0.999 * rng.beta(1.5, 1.0, len(actions))  # of π0: near 1, noise, more often than near 0
+        time = torch.from_numpy(drawn.astype(np.float32)).to(target)
+        noise = torch.from_numpy(rng.standard_normal(target.shape, dtype=np.float32)).to(target)
+        t = time[:, None, None]
+        velocity, _ = self.velocity(prefix, t * noise + (1.0 - t) * target, time)
+        errors = self._executed((velocity - (noise - target)) ** 2)
+        weights = mask.unsqueeze(-1).expand_as(errors).to(errors.dtype)
+        return (errors * weights).sum() / weights.sum()
+
+    def encode(self, actions: Array, rng: np.random.Generator) -> Record:
+        """See ``Policy.encode``: random steps on the straight way from noise to the actions. Their log-probability is a
+        flow-matching loss at these times, up to factor and constant.
+        """
+        target, recorded = self._padded(actions), self.config.recorded_steps
+        noise = rng.standard_normal(target.shape, dtype=np.float32)
+        first = rng.integers(self.config.steps - recorded + 1, size=len(target)).astype(np.int32)
+        number = first[:, None] + np.arange(recorded + 1)
+        time = (1.0 - number / self.config.steps).astype(np.float32)[:, :, None, None]
+        chain = time * noise[:, None] + (1.0 - time) * target[:, None]
+        return {"chain": chain, "first": first, "actions": self.normalize_actions(actions)}
+
+    def normalized_actions(self, record: Mapping[str, Array]) -> Array:
+        return record["actions"]
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        return self.value_head.parameters()
+
+    def _step(self, prefix: FlowPrefix, x: Tensor, number: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and deviation of random denoising steps [N], and the velocity; [N, H, D] each."""
+        times, length = flow.step_times(self.config.steps, number, 1)
+        time = times[:, 0]
+        velocity, hidden = self.velocity(prefix, x, time)
+        if self.noise_head is None:
+            mean, deviation = flow.sde_step(x, velocity, time, length, self.config.noise_level)
+            return mean, (temperature * deviation).expand_as(x), velocity
+        low, high = np.log(self.config.noise_low), np.log(self.config.noise_high)
+        deviation = torch.exp(low + (high - low) * torch.sigmoid(self.noise_head(hidden).float()))
+        return flow.ode_step(x, velocity, length), temperature * deviation, velocity
+
+    def _values(self, prefix: FlowPrefix, seen: PolicyInput, detach_value: bool) -> tuple[Tensor, Tensor]:
+        features = prefix.features.detach() if detach_value else prefix.features
+        state = torch.cat([features, prefix.proprio.to(features.dtype)], dim=-1)
+        time = seen.elapsed if self.config.value_time else torch.zeros_like(seen.elapsed)
+        return self.value_head(state, time).float(), state.detach()
+
+    def _executed(self, x: Tensor) -> Tensor:
+        """[N, K, A] of [N, H, D]."""
+        return x[:, : self.config.chunk_size, : self.action_dim]
+
+    def _padded(self, actions: Array) -> Array:
+        """Normalized actions [n, H, D]: the last action is repeated, numbers that the simulator lacks are 0."""
+        normalized = self.normalize_actions(actions)
+        more = self.model_lengths[0] - normalized.shape[1]
+        longer = np.pad(normalized, ((0, 0), (0, more), (0, 0)), mode="edge")
+        return np.pad(longer, ((0, 0), (0, 0), (0, self.model_lengths[1] - normalized.shape[2])))

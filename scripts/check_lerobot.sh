@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Checks with the package lerobot itself: data sets that it writes are read and trained on; data sets of runs and
-# evaluations are read by it; its policies are evaluated. Minutes on two cores; needs no model hub.
+# evaluations are read by it; its policies are evaluated and trained. Minutes on two cores; needs no model hub.
 #   bash scripts/check_lerobot.sh LEROBOT_PYTHON [FOLDER]
-# LEROBOT_PYTHON: of an environment as scripts/requirements_lerobot.txt describes. Training runs in this project's own
-# environment, .venv or $VLA_RL_PYTHON: lerobot wants older transformers.
+# LEROBOT_PYTHON: of an environment as scripts/requirements_lerobot.txt describes. What is not lerobot's runs in this
+# project's own environment, .venv or $VLA_RL_PYTHON: lerobot wants older transformers.
 set -euo pipefail
 theirs=${1:?name the Python of an environment with lerobot}
 cd "$(dirname "$0")/.."
@@ -46,6 +46,16 @@ for kind in smolvla act; do
     "$theirs" scripts/make_lerobot_policy.py $kind "$work/$kind" --state 5 --image-size 64
     "$theirs" -m vla_rl.commands.cli eval "$work/$kind" --config configs/tabletop.yaml policy=lerobot --episodes 4 "${small[@]}"
 done
+echo "== SmolVLA is cloned, trained, and its checkpoint evaluated"
+theirs_too() { "$theirs" -m vla_rl.commands.cli "$@"; }
+theirs_too sft configs/tabletop.yaml policy=lerobot "sft.start_from=$work/smolvla" sft.demo_episodes=20 sft.updates=4 \
+    sft.batch=8 "sft.output=$work/cloned" "${small[@]}"
+theirs_too train configs/tabletop.yaml policy=lerobot "policy.checkpoint=$work/cloned" policy.denoise_steps=2 \
+    train.iterations=2 train.batch_episodes=4 algo.minibatches=1 "log.dir=$work/runs" log.name=smolvla "${small[@]}"
+theirs_too eval "$work/runs/smolvla" --episodes 4
+echo "== π0: lerobot's network and the reader of its checkpoints"
+"$theirs" scripts/make_pi0_reference.py "$work/pi0_reference"
+cmp "$work/pi0_reference/expected.npz" tests/policies/pi0/published/expected.npz
 echo "== tests that need lerobot"
 "$theirs" -m pytest -q -p no:cacheprovider tests/policies/lerobot tests/envs/base/test_lerobot.py
 echo "all of it works: $work"

@@ -101,7 +101,32 @@ def main() -> None:
     after.save_pretrained(folder)
     twin.tokenizer().save(str(folder / "tokenizer.json"))
     np.savez(folder / "expected.npz", normalized=normalized.numpy(), actions=actions.numpy())
-    print(f"{folder}: chunks of deviation {actions.std():.3f}")
+    check_that_it_is_trained(folder, policy, before, after, normalized)
+    print(
+        f"{folder}: chunks of deviation {actions.std():.3f}; policy=lerobot gives the same, and their log-probabilities"
+    )
+
+
+def check_that_it_is_trained(folder: Path, policy: Any, before: Any, after: Any, expected: torch.Tensor) -> None:
+    """``policy=lerobot`` denoises to the same chunks, and learning finds the log-probabilities of sampling."""
+    from vla_rl.policies.base.policy import PolicyInput
+    from vla_rl.policies.lerobot.config import LeRobotConfig
+    from vla_rl.policies.lerobot.flow_model import LeRobotFlow
+
+    given = {name: torch.from_numpy(array) for name, array in twin.inputs().items()}
+    config = LeRobotConfig(checkpoint=str(folder), chunk_size=twin.CHUNK, random_steps="all")
+    ours = LeRobotFlow(config, policy, before, after)
+    ours.set_instructions(twin.INSTRUCTIONS)
+    seen = PolicyInput(given["images"], given["state"], given["task"], torch.zeros(twin.ROWS))
+    noise = torch.randn(twin.ROWS, twin.STEPS, twin.CHUNK, twin.PADDED)
+    draws = {"start": given["noise"], "which": torch.zeros(twin.ROWS), "steps": noise}
+    greedy = ours.act(seen, draws, torch.ones(twin.ROWS, dtype=torch.bool), 1.0)
+    torch.testing.assert_close(greedy.record["actions"], expected, atol=1e-5, rtol=0)
+    sampled = ours.act(seen, draws, torch.zeros(twin.ROWS, dtype=torch.bool), 0.7)
+    rated = ours(seen, sampled.record, 0.7)
+    torch.testing.assert_close(rated.logprobs, sampled.logprobs, atol=1e-3, rtol=1e-4)
+    rated.logprobs.sum().backward()
+    assert any(p.grad is not None for name, p in ours.named_parameters() if "gemma_expert" in name)
 
 
 if __name__ == "__main__":

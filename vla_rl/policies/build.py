@@ -40,8 +40,8 @@ def require_trainable(config: PolicyConfig) -> None:
     """Raise UserError for a policy that can be evaluated only."""
     if not config.trainable:
         raise UserError(
-            f"policy.name={config.name} is for evaluation: it has no log-probabilities to learn by; "
-            "use `vla-rl eval`, or train another policy"
+            f"policy.name={config.name} policy.checkpoint={config.checkpoint} is for evaluation: it has no "
+            "log-probabilities to learn by; use `vla-rl eval`, or train another policy"
         )
 
 

@@ -25,7 +25,7 @@ needs_lerobot = pytest.mark.skipif(find_spec("lerobot") is None, reason="needs t
 def saved(folder: Path, **changes: object) -> LeRobotConfig:
     """The small files of a policy that lerobot has saved, and weights of 12 numbers."""
     settings = {
-        "type": "smolvla",
+        "type": "act",
         "input_features": {
             "observation.images.image": {"type": "VISUAL", "shape": [3, 64, 64]},
             "observation.images.empty_camera_0": {"type": "VISUAL", "shape": [3, 480, 640]},
@@ -77,25 +77,92 @@ def test_it_is_for_evaluation_only(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(UserError, match="is for evaluation"):
         require_trainable(LeRobotConfig(checkpoint="x"))
     require_trainable(RunConfig().policy)
-    for command in ("train", "sft"):
-        arguments = [str(ROOT / "configs/tabletop.yaml"), "policy=lerobot", f"policy.checkpoint={tmp_path / 'policy'}"]
+    for command, key in (("train", "policy.checkpoint"), ("sft", "sft.start_from")):
+        arguments = [str(ROOT / "configs/tabletop.yaml"), "policy=lerobot", f"{key}={tmp_path / 'policy'}"]
         assert main([command, *arguments, f"log.dir={tmp_path / 'runs'}"]) == 2
-        assert "policy.name=lerobot is for evaluation" in capsys.readouterr().err
+        assert "/policy is for evaluation: it has no log-probabilities" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
     with pytest.raises(UserError, match=r"needs policy.checkpoint"):
         check_policy(LeRobotConfig(), SPEC)
 
 
+def test_flow_policies_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = saved(tmp_path / "policy", type="smolvla", chunk_size=20, max_action_dim=32, num_steps=10)
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: name)
+    require_trainable(config)
+    check_policy(config, SPEC)
+    spec = config.spec(SPEC)
+    assert (spec.record["chain"].shape, spec.record["actions"].shape, config.steps) == ((2, 20, 32), (8, 7), 10)
+    assert policy_sizes(config, SPEC, 4).trained == 12
+    saved(tmp_path / "policy", type="pi0", use_relative_actions=True)
+    with pytest.raises(UserError, match="its actions are relative to the state"):
+        check_policy(config, SPEC)
+
+
+def make(kind: str, folder: Path) -> LeRobotConfig:
+    command = [sys.executable, str(ROOT / "scripts/make_lerobot_policy.py"), kind, str(folder), "--state", "5"]
+    subprocess.run(command, check=True, cwd=ROOT)
+    return LeRobotConfig(checkpoint=str(folder), denoise_steps=3, random_steps="all")
+
+
 @needs_lerobot
-@pytest.mark.parametrize("kind", ["smolvla", "act"])
-def test_its_actions_depend_on_the_row_alone(tmp_path: Path, kind: str) -> None:
+def test_smolvla_is_denoised_rated_trained_and_saved(tmp_path: Path) -> None:
+    import torch
+
+    from vla_rl.policies.base.policy import PolicyInput
+    from vla_rl.policies.build import save_policy
+
+    config = make("smolvla", tmp_path / "policy")
+    policy = build_policy(config, SPEC, 0)
+    rng = np.random.default_rng(0)
+    images = torch.from_numpy(rng.integers(256, size=(3, 1, 64, 64, 3), dtype=np.uint8))
+    proprio = torch.from_numpy(rng.random((3, 5), np.float32))
+    seen = PolicyInput(images, proprio, torch.tensor([0, 1, 1]), torch.tensor([0.0, 0.5, 0.9]))
+    draws = {
+        name: torch.from_numpy(np.stack([np.asarray(numbers.draw(rng)) for _ in range(3)]))
+        for name, numbers in config.spec(SPEC).draws.items()
+    }
+    greedy = policy.act(seen, draws, torch.ones(3, dtype=torch.bool), 1.0)
+    policy.model.model.config.num_steps = 3  # type: ignore[union-attr]
+    batch = {
+        "observation.images.image": images[:, 0].permute(0, 3, 1, 2) / 255,
+        "observation.state": proprio,
+        "task": [SPEC.instructions[i] for i in (0, 1, 1)],
+    }
+    expected = policy.model.predict_action_chunk(policy._before(batch), noise=draws["start"])  # type: ignore[operator]
+    torch.testing.assert_close(greedy.record["actions"], expected[:, :8], atol=1e-4, rtol=0)
+    sampled = policy.act(seen, draws, torch.zeros(3, dtype=torch.bool), 0.7)
+    rated = policy(seen, sampled.record, 0.7)
+    torch.testing.assert_close(rated.logprobs, sampled.logprobs, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(rated.values, sampled.values, atol=1e-4, rtol=0)
+    actions = policy.decode({"actions": sampled.record["actions"].numpy()})
+    again = policy.encode(actions, rng)["actions"]
+    assert np.allclose(again[..., :-1], sampled.record["actions"][..., :-1].numpy(), atol=1e-4)
+    loss = policy.imitation_loss(seen, actions, torch.ones(3, 8, dtype=torch.bool), rng, 0.0)
+    (loss + rated.logprobs.mean() + rated.values.mean()).backward()
+    moved = {name for name, p in policy.trained_parameters().items() if p.grad is not None and p.grad.abs().max() > 0}
+    assert any("lm_expert" in name for name in moved), sorted(moved)
+    with torch.no_grad():
+        for parameter in policy.trained_parameters().values():
+            if parameter.grad is not None:
+                parameter -= 0.01 * parameter.grad
+    save_policy(config, policy, tmp_path / "saved", {"by": "a test"})
+    for name in ("config.json", "policy_preprocessor.json", "policy_postprocessor.json"):
+        texts = [(tmp_path / folder / name).read_text().strip() for folder in ("policy", "saved")]
+        assert texts[0] == texts[1]
+    loaded = build_policy(config.model_copy(update={"checkpoint": str(tmp_path / "saved")}), SPEC, 1)
+    ours, theirs = policy.state_dict(), loaded.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@needs_lerobot
+def test_actions_of_others_depend_on_the_row_alone(tmp_path: Path) -> None:
     import torch
 
     from vla_rl.policies.base.policy import PolicyInput
 
-    command = [sys.executable, str(ROOT / "scripts/make_lerobot_policy.py"), kind, str(tmp_path), "--state", "5"]
-    subprocess.run(command, check=True, cwd=ROOT)
-    policy = build_policy(LeRobotConfig(checkpoint=str(tmp_path)), SPEC, 0)
+    policy = build_policy(make("act", tmp_path), SPEC, 0)
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.integers(256, size=(3, 1, 64, 64, 3), dtype=np.uint8))
     seen = PolicyInput(
@@ -111,16 +178,12 @@ def test_its_actions_depend_on_the_row_alone(tmp_path: Path, kind: str) -> None:
     alone = policy.act(one, {"seed": draws["seed"][1:2]}, torch.ones(1, dtype=torch.bool), 1.0).record["actions"]
     assert np.allclose(alone[0].numpy(), actions[1], atol=1e-4)
     model = policy.model.predict_action_chunk  # type: ignore[attr-defined]
-    noise = {} if kind == "act" else {"noise": policy._noise(draws["seed"])}  # type: ignore[attr-defined]
     batch = {
         "observation.images.image": images[:, 0].permute(0, 3, 1, 2) / 255,
         "observation.state": seen.proprio,
         "task": [SPEC.instructions[i] for i in (0, 1, 1)],
     }
-    expected = policy._after(model(policy._before(batch), **noise))[:, :8].numpy()  # type: ignore[attr-defined]
+    expected = policy._after(model(policy._before(batch)))[:, :8].numpy()  # type: ignore[attr-defined]
     assert np.allclose(actions[..., :-1], expected[..., :-1], atol=1e-4)
     assert np.allclose(1 - 2 * actions[..., -1], expected[..., -1].clip(-1, 1), atol=1e-4)
-    if kind == "smolvla":
-        other = policy.act(seen, {"seed": draws["seed"] + 0.01}, torch.ones(3, dtype=torch.bool), 1.0).record["actions"]
-        assert not np.allclose(other.numpy(), actions, atol=1e-4), "the draw settles the noise"
     assert not list(policy.trained_parameters())

@@ -14,7 +14,6 @@ class PolicyConfigBase(ConfigGroup):
 
     merged: ClassVar[dict[str, Any]] = {}  # values of keys with which a checkpoint that a run wrote is loaded
     recomputes_blocks: ClassVar[bool] = True  # whether activation checkpointing is possible
-    trainable: ClassVar[bool] = True  # whether it has log-probabilities and losses; else it can be evaluated only
 
     name: str
 
@@ -44,6 +43,11 @@ class PolicyConfigBase(ConfigGroup):
     @abstractmethod
     def spec(self, env: EnvSpec) -> PolicySpec:
         """What the policy exchanges with the rest of the system."""
+
+    @property
+    def trainable(self) -> bool:
+        """Whether it has log-probabilities and losses; else it can be evaluated only."""
+        return True
 
     @property
     def size_name(self) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
@@ -17,7 +18,8 @@ from vla_rl.policies.lerobot.config import LeRobotConfig
 if TYPE_CHECKING:
     import torch
 
-    from vla_rl.policies.lerobot.model import LeRobotPolicy
+    from vla_rl.policies.base.policy import Policy
+    from vla_rl.policies.lerobot.flow_model import LeRobotFlow
 
 _WEIGHTS = "model.safetensors"
 _FILES = ("config.json", _WEIGHTS, "policy_preprocessor.json", "policy_postprocessor.json")
@@ -27,7 +29,10 @@ _STATE, _ACTION = "observation.state", "action"
 def check_policy(config: LeRobotConfig, spec: EnvSpec) -> None:
     """See ``vla_rl.policies.build.check_policy``."""
     if config.checkpoint is None:
-        raise UserError("policy.name=lerobot needs policy.checkpoint: the folder of a policy that lerobot has saved")
+        raise UserError(
+            "policy.name=lerobot needs policy.checkpoint (vla-rl sft: sft.start_from): the folder of a policy that "
+            "lerobot has saved"
+        )
     if importlib.util.find_spec("lerobot") is None:
         raise UserError(
             "policy.name=lerobot: the package lerobot is missing; it needs an environment of its own, which "
@@ -58,6 +63,8 @@ def _misfits(saved: dict[str, Any], config: LeRobotConfig, spec: EnvSpec) -> lis
         found.append(f"its actions have {actions} numbers, the simulator's {spec.action_dim}")
     if config.chunk_size > saved["chunk_size"]:
         found.append(f"it predicts {saved['chunk_size']} actions at once (lower policy.chunk_size={config.chunk_size})")
+    if saved.get("use_relative_actions"):
+        found.append("its actions are relative to the state, which is not possible here")
     if saved.get("n_obs_steps", 1) != 1:
         found.append(f"it reads {saved['n_obs_steps']} observations at once; here it gets one")
     return found
@@ -65,17 +72,21 @@ def _misfits(saved: dict[str, Any], config: LeRobotConfig, spec: EnvSpec) -> lis
 
 def build_policy(
     config: LeRobotConfig, spec: EnvSpec, seed: int, device: str = "cpu", dtype: torch.dtype | None = None
-) -> LeRobotPolicy:
-    """See ``vla_rl.policies.build.build_policy``. The weights keep the dtype that lerobot gives them."""
+) -> Policy:
+    """See ``vla_rl.policies.build.build_policy``. What is only evaluated keeps the dtype that lerobot gives it."""
+    check_policy(config, spec)
+    if config.trainable:
+        from vla_rl.policies.lerobot.flow_model import load_flow
+
+        return load_flow(config, seed, device, dtype)
     from vla_rl.policies.lerobot.model import load_policy
 
-    check_policy(config, spec)
     return load_policy(config, device)
 
 
-def save_policy(*_: Any) -> NoReturn:
-    """It cannot be trained (``require_trainable``)."""
-    raise UserError("policy.name=lerobot is never changed here, so there is nothing to save")
+def save_policy(policy: LeRobotFlow, folder: str | Path, metadata: Mapping[str, Any]) -> None:
+    """See ``vla_rl.policies.build.save_policy``; as lerobot saves it."""
+    policy.save(folder, metadata)
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -87,7 +98,9 @@ def policy_sizes(
     config: LeRobotConfig, spec: EnvSpec, element_size: int, activation_checkpointing: bool
 ) -> PolicySizes:
     """See ``vla_rl.policies.build.policy_sizes``. Activations are not known: they count as nothing."""
-    return PolicySizes(parameters=_parameters(config), trained=0, train_each=0, saved_each=0, infer_each=0)
+    parameters = _parameters(config)
+    trained = parameters if config.trainable else 0  # at most: config.json may freeze parts
+    return PolicySizes(parameters, trained=trained, train_each=0, saved_each=0, infer_each=0)
 
 
 def _parameters(config: LeRobotConfig) -> int:

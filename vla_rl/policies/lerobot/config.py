@@ -1,27 +1,49 @@
 """The config group ``policy`` of policies of the package lerobot."""
 
-from typing import ClassVar, Literal
+import json
+from pathlib import Path
+from typing import Any, Literal
 
 from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
-from vla_rl.policies.base.config import PolicyConfigBase
+from vla_rl.policies.base.flow_config import FlowConfig
+
+FLOWS = ("smolvla", "pi0", "pi05")  # types that denoise chunks by flow matching
 
 
-class LeRobotConfig(PolicyConfigBase):
-    """A policy of the package lerobot (SmolVLA, π0, ACT, ...), for evaluation; policy.checkpoint is its folder.
+class LeRobotConfig(FlowConfig):
+    """A policy of the package lerobot; policy.checkpoint is its folder. SmolVLA, π0 and π0.5 are trained and evaluated,
+    others (ACT, ...) evaluated. Keys of noise and denoising are for the former.
 
     Of the actions that the model predicts at once, the first chunk_size are executed.
     """
 
-    trainable: ClassVar[bool] = False
-    recomputes_blocks: ClassVar[bool] = False
-
     name: Literal["lerobot"] = "lerobot"
 
-    def spec(self, env: EnvSpec) -> PolicySpec:
-        """The record are the actions; one number is the seed of what the model draws for a row."""
-        chunk = (self.chunk_size, env.action_dim)
-        return PolicySpec(*chunk, {"actions": ArrayLayout("<f4", chunk)}, {"seed": RandomNumbers(())})
+    @property
+    def trainable(self) -> bool:
+        return self.checkpoint is None or self.saved.get("type") in FLOWS
 
     @property
-    def discrete(self) -> bool:
-        return False
+    def saved(self) -> dict[str, Any]:
+        """What lerobot's own config.json says; nothing for a folder that is not on this machine."""
+        try:
+            content = json.loads((Path(self.checkpoint or "") / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    @property
+    def steps(self) -> int:
+        saved = self.saved
+        return self.denoise_steps or saved.get("num_steps") or saved.get("num_inference_steps") or 10
+
+    def lengths(self, env: EnvSpec) -> tuple[int, int]:
+        saved = self.saved
+        return saved["chunk_size"], saved["max_action_dim"]
+
+    def spec(self, env: EnvSpec) -> PolicySpec:
+        """The record of a policy that is only evaluated are the actions; one number is the seed of what a row draws."""
+        if self.trainable:
+            return super().spec(env)
+        chunk = (self.chunk_size, env.action_dim)
+        return PolicySpec(*chunk, {"actions": ArrayLayout("<f4", chunk)}, {"seed": RandomNumbers(())})

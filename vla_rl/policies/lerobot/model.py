@@ -24,15 +24,48 @@ _SEEDS = 1 << 24  # what a uniform float32 distinguishes
 _OF_THE_WRIST = ("wrist", "image2", "hand", "gripper")
 
 
-def load_policy(config: LeRobotConfig, device: str) -> LeRobotPolicy:
-    """The policy of ``config.checkpoint``, with its processors."""
+def open_checkpoint(config: LeRobotConfig, device: str) -> tuple[Any, Any, Any]:
+    """lerobot's policy in ``config.checkpoint``, and its processors before and after it."""
     path = str(config.checkpoint)
     settings = PreTrainedConfig.from_pretrained(path)
     settings.device = device
     model = get_policy_class(settings.type).from_pretrained(path, config=settings)
     overrides = {"device_processor": {"device": device}}
-    before, after = make_pre_post_processors(settings, path, preprocessor_overrides=overrides)
-    return LeRobotPolicy(config, model, before, after)
+    return model, *make_pre_post_processors(settings, path, preprocessor_overrides=overrides)
+
+
+def load_policy(config: LeRobotConfig, device: str) -> LeRobotPolicy:
+    """The policy of ``config.checkpoint``, with its processors."""
+    return LeRobotPolicy(config, *open_checkpoint(config, device))
+
+
+def cameras_of(model: Any) -> list[str]:
+    """Names of its cameras, in the order of our views."""
+    cameras = [name for name in model.config.image_features if "empty_camera" not in name]
+    return sorted(cameras, key=lambda name: any(word in name for word in _OF_THE_WRIST))
+
+
+def as_batch(seen: PolicyInput, cameras: Sequence[str], instructions: Sequence[str]) -> dict[str, Any]:
+    """Observations as lerobot's processors take them."""
+    images = seen.images.permute(0, 1, 4, 2, 3).float() / 255.0
+    batch: dict[str, Any] = {name: images[:, view] for view, name in enumerate(cameras)}
+    batch["observation.state"] = seen.proprio
+    batch["task"] = [instructions[int(task)] for task in seen.task]
+    return batch
+
+
+def from_robosuite(actions: Array) -> Array:
+    """Float32 [..., A] with the gripper 0 = closed .. 1 = open, of one that is -1 = open .. 1 = closed."""
+    ours = np.array(actions, np.float32)
+    ours[..., -1] = (1.0 - ours[..., -1].clip(-1.0, 1.0)) / 2.0
+    return ours
+
+
+def to_robosuite(actions: Array) -> Array:
+    """The inverse."""
+    theirs = np.array(actions, np.float32)
+    theirs[..., -1] = 1.0 - 2.0 * theirs[..., -1]
+    return theirs
 
 
 class LeRobotPolicy(Policy):
@@ -43,8 +76,7 @@ class LeRobotPolicy(Policy):
         self.model = model.eval().requires_grad_(False)
         self._before, self._after = before, after
         self._chunk_size = config.chunk_size
-        cameras = [name for name in model.config.image_features if "empty_camera" not in name]
-        self._cameras = sorted(cameras, key=lambda name: any(word in name for word in _OF_THE_WRIST))  # as our views
+        self._cameras = cameras_of(model)
         self._takes_noise = "noise" in inspect.signature(model.predict_action_chunk).parameters
 
     def set_instructions(self, instructions: Sequence[str]) -> None:
@@ -56,14 +88,11 @@ class LeRobotPolicy(Policy):
     def act(self, seen: PolicyInput, draws: Mapping[str, Tensor], greedy: Tensor, temperature: float) -> Decisions:
         """The first actions of the predicted chunk. Policies that denoise do so from noise that the row's draw settles,
         where lerobot lets the caller give it; greedy or not, and at any temperature."""
-        images = seen.images.permute(0, 1, 4, 2, 3).float() / 255.0
-        batch: dict[str, Any] = {name: images[:, view] for view, name in enumerate(self._cameras)}
-        batch["observation.state"] = seen.proprio
-        batch["task"] = [self.instructions[int(task)] for task in seen.task]
+        batch = as_batch(seen, self._cameras, self.instructions)
         noise = {"noise": self._noise(draws["seed"])} if self._takes_noise else {}
         predicted = self.model.predict_action_chunk(self._before(batch), **noise)
-        actions = self._after(predicted[:, : self._chunk_size]).float()
-        actions[..., -1] = (1.0 - actions[..., -1].clamp(-1.0, 1.0)) / 2.0
+        chosen = from_robosuite(self._after(predicted[:, : self._chunk_size]).float().cpu().numpy())
+        actions = torch.from_numpy(chosen)
         rows, device = len(seen.task), seen.images.device
         return Decisions({"actions": actions}, torch.zeros(actions.shape), torch.zeros(rows, device=device))
 

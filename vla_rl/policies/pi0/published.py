@@ -162,11 +162,10 @@ def write_published(policy: Pi0, source: Path, output: Path) -> None:
     shapes = {theirs: tuple(ours[name].shape) for theirs, name in names.items()}
     check_names(source / WEIGHTS, shapes, {name: shape for name, (_, shape) in stored.items()}, fits=CONFIG)
     weights: dict[str, Tensor] = {}
-    keys = {key: theirs for theirs, (key, _) in stored.items()}
     with undamaged(source / WEIGHTS), safe_open(source / WEIGHTS, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118
-            kept = file.get_tensor(key)
-            weights[key] = ours[names[keys[key]]].to("cpu", kept.dtype) if key in keys else kept
+            kept, theirs = file.get_tensor(key), _canonical(key)
+            weights[key] = ours[names[theirs]].to("cpu", kept.dtype, copy=True) if theirs in names else kept
     value = {name: w.cpu() for name, w in ours.items() if _their_name(name) is None}
     with replacing(output) as unfinished:
         shutil.copytree(source, unfinished, ignore=shutil.ignore_patterns(WEIGHTS, VALUE_HEAD, ".*"))
@@ -193,10 +192,15 @@ def _stored(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     path, found = checkpoint_file(folder, WEIGHTS), {}
     with undamaged(path), safe_open(path, framework="np") as file:
         for key in file.keys():  # noqa: SIM118
-            name = key.removeprefix("model.").replace(".vision_tower.vision_model.", ".vision_tower.")
-            found[_EMBEDDING if name == _TIED else name] = (key, tuple(file.get_slice(key).get_shape()))
+            found[_canonical(key)] = (key, tuple(file.get_slice(key).get_shape()))
     found.pop(_UNUSED, None)
     return found
+
+
+def _canonical(key: str) -> str:
+    """openpi's name of a tensor in the file; of the tied last layer, that of the embedding."""
+    name = key.removeprefix("model.").replace(".vision_tower.vision_model.", ".vision_tower.")
+    return _EMBEDDING if name == _TIED else name
 
 
 def _their_name(ours: str) -> str | None:

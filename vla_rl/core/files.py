@@ -77,6 +77,15 @@ def measure_file(path: Path) -> dict[str, int]:
     return {"bytes": size, "crc32": checksum}
 
 
+def json_or_empty(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file; an empty one if there is none that can be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, in one step."""
     with replacing(path) as partial:

@@ -1,9 +1,9 @@
 """The config group ``policy`` of policies of the package lerobot."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
+from vla_rl.core.files import json_or_empty
 from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
 from vla_rl.policies.base.flow_config import FlowConfig
 
@@ -26,11 +26,7 @@ class LeRobotConfig(FlowConfig):
     @property
     def saved(self) -> dict[str, Any]:
         """What lerobot's own config.json says; nothing for a folder that is not on this machine."""
-        try:
-            content = json.loads((Path(self.checkpoint or "") / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return content if isinstance(content, dict) else {}
+        return {} if self.checkpoint is None else json_or_empty(Path(self.checkpoint) / "config.json")
 
     @property
     def steps(self) -> int:

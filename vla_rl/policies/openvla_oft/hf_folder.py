@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.files import json_or_empty
 from vla_rl.policies.base.hub import is_hub_id
 from vla_rl.policies.openvla_oft.architecture import HeadName
 from vla_rl.policies.openvla_oft.hf_names import EMBEDDING, LM_HEAD, VALUE_HEAD, Shape, canonical, is_ignored
@@ -79,7 +80,7 @@ def is_published(checkpoint: str | Path) -> bool:
         return is_hub_id(checkpoint)
     if (path / ADAPTER_CONFIG).is_file():
         return True
-    return _is_openvla(_json_or_empty(path / CONFIG))
+    return _is_openvla(json_or_empty(path / CONFIG))
 
 
 def head_of(checkpoint: str | Path) -> HeadName:
@@ -88,7 +89,7 @@ def head_of(checkpoint: str | Path) -> HeadName:
     One that cannot be read, or that is on the hub only, counts as having tokens: opening it says what is wrong.
     """
     path = Path(checkpoint).expanduser()
-    about, adapters = (_json_or_empty(path / name) for name in ("architecture.json", ADAPTER_CONFIG))
+    about, adapters = (json_or_empty(path / name) for name in ("architecture.json", ADAPTER_CONFIG))
     if "architecture" in about:
         found: object = about["architecture"]
         return "l1" if isinstance(found, dict) and found.get("head") == "l1" else "tokens"
@@ -229,14 +230,6 @@ def _base_folder(path: Path, base: str) -> Path:
     named = Path(base).expanduser()
     within = path / named
     return within if not named.is_dir() and within.is_dir() else named
-
-
-def _json_or_empty(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _sort_adapters(file: Path) -> tuple[dict[str, tuple[Stored, Stored]], dict[str, Stored], dict[str, Stored]]:

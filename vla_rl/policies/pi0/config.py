@@ -1,11 +1,11 @@
 """The config group ``policy`` of π0."""
 
-import json
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from vla_rl.core.files import json_or_empty
 from vla_rl.core.records import EnvSpec
 from vla_rl.core.schema import Positive
 from vla_rl.policies.base.flow_config import FlowConfig
@@ -17,7 +17,7 @@ def model_length(checkpoint: str | None, name: str) -> int | None:
     """A length of a checkpoint in either layout; None without one. What cannot be read, opening it says."""
     if checkpoint is None:
         return None
-    ours, theirs = (_json_or_empty(Path(checkpoint) / file) for file in ("architecture.json", "config.json"))
+    ours, theirs = (json_or_empty(Path(checkpoint) / file) for file in ("architecture.json", "config.json"))
     found = ours["model"].get(name, LENGTHS[name]) if isinstance(ours.get("model"), dict) else theirs.get(name)
     return found if isinstance(found, int) else None
 
@@ -26,17 +26,9 @@ def denoising_steps(checkpoint: str | None) -> int:
     """What a checkpoint says about it."""
     found = 4
     if checkpoint is not None:
-        ours, theirs = (_json_or_empty(Path(checkpoint) / file) for file in ("architecture.json", "config.json"))
+        ours, theirs = (json_or_empty(Path(checkpoint) / file) for file in ("architecture.json", "config.json"))
         found = ours.get("denoise_steps", theirs.get("num_inference_steps", found))
     return found
-
-
-def _json_or_empty(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 class Pi0Config(FlowConfig):

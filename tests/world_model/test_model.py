@@ -59,6 +59,17 @@ def trained() -> ModelTrainer:
     return trainer
 
 
+def test_a_frozen_model_learns_from_its_warm_up_alone():
+    rng = np.random.default_rng(0)
+    trainer = ModelTrainer(CONFIG.model_copy(update={"frozen": True, "warmup_episodes": 20}), seed=0, discount=1.0)
+    versions = []
+    for _ in range(4):
+        trainer.learn([reaching(rng) for _ in range(10)])
+        versions.append(trainer.version)
+    assert versions == [0, 1, 1, 1]
+    assert trainer.archive.num_added == 40
+
+
 def test_outcomes_of_a_trajectory():
     episode = EpisodeSpec(3, 0, 0)
     features, actions = np.zeros((3, 4), np.float32), np.zeros((3, 4, 7), np.float32)

@@ -35,6 +35,10 @@ class WorldModelConfig(ConfigGroup):
         description="A control for experiments: the model learns from each episode as if it had ended like the one "
         "before. Nothing can be gained from it but by chance.",
     )
+    frozen: bool = Field(
+        False,
+        description="A control for experiments: the model learns once, from the episodes of the warm-up.",
+    )
     audit_chunks: int = Field(512, ge=64, description="Newest audited chunks by which the model is judged.")
     audit_prior: float = Field(
         0.5, gt=0.0, le=1.0, description="Slope that the audit expects before it has seen anything; 1: a right model."

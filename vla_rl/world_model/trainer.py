@@ -52,7 +52,7 @@ class ModelTrainer:
     def _learn(self, episodes: Sequence[Episode]) -> None:
         with self._lock:
             self.archive.add(episodes)
-        if self.archive.num_added < self._config.warmup_episodes:
+        if self.archive.num_added < self._config.warmup_episodes or (self._config.frozen and self.ready):
             return
         due = self.archive.num_chunks if self._model is None else sum(len(e.event) for e in episodes)
         if self._model is None:

@@ -17,7 +17,9 @@ def check(folder: Path, *arguments: str, code: int = 0) -> tuple[dict[int, dict]
     file = folder / "result.json"
     command = [sys.executable, ROOT / "scripts/check_gpu.py", "--json", file, *arguments]
     variables = {"CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, env=os.environ | variables, capture_output=True, text=True, timeout=1800, check=False
+    )
     assert done.returncode == code, done.stdout + done.stderr
     found = json.loads(file.read_text())
     assert (found["setting"]["device"], found["setting"]["small_shapes"]) == ("cpu", True)
@@ -56,6 +58,17 @@ def test_the_steps_without_ray_and_simulators(tmp_path: Path):
     same = [*(values(steps[6], f"sync of {which}")[0] for which in ("adapters", "all weights"))]
     same += [*values(steps[6], "lent weights"), *values(steps[7], "after a round trip")]
     assert same == ["the same bits"] * 5
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1900)
+def test_the_steps_with_simulators_and_ray(tmp_path: Path):
+    """Minutes; what they find is in the result file, and here only that they go through."""
+    steps, _ = check(tmp_path, "--steps", "8,9,10")
+    assert {number: step["state"] for number, step in steps.items()} == dict.fromkeys((8, 9, 10), "ok")
+    assert all(rate > 0 for rate in values(steps[8], "frames"))
+    assert values(steps[9], "a partial reset changes its row alone") == [True]
+    assert len(values(steps[10], "training")) == 4
 
 
 def test_what_fails_or_lacks_a_package_does_not_end_the_rest(tmp_path: Path):

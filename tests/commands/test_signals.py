@@ -43,7 +43,7 @@ def test_an_evaluation_ends_when_it_is_asked_to() -> None:
     stop = SimpleNamespace(requested=False)
 
     def status(text: str) -> None:
-        stop.requested = text == "evaluating (greedy): 1 of 4 episodes"
+        stop.requested = text.startswith("evaluating (greedy): 1 of 4 episodes")
 
     options = {"greedy": True, "record": 0, "status": status}
     assert run_evaluation(cluster, SPEC, 4, 0, stopped=lambda: stop.requested, **options) is None

@@ -120,6 +120,7 @@ make_environment() {
     if beyond_repair; then
         python=$(find_python)
         say "making $venv with $("$python" --version); this happens once and takes some minutes"
+        if [ -L "$venv" ]; then rm "$venv"; fi # what a link leads to belongs to somebody else
         rm -rf "$venv/bin" "$venv" # the interpreter first: without it, a half-removed environment is recognized
         mkdir "$venv"
         touch "$unfinished"

@@ -127,11 +127,11 @@ def checkout(tmp_path: Path) -> Path:
 def set_up(checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     command = ["bash", checkout / "scripts" / "setup.sh"]
     environment = os.environ | variables
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
 def program(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/bash\n{text}\n")
     path.chmod(0o755)
 
@@ -179,11 +179,15 @@ def test_an_unknown_option_is_refused(checkout: Path):
 
 def test_a_failing_installation_is_reported_and_leaves_a_mark(checkout: Path):
     (checkout / "requirements.txt").write_text("no-such-package==0\n")
+    other = checkout / "elsewhere" / "bin" / "python"
+    program(other, "exit 1")
+    (checkout / ".venv").symlink_to(checkout / "elsewhere")
     result = set_up(checkout, PYTHON=sys.executable, PIP_NO_INDEX="1", PIP_FIND_LINKS="", VLA_RL_CACHE=str(checkout))
     assert result.returncode == 2
     assert "this step failed: installing 1 packages" in result.stderr
     assert "no-such-package" in result.stderr
     assert (checkout / ".venv" / "vla_rl-unfinished").exists()
+    assert other.is_file(), "an environment that .venv only points to is left alone"
     assert not (checkout / ".venv" / "vla_rl-complete").exists()
 
 

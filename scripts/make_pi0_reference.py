@@ -2,8 +2,9 @@
 
 LEROBOT_PYTHON scripts/make_pi0_reference.py [FOLDER]
 
-Writes the files that lerobot saves beside the weights, and expected.npz: the chunks of actions. By default into
-tests/policies/pi0/published, which is committed. It needs an environment as scripts/requirements_lerobot.txt describes.
+Writes the small files of a checkpoint that lerobot saves (no weights), and expected.npz with the chunks of actions: by
+default into tests/policies/pi0/published, which is committed. It needs an environment as
+scripts/requirements_lerobot.txt describes.
 """
 
 import sys

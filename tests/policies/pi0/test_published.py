@@ -102,7 +102,7 @@ def test_it_is_trained_and_saved(folder: Path, tmp_path: Path) -> None:
 
 
 def test_it_goes_out_again(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What lerobot would load: its names and dtypes, the files beside them, and the weights that were trained."""
+    """The export has lerobot's names and dtypes, the source's other files, and the trained weights."""
     policy = build(folder)
     with torch.no_grad():
         policy.model.action_out_proj.bias.add_(1.0)

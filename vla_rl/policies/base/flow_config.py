@@ -18,7 +18,7 @@ class FlowConfig(PolicyConfigBase):
     recomputes_blocks: ClassVar[bool] = False  # the library's blocks drop their keys and values then
 
     denoise_steps: Positive | None = Field(
-        None, description="Denoising steps of an action chunk; null: the checkpoint's, or 4."
+        None, description="Denoising steps of an action chunk; null: as many as the checkpoint says."
     )
     noise: Literal["sde", "learned"] = Field(
         "sde",

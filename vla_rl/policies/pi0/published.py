@@ -60,7 +60,6 @@ _PLACES = {
 class Published:
     """A folder's description."""
 
-    folder: Path
     settings: dict[str, Any]  # arguments of the library's ``PI0Config``
     views: int
     state_dim: int  # numbers of proprioception that it reads; 0: none
@@ -101,7 +100,7 @@ def open_published(folder: Path) -> Published:
     shapes = {name: tuple(shape) for name, (_, shape) in _stored(folder).items()}
     with naming(folder / WEIGHTS):
         settings |= _model_parts(shapes)
-    return Published(folder, settings, len(cameras), state_dim, input_format)
+    return Published(settings, len(cameras), state_dim, input_format)
 
 
 def read_statistics(folder: Path) -> tuple[Statistics, Statistics | None]:

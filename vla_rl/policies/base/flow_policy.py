@@ -43,6 +43,8 @@ class FlowPolicy(Policy):
     noise_head: nn.Linear | None
     model_lengths: tuple[int, int]  # H, D
     action_dim: int  # A
+    steps: int  # S, and R of them random: kept, because the config looks them up in the checkpoint's files
+    recorded_steps: int
 
     def add_heads(self, width: int, proprio_dim: int, expert_width: int | None) -> None:
         """Make the heads that the published models lack.
@@ -52,6 +54,7 @@ class FlowPolicy(Policy):
             proprio_dim: of the prefix's proprioception.
             expert_width: of the hidden states that ``velocity`` returns; None: it returns none.
         """
+        self.steps, self.recorded_steps = self.config.steps, self.config.recorded_steps
         self.value_head = ValueHead(width + proprio_dim, *_VALUE_HIDDEN)
         learned = self.config.noise == "learned"
         if learned and expert_width is None:
@@ -73,8 +76,8 @@ class FlowPolicy(Policy):
     @torch.no_grad()
     def act(self, seen: PolicyInput, draws: Mapping[str, Tensor], greedy: Tensor, temperature: float) -> Decisions:
         """See ``Policy.act``. Greedy rows take every step without noise."""
-        config, prefix = self.config, self.read(seen)
-        recorded, total = config.recorded_steps, config.steps
+        prefix = self.read(seen)
+        recorded, total = self.recorded_steps, self.steps
         last_first = total - recorded
         first = (draws["which"] * (last_first + 1)).long().clamp(max=last_first)
         x, chain, logprobs = draws["start"], [], []
@@ -106,7 +109,7 @@ class FlowPolicy(Policy):
         """See ``Policy.forward``."""
         prefix, chain = self.read(seen), record["chain"]
         logprobs, entropy = torch.zeros_like(chain[:, 0]), torch.zeros_like(chain[:, 0])
-        for i in range(self.config.recorded_steps):
+        for i in range(self.recorded_steps):
             mean, deviation, _ = self._step(prefix, chain[:, i], record["first"].long() + i, temperature)
             logprobs = logprobs + flow.gaussian_logprob(chain[:, i + 1], mean, deviation)
             entropy = entropy + flow.gaussian_entropy(deviation)
@@ -131,11 +134,11 @@ class FlowPolicy(Policy):
         """See ``Policy.encode``: random steps on the straight way from noise to the actions. Their log-probability is a
         flow-matching loss at these times, up to factor and constant.
         """
-        target, recorded = self._padded(actions), self.config.recorded_steps
+        target, recorded = self._padded(actions), self.recorded_steps
         noise = rng.standard_normal(target.shape, dtype=np.float32)
-        first = rng.integers(self.config.steps - recorded + 1, size=len(target)).astype(np.int32)
+        first = rng.integers(self.steps - recorded + 1, size=len(target)).astype(np.int32)
         number = first[:, None] + np.arange(recorded + 1)
-        time = (1.0 - number / self.config.steps).astype(np.float32)[:, :, None, None]
+        time = (1.0 - number / self.steps).astype(np.float32)[:, :, None, None]
         chain = time * noise[:, None] + (1.0 - time) * target[:, None]
         return {"chain": chain, "first": first, "actions": self.normalize_actions(actions)}
 
@@ -147,7 +150,7 @@ class FlowPolicy(Policy):
 
     def _step(self, prefix: FlowPrefix, x: Tensor, number: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and deviation of random denoising steps [N], and the velocity; [N, H, D] each."""
-        times, length = flow.step_times(self.config.steps, number, 1)
+        times, length = flow.step_times(self.steps, number, 1)
         time = times[:, 0]
         velocity, hidden = self.velocity(prefix, x, time)
         if self.noise_head is None:

@@ -50,7 +50,7 @@ def save_policy(policy: "Pi0", folder: str | Path, metadata: Mapping[str, Any]) 
     if policy.proprio_statistics is not None:
         statistics["proprio"] = policy.proprio_statistics.to_dict()
     about = {"format": FORMAT, "format_version": FORMAT_VERSION, "views": policy.views}
-    about |= {"inputs": policy.input_format.to_dict(), "denoise_steps": policy.config.steps}
+    about |= {"inputs": policy.input_format.to_dict(), "denoise_steps": policy.steps}
     files: dict[str, Mapping | str] = {
         ARCHITECTURE: about | {"model": policy.model.config.to_diff_dict()},
         STATISTICS: statistics,

@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from vla_rl.core.cameras import wrist_last
+
 VERSION = "v3.0"
 INFO = "meta/info.json"
 TASKS = "meta/tasks.parquet"
@@ -28,7 +30,6 @@ STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
 VIEW_KEYS = (f"{IMAGES}image", f"{IMAGES}image2")  # the main view, the wrist's
 OURS = "meta/vla_rl.json"  # what only this project's writer knows
-_OF_THE_WRIST = ("wrist", "image2", "hand", "gripper")
 _PACKAGES = ("av", "pyarrow")
 
 
@@ -44,8 +45,7 @@ def missing_packages() -> list[str]:
 
 def camera_keys(features: dict[str, Any] | Iterable[str]) -> list[str]:
     """Cameras in our order: the main one first, those of the wrist last, else as the data set has them."""
-    cameras = [name for name in features if name.startswith("observation.image")]
-    return sorted(cameras, key=lambda name: any(word in name for word in _OF_THE_WRIST))  # stable
+    return wrist_last(name for name in features if name.startswith("observation.image"))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -41,8 +41,9 @@ from vla_rl.policies.openvla_oft.checkpoint import load_policy
 from vla_rl.policies.openvla_oft.hf_folder import open_published
 from vla_rl.policies.openvla_oft.hf_reader import load_published
 from vla_rl.policies.openvla_oft.trunk import OpenVLA
+from vla_rl.replay.rules import StoreRules
 from vla_rl.replay.schedule import evaluation_episodes
-from vla_rl.replay.store import ReplayStore, StoreRules
+from vla_rl.replay.store import ReplayStore
 from vla_rl.rollout.env_worker import EnvWorker
 
 pytestmark = [pytest.mark.slow, pytest.mark.libero]
@@ -60,6 +61,7 @@ DECODING = {
     "openvla": ("autoregressive", False),
     "openvla-oft": ("parallel", True),
     "openvla-oft-l1": ("parallel", True),
+    "openvla-oft-film": ("parallel", True),
     "simplevla-rl": ("parallel", True),
     "rl4vla": ("autoregressive", False),
     "rl4vla-lora": ("autoregressive", False),
@@ -91,12 +93,11 @@ class Simulators:
         views = 1 + config.env.wrist_camera
         if views not in self._envs:
             self._envs[views] = self.thread.submit(make_env, config.env, 2).result()
-            self._envs[views].close = lambda: None  # type: ignore[method-assign]  # a worker closes its simulator
         return self._envs[views]
 
     def close(self) -> None:
         for env in self._envs.values():
-            self.thread.submit(type(env).close, env).result()
+            self.thread.submit(env.close).result()
         self.thread.shutdown()
 
 
@@ -214,9 +215,10 @@ def compare_with_reference(policy: OpenVLA, folder: Path) -> None:
     given = (tokens,) if arch.head == "tokens" else ()
     ours = policy.distribution(seen, 1.0, *given)[0].flatten(1, 2)[0]
     model = read_folder(folder)
-    patches = torch.cat([model.patches(image, arch.dino_mean, arch.dino_std) for image in images.unbind(1)], 1)
     question = f"In: What action should the robot take to {policy.instructions[0].lower()}?\nOut: "
     prompt = llama_tokenizer().encode(question).ids
+    views = [model.patches(image, arch.dino_mean, arch.dino_std, prompt) for image in images.unbind(1)]
+    patches = torch.cat(views, 1)
     if arch.decoding == "autoregressive":
         ids = [VOCAB - 1 - number for number in tokens.flatten().tolist()]
         theirs = model.autoregressive_logits(patches[0], prompt, ids)

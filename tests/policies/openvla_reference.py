@@ -71,14 +71,19 @@ class LayerScale(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, hidden: int, scaled: bool) -> None:
+    def __init__(self, width: int, hidden: int, scaled: bool, language: int = 0) -> None:
+        """``language``: width of what modulates the block (FiLM); 0: nothing does."""
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
         self.attn, self.mlp = Attention(width), Mlp(width, hidden)
         self.ls1, self.ls2 = (LayerScale(width) if scaled else nn.Identity() for _ in range(2))
+        if language:
+            self.scale, self.shift = nn.Linear(language, width), nn.Linear(language, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, language: Tensor | None = None) -> Tensor:
         x = x + self.ls1(self.attn(self.norm1(x)))
+        if language is not None:
+            x = x * (1 + self.scale(language)[:, None]) + self.shift(language)[:, None]
         return x + self.ls2(self.mlp(self.norm2(x)))
 
 
@@ -99,7 +104,7 @@ class AttentionPool(nn.Module):
 class VisionTransformer(nn.Module):
     """timm's, with class token and registers (DINOv2, no position for either) or with attention pooling (SigLIP)."""
 
-    def __init__(self, width: int, depth: int, hidden: int, size: int, registers: int) -> None:
+    def __init__(self, width: int, depth: int, hidden: int, size: int, registers: int, language: int) -> None:
         super().__init__()
         self.registers = registers
         if registers:
@@ -107,18 +112,18 @@ class VisionTransformer(nn.Module):
             self.reg_token = nn.Parameter(torch.randn(1, registers, width))
         self.pos_embed = nn.Parameter(torch.randn(1, (size // 14) ** 2, width))
         self.patch_embed = PatchEmbed(width, 14)
-        self.blocks = nn.ModuleList(Block(width, hidden, scaled=registers > 0) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, hidden, registers > 0, language) for _ in range(depth))
         self.norm = nn.LayerNorm(width, eps=1e-6)
         if not registers:
             self.attn_pool = AttentionPool(width, hidden)
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def forward(self, pixels: Tensor, language: Tensor | None = None) -> Tensor:
         """Patch tokens after the second-to-last block, without a final norm."""
         x = self.patch_embed.proj(pixels).flatten(2).transpose(1, 2) + self.pos_embed
         prefix = [self.cls_token, self.reg_token] if self.registers else []
         x = torch.cat([*(token.expand(len(x), -1, -1) for token in prefix), x], dim=1)
         for block in self.blocks[:-1]:
-            x = block(x)
+            x = block(x, language)
         return x[:, 1 + self.registers :] if self.registers else x
 
 
@@ -133,26 +138,27 @@ class Projector(nn.Module):
 
 
 class Backbone(nn.Module):
-    def __init__(self, dino: tuple[int, int, int], siglip: tuple[int, int, int], size: int) -> None:
+    def __init__(self, dino: tuple[int, int, int], siglip: tuple[int, int, int], size: int, language: int) -> None:
         super().__init__()
-        self.featurizer = VisionTransformer(*dino, size, registers=4)
-        self.fused_featurizer = VisionTransformer(*siglip, size, registers=0)
+        self.featurizer = VisionTransformer(*dino, size, 4, language)
+        self.fused_featurizer = VisionTransformer(*siglip, size, 0, language)
 
 
 class ReferenceOpenVLA(nn.Module):
-    """``dino`` and ``siglip``: width, depth and hidden width."""
+    """``dino`` and ``siglip``: width, depth and hidden width. ``film``: whether the prompt modulates them."""
 
     def __init__(
         self,
         dino: tuple[int, int, int] = (32, 3, 64),
         siglip: tuple[int, int, int] = (48, 2, 80),
         size: int = 56,
+        film: bool = False,
         **text_config: Any,
     ) -> None:
         super().__init__()
-        self.size, self.text_config = size, text_config
-        self.vision_backbone = Backbone(dino, siglip, size)
+        self.size, self.text_config, self.film = size, text_config, film
         config = LlamaConfig(**text_config)
+        self.vision_backbone = Backbone(dino, siglip, size, config.hidden_size if film else 0)
         config._attn_implementation = "eager"
         self.projector = Projector(dino[0] + siglip[0], config.hidden_size)
         self.language_model = LlamaForCausalLM(config)
@@ -164,12 +170,19 @@ class ReferenceOpenVLA(nn.Module):
     def get_output_embeddings(self) -> nn.Module:
         return self.language_model.get_output_embeddings()
 
-    def patches(self, images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-        """uint8 [N, H, W, 3] of the model's size -> [N, patches, width]."""
+    def patches(
+        self, images: Tensor, mean: Sequence[float], std: Sequence[float], prompt: Sequence[int] = ()
+    ) -> Tensor:
+        """uint8 [N, H, W, 3] of the model's size -> [N, patches, width]; FiLM reads the prompt and ``</s>``."""
+        language = None
+        if self.film:
+            language = self.language_model.model.embed_tokens(torch.tensor([[*prompt, 2]])).mean(1)
         pixels = images.permute(0, 3, 1, 2).float() / 255
         normal = (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
         backbone = self.vision_backbone
-        return self.projector(torch.cat([backbone.featurizer(normal), backbone.fused_featurizer(2 * pixels - 1)], -1))
+        return self.projector(
+            torch.cat([backbone.featurizer(normal, language), backbone.fused_featurizer(2 * pixels - 1, language)], -1)
+        )
 
     def parallel_states(
         self, patches: Tensor, prompt: Sequence[int], actions: int, *, proprio: Tensor | None = None, stop: bool = True
@@ -252,10 +265,11 @@ class OnlyActions(LogitsProcessor):
         return scores.masked_fill(~allowed, -torch.inf)
 
 
-def twin(seed: int = 0, dtype: torch.dtype = torch.float32) -> ReferenceOpenVLA:
+def twin(seed: int = 0, dtype: torch.dtype = torch.float32, film: bool = False) -> ReferenceOpenVLA:
     """OpenVLA with small widths. Norms are not ones, so that a norm left out or confused would show."""
     torch.manual_seed(seed)
     model = ReferenceOpenVLA(
+        film=film,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,
@@ -370,13 +384,31 @@ def write_folder(
     return folder
 
 
+def merged_towers(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By the names of ``ReferenceOpenVLA``: blocks are unwrapped, adapters merged as OpenVLA-OFT's code uses them."""
+    merged = {}
+    for key, tensor in stored.items():
+        if ".lora_" in key:
+            continue
+        if ".base_layer.weight" in key:
+            path = key.removesuffix(".base_layer.weight")
+            a, b = (stored[f"{path}.lora_{matrix}.default.weight"] for matrix in "AB")
+            delta = torch.einsum("or,r...->o...", b.flatten(1), a)
+            tensor = tensor + delta * min(len(a), 16) / len(a)
+        merged[key.replace(".block.", ".").replace(".base_layer.", ".")] = tensor
+    return merged
+
+
 def read_folder(folder: Path) -> ReferenceOpenVLA:
     """The model of a folder of ``write_folder``, by its config.json; every tensor but a value head's must fit."""
     config = json.loads((folder / "config.json").read_text())
     text = {name: value for name, value in config["text_config"].items() if name not in ("model_type", "torch_dtype")}
-    model = ReferenceOpenVLA(size=config["image_sizes"][0], **text).eval()
+    towers = list(folder.glob("vision_backbone--*.safetensors"))
+    model = ReferenceOpenVLA(size=config["image_sizes"][0], film=bool(towers), **text).eval()
     tensors: dict[str, Tensor] = {}
     for file in folder.glob("model*.safetensors"):
         tensors |= load_file(file)
+    for file in towers:
+        tensors |= merged_towers(load_file(file))
     model.load_state_dict({name: tensor.float() for name, tensor in tensors.items() if "value_head." not in name})
     return model

@@ -5,6 +5,7 @@ Each function writes a folder and returns it. ``LAYOUTS`` has them by name, for 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,16 @@ def openvla_oft_l1(folder: Path, seed: int = 0) -> Path:
     openvla_oft(folder, seed)
     head = {f"module.{name}": tensor for name, tensor in l1_head(seed).state_dict().items()}
     save_file(head, folder / "action_head--150000_checkpoint.safetensors")
+    return folder
+
+
+def openvla_oft_film(folder: Path, seed: int = 0) -> Path:
+    """moojink's fine-tunes for real robots: the prompt modulates the towers, which are saved apart, converted.
+
+    Their adapters are not merged there, and the towers among the other weights are older ones.
+    """
+    openvla_oft_l1(folder, seed)
+    save_file(film_towers(seed), folder / "vision_backbone--150000_checkpoint.safetensors")
     return folder
 
 
@@ -84,6 +95,7 @@ LAYOUTS: dict[str, Callable[[Path, int], Path]] = {
     "openvla": openvla,
     "openvla-oft": openvla_oft,
     "openvla-oft-l1": openvla_oft_l1,
+    "openvla-oft-film": openvla_oft_film,
     "simplevla-rl": simplevla_rl,
     "rl4vla": rl4vla,
     "rl4vla-lora": rl4vla_lora,
@@ -96,6 +108,22 @@ def value_head(names: tuple[str, str, str], outputs: int = 1, seed: int = 5) -> 
     shapes = {f"{names[0]}.weight": (24, WIDTH), f"{names[0]}.bias": (24,), f"{names[1]}.weight": (12, 24)}
     shapes |= {f"{names[1]}.bias": (12,), f"{names[2]}.weight": (outputs, 12)}
     return {f"value_head.{name}": tensor for name, tensor in _random(shapes, seed).items()}
+
+
+def film_towers(seed: int = 0, rank: int = 20) -> dict[str, Tensor]:
+    """The names of OpenVLA-OFT's wrapped backbone, with the adapters of the library peft in all linear layers."""
+    backbone = twin(seed + 1, film=True).vision_backbone
+    wrapped: dict[str, Tensor] = {}
+    for name, tensor in backbone.state_dict().items():
+        layer, _, kind = name.rpartition(".")
+        key = re.sub(r"(\.blocks\.\d+)\.(?!scale|shift)", r"\1.block.", f"vision_backbone.{layer}")
+        adapted = layer.rpartition(".")[2] in LORA_LAYERS
+        wrapped[f"{key}.base_layer.{kind}" if adapted else f"{key}.{kind}"] = tensor
+        if adapted and kind == "weight":
+            shapes = {"A": (rank, *tensor.shape[1:]), "B": (len(tensor), rank, *[1] * (tensor.ndim - 2))}
+            for matrix, random in _random(shapes, seed).items():
+                wrapped[f"{key}.lora_{matrix}.default.weight"] = 0.05 * random
+    return wrapped
 
 
 def l1_head(seed: int = 4) -> L1Head:

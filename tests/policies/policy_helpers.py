@@ -21,13 +21,16 @@ CODEC = ActionCodec(Bounds((-1.0,) * 7, (1.0,) * 7, (True,) * 6 + (False,)))
 PROPRIO = Bounds((-0.5,) * 8, (0.5,) * 8, (True,) * 8)
 
 
-def nano(*, views: int = 1, proprio_dim: int = 8, chunk_size: int = 2, center_crop: bool = False) -> Architecture:
+def nano(
+    *, views: int = 1, proprio_dim: int = 8, chunk_size: int = 2, center_crop: bool = False, film: bool = False
+) -> Architecture:
     """Smaller than tiny: milliseconds per forward pass."""
     return dataclasses.replace(
         tiny(views=views, proprio_dim=proprio_dim, chunk_size=chunk_size),
         image_size=24,
         patch_size=12,
         center_crop=center_crop,
+        film=film,
         dino=VisionTower(width=32, layers=3, heads=2, intermediate=64),
         siglip=VisionTower(width=48, layers=2, heads=2, intermediate=80),
         projector_hidden=64,

@@ -26,7 +26,7 @@ from tests.policies.openvla_reference import (
     twin,
     write_folder,
 )
-from tests.policies.openvla_twins import proprio_projector, value_head
+from tests.policies.openvla_twins import adapters, film_towers, proprio_projector, value_head
 from tests.policies.policy_helpers import rate
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
@@ -37,7 +37,8 @@ from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import openvla_7b
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 from vla_rl.policies.openvla_oft.hf_architecture import read_architecture
-from vla_rl.policies.openvla_oft.hf_folder import PublishedFolder, Stored, is_published, open_published
+from vla_rl.policies.openvla_oft.hf_files import Stored
+from vla_rl.policies.openvla_oft.hf_folder import PublishedFolder, is_published, open_published
 from vla_rl.policies.openvla_oft.hf_names import published_shapes, unused_names
 from vla_rl.policies.openvla_oft.hf_reader import load_published
 from vla_rl.policies.openvla_oft.hf_statistics import choose_unnorm_key
@@ -147,8 +148,8 @@ def test_views_share_the_weights(base: Path) -> None:
     """One policy with two views: each is encoded as the only view of another policy is."""
     two, one, images = load(base, views=2), load(base), pictures(2)
     with torch.no_grad():
-        alone = [one._patch_tokens(images[:, view : view + 1]) for view in (0, 1)]
-        assert torch.allclose(two._patch_tokens(images), torch.cat(alone, 1), atol=1e-6)
+        alone = [one._patch_tokens(images[:, view : view + 1], {}) for view in (0, 1)]
+        assert torch.allclose(two._patch_tokens(images, {}), torch.cat(alone, 1), atol=1e-6)
 
 
 # --- openvla-7b itself, without its weights ---
@@ -270,7 +271,7 @@ def test_unsupported_configs(base: Path, tmp_path: Path, edit: dict, message: st
     [
         ("action_head--150000_checkpoint.pt", "pickled weights are not read.*convert it to safetensors"),
         ("noisy_action_projector--150000_checkpoint.pt", "a head for diffusion"),
-        ("vision_backbone--150000_checkpoint.pt", "modulated by language"),
+        ("vision_backbone--150000_checkpoint.pt", "pickled weights are not read.*convert it to safetensors"),
         ("proprio_projector--150000_checkpoint.pt", "pickled weights are not read.*convert it to safetensors"),
     ],
 )
@@ -279,6 +280,26 @@ def test_other_heads_are_refused(single: Path, tmp_path: Path, name: str, messag
     (folder / name).write_bytes(b"never read")
     with pytest.raises(UserError, match=message):
         open_published(folder)
+
+
+def test_towers_that_the_prompt_modulates_must_be_whole(single: Path, base: Path, tmp_path: Path) -> None:
+    folder, towers = changed(single, tmp_path / "copy", {}), film_towers()
+    file = folder / "vision_backbone--5_checkpoint.safetensors"
+    lacking = "vision_backbone.featurizer.blocks.1.scale.weight"
+    save_file({name: tensor for name, tensor in towers.items() if name != lacking}, file)
+    with pytest.raises(UserError, match=r"featurizer\.blocks\.1\.scale\.weight is missing"):
+        load(folder)
+    half = "vision_backbone.featurizer.blocks.0.block.mlp.fc1.lora_B.default.weight"
+    save_file({name: tensor for name, tensor in towers.items() if name != half}, file)
+    with pytest.raises(UserError, match=r"an adapter of .*blocks\.0\.mlp\.fc1\.weight has one of its two matrices"):
+        load(folder)
+    save_file(towers, file)
+    assert load(folder).architecture.film
+    with pytest.raises(UserError, match="film=true is OpenVLA-OFT's: decoding='autoregressive'"):
+        load(folder, variant={"decoding": "autoregressive"})
+    adapters(tmp_path / "adapters", folder)
+    with pytest.raises(UserError, match=r"copy has adapters in its vision backbone; merge those first"):
+        open_published(tmp_path / "adapters")
 
 
 def test_damaged_and_pickled_files(single: Path, tmp_path: Path) -> None:

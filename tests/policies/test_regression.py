@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributions import Laplace
 
-from tests.policies.openvla_reference import STATISTICS, L1Head, llama_tokenizer, twin
-from tests.policies.openvla_twins import l1_head, openvla_oft, openvla_oft_l1, proprio_projector
+from tests.policies.openvla_reference import STATISTICS, L1Head, llama_tokenizer, read_folder
+from tests.policies.openvla_twins import l1_head, openvla_oft, openvla_oft_film, openvla_oft_l1, proprio_projector
 from tests.policies.policy_helpers import INSTRUCTIONS
 from vla_rl.config.loading import ConfigError, load_config
 from vla_rl.core.errors import UserError
@@ -39,6 +39,12 @@ CLOSE = 1e-5
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return openvla_oft_l1(tmp_path_factory.mktemp("hub") / "oft")
+
+
+@pytest.fixture(scope="module")
+def modulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its towers read the prompt (FiLM)."""
+    return openvla_oft_film(tmp_path_factory.mktemp("hub") / "film")
 
 
 def config(folder: Path | None = None, **settings: object) -> OpenVLAOFTConfig:
@@ -69,13 +75,15 @@ def act(policy: OpenVLARegression, rows: int = 3, greedy: bool = False) -> tuple
 
 
 @torch.no_grad()
-def test_means_are_those_of_the_published_head(folder: Path) -> None:
+@pytest.mark.parametrize("layout", ["folder", "modulated"])
+def test_means_are_those_of_the_published_head(layout: str, request: pytest.FixtureRequest) -> None:
     """Two images, proprioception, the hidden states of all placeholders, and the head itself."""
-    policy, seen, model = build(folder), observations(), twin()
+    folder: Path = request.getfixturevalue(layout)
+    policy, seen, model = build(folder), observations(), read_folder(folder)
     mean, _, _ = policy.distribution(seen, 1.0)
     arch, projector = policy.architecture, proprio_projector(0)
     assert (arch.views, arch.proprio_dim, arch.head, arch.decoding) == (2, 8, "l1", "parallel")
-    patches = torch.cat([model.patches(view, arch.dino_mean, arch.dino_std) for view in seen.images.unbind(1)], 1)
+    assert arch.film == (layout == "modulated")
     low, high = (torch.tensor(STATISTICS["proprio"][name]) for name in ("q01", "q99"))
     hidden = (2 * (seen.proprio - low) / (high - low + 1e-8) - 1).clamp(-1, 1)
     hidden = hidden @ projector["module.fc1.weight"].T + projector["module.fc1.bias"]
@@ -83,7 +91,9 @@ def test_means_are_those_of_the_published_head(folder: Path) -> None:
     for row, instruction in enumerate(INSTRUCTIONS):
         one = slice(row, row + 1)
         prompt = llama_tokenizer().encode(f"In: What action should the robot take to {instruction.lower()}?\nOut: ").ids
-        states = model.parallel_states(patches[one], prompt, 14, proprio=token[one])
+        views = seen.images[one].unbind(1)
+        patches = torch.cat([model.patches(view, arch.dino_mean, arch.dino_std, prompt) for view in views], 1)
+        states = model.parallel_states(patches, prompt, 14, proprio=token[one])
         expected = l1_head(0)(states, 2)
         assert expected.std() > 0.1
         assert (mean[one] - expected).abs().max() < CLOSE
@@ -152,8 +162,10 @@ def test_samples_invert_the_cumulative_distribution() -> None:
 # --- training ---
 
 
+@pytest.mark.parametrize("layout", ["folder", "modulated"])
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
-def test_every_weight_learns(folder: Path, lora: dict | None) -> None:
+def test_every_weight_learns(layout: str, lora: dict | None, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(layout)
     gradients = []
     for checkpointed in (False, True):
         policy = build(folder, lora=lora).train()

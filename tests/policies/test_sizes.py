@@ -31,7 +31,11 @@ def sizes_of(policy: OpenVLAOFT, lora: LoraConfig | None, checkpointing: bool = 
 
 
 @pytest.mark.parametrize("lora", LORAS)
-@pytest.mark.parametrize("arch", [nano(views=2), few_blocks(openvla_7b(views=2, proprio_dim=8))], ids=["nano", "wide"])
+@pytest.mark.parametrize(
+    "arch",
+    [nano(views=2), few_blocks(openvla_7b(views=2, proprio_dim=8)), nano(views=2, film=True)],
+    ids=["nano", "wide", "film"],
+)
 def test_weights_are_counted(arch: Architecture, lora: LoraConfig | None) -> None:
     policy, sizes = shapes_only(arch, lora, torch.float32), openvla_sizes(arch, lora)
     assert sizes.parameters == sum(weight.numel() for weight in policy.parameters())
@@ -43,10 +47,15 @@ def test_the_published_policy_has_its_weights() -> None:
     assert openvla_sizes(openvla_7b()).parameters == sum(weight.numel() for weight in policy.parameters())
 
 
+def test_modulating_the_towers_of_7b_takes_438_million_weights() -> None:
+    modulated, plain = (openvla_sizes(openvla_7b(film=film)).parameters for film in (True, False))
+    assert modulated - plain == 2 * (4096 + 1) * (23 * 1024 + 26 * 1152) == 438_411_776
+
+
 @pytest.mark.parametrize("lora", LORAS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_saved_activations_of_a_small_policy(lora: LoraConfig | None, dtype: torch.dtype) -> None:
-    policy = make(nano(views=2))
+@pytest.mark.parametrize(("dtype", "film"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)])
+def test_saved_activations_of_a_small_policy(lora: LoraConfig | None, dtype: torch.dtype, film: bool) -> None:
+    policy = make(nano(views=2, film=film))
     if lora is not None:
         add_adapters(policy, lora, 0)
     policy.train().to(dtype)

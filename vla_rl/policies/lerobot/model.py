@@ -16,12 +16,12 @@ from lerobot.configs.policies import PreTrainedConfig
 from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 from torch import Tensor, nn
 
+from vla_rl.core.cameras import wrist_last
 from vla_rl.core.records import Array, Record
 from vla_rl.policies.base.policy import Decisions, Policy, PolicyInput, PolicyOutput
 from vla_rl.policies.lerobot.config import LeRobotConfig
 
 _SEEDS = 1 << 24  # what a uniform float32 distinguishes
-_OF_THE_WRIST = ("wrist", "image2", "hand", "gripper")
 
 
 def open_checkpoint(config: LeRobotConfig, device: str) -> tuple[Any, Any, Any]:
@@ -41,8 +41,7 @@ def load_policy(config: LeRobotConfig, device: str) -> LeRobotPolicy:
 
 def cameras_of(model: Any) -> list[str]:
     """Names of its cameras, in the order of our views."""
-    cameras = [name for name in model.config.image_features if "empty_camera" not in name]
-    return sorted(cameras, key=lambda name: any(word in name for word in _OF_THE_WRIST))
+    return wrist_last(name for name in model.config.image_features if "empty_camera" not in name)
 
 
 def as_batch(seen: PolicyInput, cameras: Sequence[str], instructions: Sequence[str]) -> dict[str, Any]:

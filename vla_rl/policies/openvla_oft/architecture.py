@@ -90,12 +90,15 @@ class Architecture:
     resize: Resize = "bilinear"
     crop_rounding: Rounding = "nearest"
     head: HeadName = "tokens"  # bins of the vocabulary, or a regressed mean
+    film: bool = False  # whether the prompt modulates the towers' blocks (OpenVLA-OFT)
 
     def __post_init__(self) -> None:
         _check_divisible("image_size", self.image_size, "patch_size", self.patch_size)
         _check_divisible("dino.intermediate", self.dino.intermediate, "dino.width", self.dino.width)
         if self.head != "tokens" and self.decoding != "parallel":
             raise ValueError(f"head={self.head!r} reads a whole chunk: decoding={self.decoding!r} is not possible")
+        if self.film and self.decoding != "parallel":
+            raise ValueError(f"film=true is OpenVLA-OFT's: decoding={self.decoding!r} is not possible")
         if self.vocab_size <= NUM_BINS:
             raise ValueError(f"vocab_size={self.vocab_size}: needs more than the {NUM_BINS} action ids")
         for name in ("bos_id", "eos_id", "final_id"):

@@ -9,7 +9,8 @@ from typing import Any
 from vla_rl.core.errors import UserError
 from vla_rl.policies.openvla_oft.action_codec import Bounds
 from vla_rl.policies.openvla_oft.architecture import NUM_BINS, Architecture
-from vla_rl.policies.openvla_oft.hf_folder import TOKENIZER, PublishedFolder, Stored
+from vla_rl.policies.openvla_oft.hf_files import Stored
+from vla_rl.policies.openvla_oft.hf_folder import TOKENIZER, PublishedFolder
 from vla_rl.policies.openvla_oft.hf_names import (
     DINO,
     EMBEDDING,
@@ -112,6 +113,7 @@ def read_architecture(
         "dino_registers": shapes[f"{DINO}reg_token"][1],
         "projector_hidden": shapes["projector.fc1.weight"][0],
         "head": "l1" if folder.action_head else "tokens",
+        "film": folder.film_file is not None,
         "value_hidden": _value_hidden(folder.value_head),
         **variant,
         **_token_ids(folder.path / TOKENIZER),

@@ -8,14 +8,13 @@ model.safetensors             or several files and model.safetensors.index.json
 value_head.safetensors        written by ``vla-rl export``; RL4VLA and RLinf keep a value head among the weights
 proprio_projector*.safetensors    of OpenVLA-OFT, converted
 action_head*.safetensors      the same; L1 regression
+vision_backbone--*.safetensors    the same; towers that the prompt modulates (FiLM), with low-rank adapters
 action_noise.safetensors      written by ``vla-rl export``: what an L1 head lacks to be a distribution
 
 A folder with adapter_config.json and adapter_model.safetensors (library peft) has adapters for the checkpoint that
 ``base_model_name_or_path`` names. Nothing here is ever unpickled, and no code of a checkpoint is run.
 """
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,38 +24,24 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.files import json_or_empty
 from vla_rl.policies.base.hub import is_hub_id
 from vla_rl.policies.openvla_oft.architecture import HeadName
-from vla_rl.policies.openvla_oft.hf_names import EMBEDDING, LM_HEAD, VALUE_HEAD, Shape, canonical, is_ignored
+from vla_rl.policies.openvla_oft.hf_adapters import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    Adapters,
+    check_plain,
+    read_towers,
+    sort_adapters,
+)
+from vla_rl.policies.openvla_oft.hf_files import CONVERT, Stored, read_headers, read_json, read_part, read_weights
+from vla_rl.policies.openvla_oft.hf_names import VALUE_HEAD, canonical, is_ignored
 
 CONFIG, STATISTICS, TOKENIZER = "config.json", "dataset_statistics.json", "tokenizer.json"
 CODE = "modeling_prismatic.py"
-WEIGHTS, INDEX, VALUE_HEAD_FILE = "model.safetensors", "model.safetensors.index.json", "value_head.safetensors"
+VALUE_HEAD_FILE = "value_head.safetensors"
 PROPRIO_FILE, HEAD_FILE = "proprio_projector.safetensors", "action_head.safetensors"
 NOISE_FILE = "action_noise.safetensors"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-ADAPTER_PREFIX = "base_model.model."
 _MODEL_TYPE, _CLASS = "openvla", "OpenVLAForActionPrediction"
 _DOWNLOADED = ["*.json", "*.safetensors", "tokenizer.model", "*.py"]
-_MATRIX = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[AB])(\.default)?\.weight")
-_PLAIN_LORA = {"peft_type": "LORA", "use_dora": False, "bias": "none", "lora_bias": False, "fan_in_fan_out": False}
-_PICKLED = (".bin", ".pt", ".pth")
-_CONVERT = "convert it to safetensors (load it with weights_only=True, write it with safetensors.torch.save_file)"
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor in a safetensors file."""
-
-    file: Path
-    key: str
-    shape: Shape
-
-
-@dataclass(frozen=True, slots=True)
-class Adapters:
-    """Low-rank adapters by the name of the weight that they change."""
-
-    config: Mapping[str, Any]
-    matrices: Mapping[str, tuple[Stored, Stored]]  # A [rank, in, ...] and B [out, rank, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +56,7 @@ class PublishedFolder:
     proprio: dict[str, Stored] = field(default_factory=dict)  # fc1.weight, ...
     action_head: dict[str, Stored] = field(default_factory=dict)  # layer_norm1.weight, ...; log_noise
     adapters: Adapters | None = None
+    film_file: Path | None = None  # the towers' weights, where the prompt modulates them
 
 
 def is_published(checkpoint: str | Path) -> bool:
@@ -114,46 +100,22 @@ def open_published(checkpoint: str | Path) -> PublishedFolder:
             "another model; name the folder of an OpenVLA checkpoint"
         )
     _refuse_other_heads(path)
-    named = {canonical(name): stored for name, stored in _read_weights(path).items() if not is_ignored(name)}
+    named = {canonical(name): stored for name, stored in read_weights(path).items() if not is_ignored(name)}
     weights = {name: stored for name, stored in named.items() if not name.startswith(VALUE_HEAD)}
     inside = {name: stored for name, stored in named.items() if name not in weights}
     value_head = inside | _read_value_head(path)
-    statistics = _read_statistics(path, config)
+    film_file, towers, adapters = read_towers(path)
     return PublishedFolder(
-        path, config, statistics, weights, value_head, _read_part(path, "proprio_projector"), _read_action_head(path)
+        path,
+        config,
+        _read_statistics(path, config),
+        weights | towers,
+        value_head,
+        read_part(path, "proprio_projector"),
+        _read_action_head(path),
+        adapters,
+        film_file,
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises UserError if the file is missing or has no JSON mapping."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: {path.parent} is not a complete checkpoint; copy it again") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); copy the checkpoint again") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a mapping, found {type(content).__name__}")
-    return content
-
-
-def weight_files(path: Path) -> list[str]:
-    """Names of the files with the weights. Raises UserError if there are none, or only pickled ones."""
-    if (path / INDEX).is_file():
-        places = read_json(path / INDEX).get("weight_map")
-        if not isinstance(places, dict) or not places:
-            raise UserError(f"{path / INDEX}: no weight_map; copy the checkpoint again")
-        names = sorted(set(places.values()))
-        missing = [name for name in names if not (path / name).is_file()]
-        if missing:
-            raise UserError(f"{path}: {', '.join(missing)} of {INDEX} missing; copy the checkpoint again")
-        return names
-    if (path / WEIGHTS).is_file():
-        return [WEIGHTS]
-    pickled = sorted(file.name for file in path.glob("*") if file.suffix in _PICKLED)
-    if pickled:
-        raise UserError(f"{path / pickled[0]}: pickled weights are not read, they can run any code; {_CONVERT}")
-    raise UserError(f"{path}: neither {WEIGHTS} nor {INDEX} is there; copy the checkpoint again")
 
 
 def _is_openvla(config: Mapping[str, Any]) -> bool:
@@ -185,12 +147,7 @@ def _resolve(checkpoint: str | Path) -> Path:
 
 def _open_adapters(path: Path) -> PublishedFolder:
     config = read_json(path / ADAPTER_CONFIG)
-    for key, supported in _PLAIN_LORA.items():
-        if config.get(key) not in (None, supported):
-            raise UserError(
-                f"{path / ADAPTER_CONFIG}: {key}={config[key]!r}, supported: {supported!r}; merge the adapters with "
-                "the library that made them, and name the merged checkpoint"
-            )
+    check_plain(config, path / ADAPTER_CONFIG)
     base = config.get("base_model_name_or_path")
     if not base:
         raise UserError(
@@ -204,14 +161,18 @@ def _open_adapters(path: Path) -> PublishedFolder:
         folder = open_published(base)
     except UserError as error:
         raise UserError(f"{path / ADAPTER_CONFIG}, base_model_name_or_path: {error}") from error
+    if folder.adapters is not None:
+        raise UserError(
+            f"{path / ADAPTER_CONFIG}: {base} has adapters in its vision backbone; merge those first (vla-rl export)"
+        )
     if not (path / ADAPTER_WEIGHTS).is_file():
         pickled = path / "adapter_model.bin"
         raise UserError(
-            f"{pickled}: pickled weights are not read, they can run any code; {_CONVERT}"
+            f"{pickled}: pickled weights are not read, they can run any code; {CONVERT}"
             if pickled.is_file()
             else f"{path / ADAPTER_WEIGHTS} is missing; copy the adapters again"
         )
-    matrices, value_head, embeddings = _sort_adapters(path / ADAPTER_WEIGHTS)
+    matrices, value_head, embeddings = sort_adapters(path / ADAPTER_WEIGHTS)
     statistics = read_json(path / STATISTICS) if (path / STATISTICS).is_file() else folder.statistics
     return PublishedFolder(
         folder.path,
@@ -219,7 +180,7 @@ def _open_adapters(path: Path) -> PublishedFolder:
         statistics,
         folder.weights | embeddings,
         folder.value_head | value_head | _read_value_head(path),
-        folder.proprio | _read_part(path, "proprio_projector"),
+        folder.proprio | read_part(path, "proprio_projector"),
         folder.action_head | _read_action_head(path),
         Adapters(config, matrices),
     )
@@ -232,50 +193,6 @@ def _base_folder(path: Path, base: str) -> Path:
     return within if not named.is_dir() and within.is_dir() else named
 
 
-def _sort_adapters(file: Path) -> tuple[dict[str, tuple[Stored, Stored]], dict[str, Stored], dict[str, Stored]]:
-    """Matrices by the name of their weight, value head, and the embeddings that peft saves whole with its adapters."""
-    found: dict[str, dict[str, Stored]] = {}
-    value_head: dict[str, Stored] = {}
-    embeddings: dict[str, Stored] = {}
-    unknown = []
-    for key, stored in read_headers(file).items():
-        name = key.removeprefix(ADAPTER_PREFIX)
-        whole = name.replace(".base_layer.", ".")
-        if match := _MATRIX.fullmatch(name):
-            found.setdefault(f"{match['layer']}.weight", {})[match["matrix"]] = stored
-        elif name.startswith(VALUE_HEAD):
-            value_head[canonical(name)] = stored
-        elif whole in (EMBEDDING, LM_HEAD):
-            embeddings[whole] = stored
-        else:
-            unknown.append(key)
-    unknown += [name for name, pair in found.items() if pair.keys() != {"A", "B"}]
-    if unknown:
-        raise UserError(
-            f"{file}: {len(unknown)} tensors are not low-rank matrices, such as {unknown[0]}; merge the adapters with "
-            "the library that made them, and name the merged checkpoint"
-        )
-    return {name: (pair["A"], pair["B"]) for name, pair in found.items()}, value_head, embeddings
-
-
-def read_headers(file: Path) -> dict[str, Stored]:
-    """All tensors of a safetensors file. Raises UserError if it is damaged."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="np") as opened:
-            return {
-                key: Stored(file, key, tuple(opened.get_slice(key).get_shape()))
-                for key in opened.keys()  # noqa: SIM118
-            }
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} is damaged or truncated ({error}); copy the checkpoint again") from error
-
-
-def _read_weights(path: Path) -> dict[str, Stored]:
-    return {key: stored for name in weight_files(path) for key, stored in read_headers(path / name).items()}
-
-
 def _read_statistics(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     file = path / STATISTICS
     return read_json(file) if file.is_file() else dict(config.get("norm_stats") or {})
@@ -286,19 +203,8 @@ def _read_value_head(path: Path) -> dict[str, Stored]:
     return {canonical(key): stored for key, stored in read_headers(file).items()} if file.is_file() else {}
 
 
-def _read_part(path: Path, name: str) -> dict[str, Stored]:
-    """A part that OpenVLA-OFT saves apart, ``NAME--STEP_checkpoint.pt``, converted to safetensors."""
-    found = sorted(file for file in path.glob(f"{name}*") if file.suffix in (*_PICKLED, ".safetensors"))
-    if not found:
-        return {}
-    converted = [file for file in found if file.suffix == ".safetensors"]
-    if not converted:
-        raise UserError(f"{found[0]}: pickled weights are not read, they can run any code; {_CONVERT}")
-    return {key.removeprefix("module."): stored for key, stored in read_headers(converted[-1]).items()}
-
-
 def _read_action_head(path: Path) -> dict[str, Stored]:
-    head = {key.removeprefix("model."): stored for key, stored in _read_part(path, "action_head").items()}
+    head = {key.removeprefix("model."): stored for key, stored in read_part(path, "action_head").items()}
     if any(key.startswith("noise_predictor.") for key in head):
         raise UserError(f"{path}: action_head is one for diffusion; supported: tokens and L1 regression")
     noise = path / NOISE_FILE
@@ -306,13 +212,9 @@ def _read_action_head(path: Path) -> dict[str, Stored]:
 
 
 def _refuse_other_heads(path: Path) -> None:
-    """OpenVLA-OFT's diffusion, and vision modulated by language (FiLM)."""
-    for pattern, what in (
-        ("noisy_action_projector--*", "a head for diffusion"),
-        ("vision_backbone--*", "a vision backbone modulated by language (FiLM)"),
-    ):
-        for file in sorted(path.glob(pattern)):
-            raise UserError(
-                f"{file}: the checkpoint has {what}, which is not implemented; name one with discrete tokens or with "
-                "L1 regression, without FiLM"
-            )
+    """OpenVLA-OFT's diffusion."""
+    for file in sorted(path.glob("noisy_action_projector--*")):
+        raise UserError(
+            f"{file}: the checkpoint has a head for diffusion, which is not implemented; name one with discrete tokens "
+            "or with L1 regression"
+        )

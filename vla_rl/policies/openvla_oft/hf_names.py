@@ -4,6 +4,7 @@
     vision_backbone.featurizer.*         dino.*            a vision transformer of the library timm
     vision_backbone.fused_featurizer.*   siglip.*          another
     projector.*                          projector.*
+    *.blocks.N.scale, *.blocks.N.shift   *.film            of OpenVLA-OFT with FiLM
     language_model.model.*               language_model.*  a Llama
     language_model.lm_head.weight        lm_head.weight
     value_head.*                         value_head.*      of RL4VLA and RLinf; others have none
@@ -25,6 +26,7 @@ PROJECTOR, VALUE_HEAD = "projector.", "value_head."
 LOG_NOISE = "log_noise"  # of the regression head; only ours has it
 EMBEDDING = f"{LLAMA}embed_tokens.weight"
 
+FILM = {"gamma": "scale", "beta": "shift"}  # of a block that the prompt modulates
 _NORMALIZED = ("weight", "bias")
 _VALUE_LAYERS = {"head_l1": "0", "head_l2": "2", "head_l3": "4"}  # RL4VLA; RLinf numbers them as here
 _NOT_LEARNED = re.compile(r"rotary_emb\.inv_freq$")  # older versions of transformers saved this buffer
@@ -70,8 +72,8 @@ def is_ignored(name: str) -> bool:
 def sources(arch: Architecture) -> dict[str, Source]:
     """For each weight of ours, its place among the published weights; other heads and proprioception are apart."""
     return {
-        **_dino_sources(arch.dino.layers),
-        **_siglip_sources(arch.siglip.layers),
+        **_dino_sources(arch.dino.layers, arch.film),
+        **_siglip_sources(arch.siglip.layers, arch.film),
         **{name: Source(name) for name in projector_shapes(arch)},
         **{
             f"language_model.{name.removeprefix(LLAMA)}": Source(name)
@@ -98,6 +100,9 @@ def published_shapes(arch: Architecture) -> dict[str, Shape]:
             shapes |= _affine(f"{block}norm1", (width,)) | _affine(f"{block}attn.qkv", (3 * width, width))
             shapes |= _affine(f"{block}attn.proj", (width, width)) | _affine(f"{block}norm2", (width,))
             shapes |= _affine(f"{block}mlp.fc1", (hidden, width)) | _affine(f"{block}mlp.fc2", (width, hidden))
+            if arch.film:
+                for name in FILM.values():
+                    shapes |= _affine(f"{block}{name}", (width, arch.llm.width))
             if prefix == DINO:
                 shapes |= {f"{block}ls{i}.scale_factor": (width,) for i in (1, 2)}
         shapes |= _affine(f"{prefix}norm", (width,))
@@ -147,7 +152,7 @@ def value_head_shapes(arch: Architecture, inputs: int) -> dict[str, Shape]:
     }
 
 
-def _dino_sources(layers: int) -> dict[str, Source]:
+def _dino_sources(layers: int, film: bool) -> dict[str, Source]:
     ours = {
         "dino.embeddings.cls_token": Source(f"{DINO}cls_token"),
         "dino.embeddings.register_tokens": Source(f"{DINO}reg_token"),
@@ -160,12 +165,13 @@ def _dino_sources(layers: int) -> dict[str, Source]:
         for here, there in {**names, "mlp.fc2": "mlp.fc2"}.items():
             _copy(ours, layer + here, block + there)
         _split(ours, f"{layer}attention.", f"{block}attn.qkv")
+        _modulate(ours, layer, block, film)
         for i in (1, 2):
             ours[f"{layer}layer_scale{i}.lambda1"] = Source(f"{block}ls{i}.scale_factor")
     return ours
 
 
-def _siglip_sources(layers: int) -> dict[str, Source]:
+def _siglip_sources(layers: int, film: bool) -> dict[str, Source]:
     ours = {"siglip.embeddings.position_embedding.weight": Source(f"{SIGLIP}pos_embed", Pick.POSITIONS)}
     _copy(ours, "siglip.embeddings.patch_embedding", f"{SIGLIP}patch_embed.proj")
     names = {"layer_norm1": "norm1", "layer_norm2": "norm2", "self_attn.out_proj": "attn.proj", "mlp.fc1": "mlp.fc1"}
@@ -174,6 +180,7 @@ def _siglip_sources(layers: int) -> dict[str, Source]:
         for here, there in {**names, "mlp.fc2": "mlp.fc2"}.items():
             _copy(ours, layer + here, block + there)
         _split(ours, f"{layer}self_attn.", f"{block}attn.qkv")
+        _modulate(ours, layer, block, film)
     return ours
 
 
@@ -186,6 +193,11 @@ def _split(ours: dict[str, Source], here: str, there: str) -> None:
     for letter, pick in zip("qkv", FUSED, strict=True):
         for kind in _NORMALIZED:
             ours[f"{here}{letter}_proj.{kind}"] = Source(f"{there}.{kind}", pick)
+
+
+def _modulate(ours: dict[str, Source], layer: str, block: str, film: bool) -> None:
+    for here, there in FILM.items() if film else ():
+        _copy(ours, f"{layer}film.{here}", f"{block}{there}")
 
 
 def _affine(name: str, shape: Shape) -> dict[str, Shape]:

@@ -17,7 +17,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vla_rl.policies.openvla_oft.architecture import Architecture
-from vla_rl.policies.openvla_oft.hf_folder import PublishedFolder, Stored
+from vla_rl.policies.openvla_oft.hf_files import Stored
+from vla_rl.policies.openvla_oft.hf_folder import PublishedFolder
 from vla_rl.policies.openvla_oft.hf_names import FUSED, Pick, sources
 
 _CLASS, _POSITIONS = "dino.embeddings.cls_token", "dino.embeddings.position_embeddings"

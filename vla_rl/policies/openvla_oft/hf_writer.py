@@ -12,26 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import replacing
 from vla_rl.policies.openvla_oft.action_codec import Bounds
+from vla_rl.policies.openvla_oft.hf_adapters import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS, film_name
+from vla_rl.policies.openvla_oft.hf_files import INDEX, read_headers, weight_files
 from vla_rl.policies.openvla_oft.hf_folder import (
-    ADAPTER_CONFIG,
-    ADAPTER_PREFIX,
-    ADAPTER_WEIGHTS,
     CONFIG,
     HEAD_FILE,
-    INDEX,
     NOISE_FILE,
     PROPRIO_FILE,
     STATISTICS,
     VALUE_HEAD_FILE,
     PublishedFolder,
-    read_headers,
-    weight_files,
 )
 from vla_rl.policies.openvla_oft.hf_names import (
     FUSED,
@@ -79,6 +76,8 @@ def write_published(policy: OpenVLA, source: PublishedFolder, output: Path, unno
         for file in source.path.iterdir():
             if file.is_file() and file.suffix not in _BINARY and file.name not in _OWN_FILES:
                 shutil.copyfile(file, partial / file.name)
+        if source.film_file is not None:
+            _write_towers(source.film_file, partial, tensor)
         _write_beside(policy, partial, statistics)
 
 
@@ -165,6 +164,20 @@ def _write_weights(source: Path, output: Path, tensor: Callable[[str], Tensor]) 
         save_file(held, output / file, {"format": "pt"})  # transformers reads no file without this entry
     if (source / INDEX).is_file():
         _write_json(output / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
+
+
+def _write_towers(source: Path, output: Path, tensor: Callable[[str], Tensor]) -> None:
+    """The file of towers with FiLM, with other contents. What its adapters had learned is in the weights: B is 0."""
+    held = {}
+    with safe_open(source, framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118
+            if ".lora_A." in key:
+                held[key] = file.get_tensor(key)
+            elif ".lora_B." in key:
+                held[key] = torch.zeros_like(file.get_tensor(key))
+            else:
+                held[key] = tensor(film_name(key)).contiguous().cpu()
+    save_file(held, output / source.name, {"format": "pt"})
 
 
 def _write_beside(policy: OpenVLA, output: Path, statistics: Mapping[str, Any]) -> None:

@@ -64,7 +64,8 @@ def _blocks(arch: Architecture, lora: LoraConfig | None, b: int, prompt_tokens: 
         norms = 4 * b * d + 16  # inputs and outputs of both, and their means and deviations
         attention = 4 * b * d + 4 * tower.heads  # q, k, v and the result, and the sums of its softmax
         adapters = 6 * b * rank * ("vision" in parts)
-        saved = tokens * (norms + attention + 2 * b * f + full * scales * b * d + adapters)  # before and after GELU
+        modulated = b * d * arch.film
+        saved = tokens * (norms + attention + modulated + 2 * b * f + full * scales * b * d + adapters)  # around GELU
         count = tower.layers - 1 if "vision" in parts else 0  # otherwise no gradient goes that far back
         yield _Blocks(count, tokens * b * d, saved, tokens * b * f)
     llm, tokens = arch.llm, _sequence(arch, prompt_tokens)
@@ -144,7 +145,7 @@ def _adapters(arch: Architecture, lora: LoraConfig) -> Iterator[int]:
 def _linears(arch: Architecture) -> Iterator[tuple[str, int, int, bool, int]]:
     """(target of ``policy.lora``, inputs, outputs, has a bias, how many) of all linear layers but the value head's."""
     for tower in (arch.dino, arch.siglip):
-        yield from _tower_linears(tower)
+        yield from _tower_linears(tower, arch.llm.width if arch.film else 0)
     features, d, f = arch.dino.width + arch.siglip.width, arch.llm.width, arch.llm.intermediate
     for inputs, outputs in ((features, arch.projector_hidden), (arch.projector_hidden, d), (d, d)):
         yield "projector", inputs, outputs, True, 1
@@ -158,8 +159,10 @@ def _linears(arch: Architecture) -> Iterator[tuple[str, int, int, bool, int]]:
         yield "lm_head", d, arch.padded_vocab_size, False, 1
 
 
-def _tower_linears(tower: VisionTower) -> Iterator[tuple[str, int, int, bool, int]]:
+def _tower_linears(tower: VisionTower, language: int) -> Iterator[tuple[str, int, int, bool, int]]:
     d, f, blocks = tower.width, tower.intermediate, tower.layers - 1
     yield "vision", d, d, True, 4 * blocks
     yield "vision", d, f, True, blocks
     yield "vision", f, d, True, blocks
+    if language:
+        yield "vision", language, d, True, 2 * blocks

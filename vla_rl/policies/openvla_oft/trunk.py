@@ -11,7 +11,7 @@ Sources: OpenVLA (arXiv:2406.09246); OpenVLA-OFT (arXiv:2502.19645); the place o
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Self
@@ -36,6 +36,7 @@ from vla_rl.policies.base.value_head import ValueHead
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import Architecture
 from vla_rl.policies.openvla_oft.decoding import Prefix, make_decoding
+from vla_rl.policies.openvla_oft.film import FilmDinoLayer, FilmSiglipLayer
 from vla_rl.policies.openvla_oft.images import prepare_images
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
 
@@ -187,20 +188,33 @@ class OpenVLA(Policy):
         self._check_inputs(seen.images, seen.proprio, temperature)
         task = seen.task.long()
         text = self.language_model.embed_tokens(self.text_ids[task])
-        sequence = [text[:, :1], self._patch_tokens(seen.images)]
+        sequence = [text[:, :1], self._patch_tokens(seen.images, self._language(text, task))]
         if self.proprio_projector is not None and self.proprio_bounds is not None:
             sequence.append(self.proprio_projector(self._normalized(self.proprio_bounds, seen.proprio)).unsqueeze(1))
         embeddings = torch.cat([*sequence, text[:, 1:]], dim=1)
         length = self.prompt_length[task] + self.architecture.vision_tokens
         return Prefix(embeddings, self.attended[task], length)
 
-    def _patch_tokens(self, images: Tensor) -> Tensor:
+    def _language(self, text: Tensor, task: Tensor) -> dict[str, Tensor]:
+        """What FiLM reads, for each view: the mean over all tokens that are neither images nor actions."""
+        arch = self.architecture
+        if not arch.film:
+            return {}
+        kept = torch.arange(text.shape[1], device=text.device) < self.prompt_length[task].unsqueeze(1)
+        embeddings, count = [text * kept.unsqueeze(-1)], self.prompt_length[task]
+        if arch.stop_token:
+            stop = self.language_model.embed_tokens(torch.full_like(task, arch.eos_id))
+            embeddings, count = [*embeddings, stop.unsqueeze(1)], count + 1
+        mean = torch.cat(embeddings, dim=1).sum(1) / count.unsqueeze(1).to(text.dtype)
+        return {"language": mean.repeat_interleave(arch.views, dim=0)}
+
+    def _patch_tokens(self, images: Tensor, language: Mapping[str, Tensor]) -> Tensor:
         """[N, V * patches, width], view after view."""
         arch = self.architecture
         for_dino, for_siglip = prepare_images(images.flatten(0, 1), arch)
         prefix = 1 + arch.dino_registers
-        dino = self.dino(for_dino.to(self.dtype)).last_hidden_state[:, prefix:]
-        siglip = self.siglip(for_siglip.to(self.dtype)).last_hidden_state
+        dino = self.dino(for_dino.to(self.dtype), **language).last_hidden_state[:, prefix:]
+        siglip = self.siglip(for_siglip.to(self.dtype), **language).last_hidden_state
         tokens = self.projector(torch.cat([dino, siglip], dim=-1))
         return tokens.unflatten(0, (-1, arch.views)).flatten(1, 2)
 
@@ -243,6 +257,9 @@ def _build_dino(architecture: Architecture) -> Dinov2WithRegistersModel:
     )
     config._attn_implementation = "sdpa"
     model = Dinov2WithRegistersModel(config)
+    if architecture.film:
+        language = architecture.llm.width
+        model.encoder.layer = nn.ModuleList(FilmDinoLayer(config, language) for _ in model.encoder.layer)
     model.layernorm = nn.Identity()  # type: ignore[assignment]  # features are taken before it
     model.embeddings.register_parameter("mask_token", None)  # for masked pre-training only
     return model
@@ -262,6 +279,9 @@ def _build_siglip(architecture: Architecture) -> SiglipVisionModel:
     )
     config._attn_implementation = "sdpa"
     model = SiglipVisionModel(config)
+    if architecture.film:
+        language = architecture.llm.width
+        model.encoder.layers = nn.ModuleList(FilmSiglipLayer(config, language) for _ in model.encoder.layers)
     model.post_layernorm = nn.Identity()  # type: ignore[assignment]
     return model
 

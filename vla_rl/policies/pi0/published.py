@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
+from vla_rl.core.cameras import wrist_last
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import replacing
 from vla_rl.policies.base.checkpoint_folder import (
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 CONFIG, PREPROCESSOR, TOKENIZER = "config.json", "policy_preprocessor.json", "tokenizer.json"
 VALUE_HEAD = "value_head.safetensors"
 _STATE, _ACTION = "observation.state", "action"
-_OF_THE_WRIST = ("wrist", "image2", "hand", "gripper")
 _VISION_HEADS, _KEY_VALUE_HEADS = 16, 1  # of every π0 that was published; shapes do not tell them
 _GEMMA, _EXPERT = "paligemma_with_expert.paligemma.model.", "paligemma_with_expert.gemma_expert.model."
 _EMBEDDING, _TIED = f"{_GEMMA}language_model.embed_tokens.weight", "paligemma_with_expert.paligemma.lm_head.weight"
@@ -81,7 +81,7 @@ def open_published(folder: Path) -> Published:
         _check_supported(config)
         features = config["input_features"]
         cameras = [n for n, f in features.items() if f["type"] == "VISUAL" and "empty_camera" not in n]
-        if cameras != sorted(cameras, key=lambda name: any(word in name for word in _OF_THE_WRIST)):
+        if cameras != wrist_last(cameras):
             raise ValueError(f"its cameras are {', '.join(cameras)}: here, the wrist's comes after the scene's")
         state_dim = features[_STATE]["shape"][0] if _STATE in features else 0
         settings = {

@@ -1,0 +1,96 @@
+"""Low-rank adapters in the files of a checkpoint; does not load torch.
+
+The library peft writes them to a folder of their own. OpenVLA-OFT with FiLM has them in the file of its towers.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vla_rl.core.errors import UserError
+from vla_rl.policies.openvla_oft.hf_files import Stored, read_headers, read_part
+from vla_rl.policies.openvla_oft.hf_names import EMBEDDING, LM_HEAD, VALUE_HEAD, canonical
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_PREFIX = "base_model.model."
+_PLAIN_LORA = {"peft_type": "LORA", "use_dora": False, "bias": "none", "lora_bias": False, "fan_in_fan_out": False}
+_MATRIX = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[AB])(\.default)?\.weight")
+_TOWERS = "vision_backbone--"
+_WRAPPED = re.compile(r"(\.blocks\.\d+)\.block(?=\.)")
+_MOST_ALPHA = 16  # OpenVLA-OFT trains with alpha = min(rank, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Low-rank adapters by the name of the weight that they change."""
+
+    config: Mapping[str, Any]
+    matrices: Mapping[str, tuple[Stored, Stored]]  # A [rank, in, ...] and B [out, rank, ...]
+
+
+def check_plain(config: Mapping[str, Any], path: Path) -> None:
+    """Raises UserError for adapters of other kinds; ``path``: of the file that holds ``config``."""
+    for key, supported in _PLAIN_LORA.items():
+        if config.get(key) not in (None, supported):
+            raise UserError(
+                f"{path}: {key}={config[key]!r}, supported: {supported!r}; merge the adapters with "
+                "the library that made them, and name the merged checkpoint"
+            )
+
+
+def sort_adapters(file: Path) -> tuple[dict[str, tuple[Stored, Stored]], dict[str, Stored], dict[str, Stored]]:
+    """Matrices by the name of their weight, value head, and the embeddings that peft saves whole with its adapters."""
+    found: dict[str, dict[str, Stored]] = {}
+    value_head: dict[str, Stored] = {}
+    embeddings: dict[str, Stored] = {}
+    unknown = []
+    for key, stored in read_headers(file).items():
+        name = key.removeprefix(ADAPTER_PREFIX)
+        whole = name.replace(".base_layer.", ".")
+        if match := _MATRIX.fullmatch(name):
+            found.setdefault(f"{match['layer']}.weight", {})[match["matrix"]] = stored
+        elif name.startswith(VALUE_HEAD):
+            value_head[canonical(name)] = stored
+        elif whole in (EMBEDDING, LM_HEAD):
+            embeddings[whole] = stored
+        else:
+            unknown.append(key)
+    unknown += [name for name, pair in found.items() if pair.keys() != {"A", "B"}]
+    if unknown:
+        raise UserError(
+            f"{file}: {len(unknown)} tensors are not low-rank matrices, such as {unknown[0]}; merge the adapters with "
+            "the library that made them, and name the merged checkpoint"
+        )
+    return {name: (pair["A"], pair["B"]) for name, pair in found.items()}, value_head, embeddings
+
+
+def read_towers(path: Path) -> tuple[Path | None, dict[str, Stored], Adapters | None]:
+    """The towers of an OpenVLA-OFT with FiLM, whose file replaces those among the weights: the file, weights, adapters.
+
+    Its blocks are wrapped, and its adapters are not merged. Raises UserError.
+    """
+    stored = read_part(path, _TOWERS)
+    if not stored:
+        return None, {}, None
+    weights, pairs = {}, dict[str, dict[str, Stored]]()
+    for key, tensor in stored.items():
+        name = film_name(key)
+        if match := _MATRIX.fullmatch(name):
+            pairs.setdefault(f"{match['layer']}.weight", {})[match["matrix"]] = tensor
+        else:
+            weights[name] = tensor
+    file = next(iter(stored.values())).file
+    broken = [name for name, pair in pairs.items() if pair.keys() != {"A", "B"}]
+    if broken:
+        raise UserError(f"{file}: an adapter of {broken[0]} has one of its two matrices; copy the checkpoint again")
+    matrices = {name: (pair["A"], pair["B"]) for name, pair in pairs.items()}
+    rank = max((a.shape[0] for a, _ in matrices.values()), default=0)
+    return file, weights, Adapters({"lora_alpha": min(rank, _MOST_ALPHA)}, matrices) if matrices else None
+
+
+def film_name(key: str) -> str:
+    """The name in openvla-7b of a tensor of the towers' own file."""
+    name = _WRAPPED.sub(r"\1", key.removeprefix("module.")).replace(".base_layer.", ".")
+    return canonical(name)

@@ -9,7 +9,8 @@ import pytest
 
 from tests import ROOT
 from vla_rl.commands.cli import main
-from vla_rl.commands.study import is_complete, plan_runs, read_study, summarize, summarize_throughput, time_to
+from vla_rl.commands.study import is_complete, plan_runs, read_study
+from vla_rl.commands.study_figures import Saving, evaluated_steps, summarize, summarize_throughput, time_to
 from vla_rl.core.errors import UserError
 
 SHIPPED = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
@@ -50,6 +51,14 @@ def test_mistakes_are_named_before_anything_runs(tmp_path):
     file = _write(tmp_path, TINY.replace("seeds: [3]", "seeds: []\ncolour: red"))
     with pytest.raises(UserError, match=r"(?s)seeds: .*colour: "):
         read_study(file)
+    for lines, mistake in (
+        ("baseline: PPO\nthresholds: {{greedy: 0.5}}", "baseline 'PPO' is none of the variants plain, grpo, small"),
+        ("baseline: plain", "baseline and thresholds are given together"),
+        ("baseline: plain\nthresholds: {{greedy: 2}}", "thresholds.greedy: "),
+        ("baseline: plain\nthresholds: {{best: 0.5}}", "thresholds.best"),
+    ):
+        with pytest.raises(UserError, match=mistake):
+            read_study(_write(tmp_path, TINY + lines))
     refused = read_study(_write(tmp_path, TINY.replace("algo.group_size=2", "algo.group_sice=2")))
     with pytest.raises(UserError, match="group_sice"):
         list(plan_runs(refused, tmp_path))
@@ -60,6 +69,7 @@ def test_figures_of_several_seeds():
     def run(success: list[float], greedy: float) -> list[dict[str, float]]:
         records = [
             {"iteration": i, "rollout/success_played": s, "time/iteration_s": 6.0, "time/seconds": 6.0 * i}
+            | {"time/iteration_cpu_s": 9.0}
             for i, s in enumerate(success, 1)
         ]
         return [
@@ -75,16 +85,42 @@ def test_figures_of_several_seeds():
     assert figures["greedy success"] == [0.9, 0.2]
     assert figures["minutes to 80%"] == [pytest.approx(0.5)]
     assert figures["minutes in all"] == [pytest.approx(0.8)] * 2
+    assert figures["minutes of a core"] == [pytest.approx(1.2)] * 2
     assert "sampled success" not in figures
+
+
+def _evaluated(*points: tuple[float, float]) -> list[dict[str, float]]:
+    return [
+        {"iteration": i, "episodes/control_steps": steps, "eval/greedy_success": success}
+        for i, (steps, success) in enumerate(points)
+    ]
+
+
+def test_control_steps_to_a_success_rate_beside_the_baseline() -> None:
+    slow, slower = _evaluated((0, 0.2), (1000, 0.6), (2000, 0.6)), _evaluated((0, 0.2), (2000, 0.6))
+    fast, never = _evaluated((0, 0.2), (500, 0.6), (900, 0.1)), _evaluated((0, 0.2), (700, 0.3))
+    assert evaluated_steps(slow, "greedy", 0.5) == pytest.approx(750), "on the line between the evaluations"
+    assert evaluated_steps(never, "greedy", 0.5) is None
+    assert evaluated_steps(fast, "greedy", 0.2) == 0
+    saving = Saving.of([slow, slower], [fast, fast], "greedy", 0.5)
+    assert (saving.steps, saving.reached, saving.ratio) == (375, 2, pytest.approx(1125 / 375))
+    assert (saving.low, saving.high) == (pytest.approx(2), pytest.approx(4)), "all resamples: 750, 1125 or 1500 steps"
+    failed = Saving.of([slow, slower], [fast, never], "greedy", 0.5)
+    assert (failed.steps, failed.reached, failed.ratio, failed.low) == (375, 1, 0, 0)
+    assert Saving.of([never], [fast], "greedy", 0.5).ratio == pytest.approx(700 / 375), "the baseline's steps in all"
+    assert Saving.of([slow], [never], "greedy", 0.5).steps is None
 
 
 @pytest.mark.slow
 def test_a_study_runs_and_shows_and_repeats_nothing(tmp_path, capsys):
-    command = ["study", str(_write(tmp_path)), "--runs", str(tmp_path), "--json", str(tmp_path / "a.json")]
+    file = _write(tmp_path, TINY + "baseline: plain\nthresholds: {{greedy: 0.5}}")
+    command = ["study", str(file), "--runs", str(tmp_path), "--json", str(tmp_path / "a.json")]
     assert main([*command, "--jobs", "2", "--output", str(tmp_path / "a.png")]) == 0
     record = json.loads((tmp_path / "a.json").read_text())
     assert set(record["variants"]) == {"plain", "grpo, small"}
     assert all(len(row["greedy success"]) == 1 for row in record["variants"].values())
+    assert set(record["savings"]["grpo, small"]["50% greedy"]) == {"steps", "reached", "ratio", "low", "high"}
+    assert all(row["minutes of a core"][0] > 0 for row in record["variants"].values())
     assert (tmp_path / "a.png").stat().st_size > 10_000
     kept = tmp_path / "costs" / "plain-seed3" / "metrics.jsonl"
     before = kept.stat().st_mtime_ns

@@ -9,11 +9,27 @@ import psutil
 import pytest
 
 from vla_rl.core.ipc.shared_memory import shared_root
-from vla_rl.observability.usage import resident_gib
+from vla_rl.observability.usage import ProcessorTime, resident_gib
 
 _TOUCH = (
     "import mmap,sys;f=open(sys.argv[1],'r+b');m=mmap.mmap(f.fileno(),0);sum(m[::4096]);print(1,flush=True);input()"
 )
+
+
+_WORK = "import time\nwhile time.process_time() < 0.4: pass\nprint(1, flush=True); input()"
+
+
+def test_processor_time_is_that_of_all_descendants_and_nothing_counts_twice() -> None:
+    spent = ProcessorTime()
+    other = subprocess.Popen([sys.executable, "-S", "-c", _WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        first, second = spent.growth(), spent.growth()
+    finally:
+        other.communicate(b"\n")
+    assert 0.35 < first < 2.0
+    assert 0.0 <= second < 0.2, "it only waits now"
 
 
 def test_shared_memory_counts_once_and_page_tables_are_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:

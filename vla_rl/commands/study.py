@@ -11,30 +11,31 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rich.console import Console
-from rich.table import Table
 
 from vla_rl.commands.run_folder import machine_record
+from vla_rl.commands.study_figures import (
+    Saving,
+    evaluations,
+    make_table,
+    savings_table,
+    summarize,
+    summarize_throughput,
+)
 from vla_rl.config.run_config import RunConfig
 from vla_rl.config.yaml_file import load_model
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
 from vla_rl.core.shipped import find_config
 from vla_rl.observability.console import make_console
-from vla_rl.observability.plots import Metrics, draw_study, read_metrics, rollouts_key, series, smoothed
+from vla_rl.observability.plots import Metrics, draw_study, read_metrics
 from vla_rl.placement.checks import load_checked_config
-
-WINDOW = 5  # iterations of the moving mean in which a success rate counts as reached
-WARMUP = 2  # first iterations, which throughput leaves out: queues are filled
-RATES = ("env_steps", "chunks", "episodes", "batches")
-STAGES = ("simulate", "render", "reset", "inference", "learner")
 
 
 class StudyFile(BaseModel):
@@ -48,6 +49,18 @@ class StudyFile(BaseModel):
     variants: dict[str, list[str]] = Field(min_length=2, description="KEY=VALUE pairs of each variant, by its name.")
     seeds: list[int] = Field(min_length=1)
     threshold: float = Field(0.8, gt=0, le=1, description="Success rate of the rollouts up to which time is measured.")
+    baseline: str | None = Field(None, description="The variant with which control steps are compared.")
+    thresholds: dict[Literal["greedy", "sampled"], Annotated[float, Field(gt=0, le=1)]] = Field(
+        {}, description="Success rates of evaluations up to which control steps are compared with the baseline's."
+    )
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.baseline is not None and self.baseline not in self.variants:
+            raise ValueError(f"baseline {self.baseline!r} is none of the variants {', '.join(self.variants)}")
+        if (self.baseline is None) != (not self.thresholds):
+            raise ValueError("baseline and thresholds are given together, or neither")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +85,33 @@ def study_command(args: Any) -> int:
         metrics[run.variant].append(read_metrics(run.folder))
     rows = {name: summarize(of_seeds, study.threshold) for name, of_seeds in metrics.items()}
     rates = {name: summarize_throughput(of_seeds) for name, of_seeds in metrics.items()}
-    console.print(make_table(f"{study.title}: learning", study, rows))
+    seeds = len(study.seeds)
+    console.print(make_table(f"{study.title}: learning", seeds, rows))
+    savings = compare_steps(study, metrics)
+    if savings:
+        console.print(savings_table(study.title, seeds, savings))
     if any(rates.values()):
-        console.print(make_table(f"{study.title}: throughput", study, rates))
+        console.print(make_table(f"{study.title}: throughput", seeds, rates))
     if args.output:
         draw_study(metrics, args.output, study.title)
         console.print(str(args.output))
     if args.json:
         about = {"title": study.title, "study": study.model_dump(mode="json"), "machine": machine_record()}
         found = {name: [evaluations(m) for m in of_seeds] for name, of_seeds in metrics.items()}
-        write_json(args.json, about | {"variants": rows, "throughput": rates, "evaluations": found})
+        saved = {name: {kind: asdict(s) for kind, s in of.items()} for name, of in savings.items()}
+        write_json(args.json, about | {"variants": rows, "savings": saved, "throughput": rates, "evaluations": found})
     return 0
+
+
+def compare_steps(study: StudyFile, metrics: Mapping[str, Sequence[Metrics]]) -> dict[str, dict[str, Saving]]:
+    """Control steps of every variant, compared with the baseline, by what is reached; empty without a baseline."""
+    if study.baseline is None:
+        return {}
+    baseline = metrics[study.baseline]
+    return {
+        variant: {f"{at:.0%} {kind}": Saving.of(baseline, runs, kind, at) for kind, at in study.thresholds.items()}
+        for variant, runs in metrics.items()
+    }
 
 
 def read_study(path: Path) -> StudyFile:
@@ -158,100 +187,3 @@ def execute(config: Path, run: Run) -> None:
         raise UserError(
             f"{run.folder} ended early with status {status}; see {log}, then start the study again to go on"
         )
-
-
-def summarize(of_seeds: list[Metrics], threshold: float) -> dict[str, list[float]]:
-    """Values of every seed, by figure; figures that no run has are left out. ``threshold``: see ``StudyFile``."""
-
-    def last(key: str) -> list[float]:
-        return [float(y[-1]) for y in (series(m, key)[1] for m in of_seeds) if len(y)]
-
-    def mean(key: str) -> list[float]:
-        return [float(y.mean()) for y in (series(m, key)[1] for m in of_seeds) if len(y)]
-
-    reached = [time_to(m, threshold) for m in of_seeds]
-    played = [steps_to(m, threshold) for m in of_seeds]
-    figures = {
-        "greedy success": last("eval/greedy_success"),
-        "sampled success": last("eval/sampled_success"),
-        f"minutes to {threshold:.0%}": [t for t in reached if t is not None],
-        f"steps to {threshold:.0%}": [float(n) for n in played if n is not None],
-        "steps in all": last("episodes/control_steps"),
-        "audit's slope": mean("world_model/audit_slope"),
-        "minutes in all": [m[-1]["time/seconds"] / 60 for m in of_seeds],
-        "mean staleness": mean("rollout/staleness_mean"),
-        "effective samples": mean("learner/ess"),
-        "clipped": mean("learner/clip_fraction"),
-        "explained variance": mean("learner/explained_variance"),
-    }
-    return {name: values for name, values in figures.items() if values}
-
-
-def evaluations(metrics: Metrics) -> list[dict[str, float]]:
-    """All evaluations of a run, with the updates and the training episodes' control steps before each."""
-    names = ("iteration", "episodes/control_steps", "eval/greedy_success", "eval/sampled_success")
-    return [{name: m[name] for name in names if name in m} for m in metrics if "eval/greedy_success" in m]
-
-
-def summarize_throughput(of_seeds: list[Metrics]) -> dict[str, list[float]]:
-    """Rates per second, busy shares and memory of every seed, by figure.
-
-    Means over the iterations after the first ones, weighted by their duration. Empty if a run has too few of them.
-    """
-    figures: dict[str, list[float]] = {}
-    for metrics in of_seeds:
-        steady = [m for m in metrics if m["iteration"] > WARMUP]
-        if not steady:
-            return {}
-        seconds = [m["time/iteration_s"] for m in steady]
-
-        def mean(name: str, steady: Metrics = steady, seconds: list[float] = seconds) -> float:
-            return float(np.average([m[name] for m in steady], weights=seconds))
-
-        values = {f"{name.replace('_', ' ')}/s": mean(f"throughput/{name}_per_s") for name in RATES}
-        values |= {f"busy: {name}": mean(f"busy/{name}") for name in STAGES}
-        values["memory, GiB"] = max(m["memory/gib"] for m in steady)
-        for name, value in values.items():
-            figures.setdefault(name, []).append(value)
-    return figures
-
-
-def time_to(metrics: Metrics, threshold: float) -> float | None:
-    """Minutes of training, without evaluations, until the rollouts' moving mean reaches a success rate; None: never."""
-    _, success = series(metrics, rollouts_key(metrics))
-    _, seconds = series(metrics, "time/iteration_s")
-    above = np.flatnonzero(smoothed(success, WINDOW) >= threshold)
-    return float(seconds[: above[0] + 1].sum() / 60) if len(above) else None
-
-
-def steps_to(metrics: Metrics, threshold: float) -> float | None:
-    """Control steps played, likewise; None also for runs that did not count them."""
-    steps, success = series(metrics, rollouts_key(metrics), "episodes/control_steps")
-    above = np.flatnonzero(smoothed(success, WINDOW) >= threshold)
-    return float(steps[above[0]]) if len(above) else None
-
-
-def make_table(title: str, study: StudyFile, rows: Mapping[str, dict[str, list[float]]]) -> Table:
-    """Mean and standard error over the seeds; a row per variant."""
-    table = Table(title=f"{title}; mean of {len(study.seeds)} seeds ± standard error")
-    table.add_column("variant")
-    names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    for name in names:
-        table.add_column(name, justify="right")
-    for variant, row in rows.items():
-        table.add_row(variant, *(_cell(name, row.get(name, []), len(study.seeds)) for name in names))
-    return table
-
-
-def _cell(name: str, values: list[float], seeds: int) -> str:
-    if not values:
-        return "never"
-    error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
-    missing = f" ({len(values)} of {seeds})" if len(values) < seeds else ""
-    if name.endswith("/s"):
-        return f"{np.mean(values):.3g} ± {error:.2g}{missing}"
-    if name.startswith("steps"):
-        return f"{np.mean(values):,.0f} ± {error:,.0f}{missing}"
-    if name.startswith("minutes") or name in ("mean staleness", "memory, GiB", "audit's slope"):
-        return f"{np.mean(values):.2f} ± {error:.2f}{missing}"
-    return f"{100 * np.mean(values):.1f} ± {100 * error:.1f} %{missing}"

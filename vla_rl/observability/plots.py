@@ -99,35 +99,56 @@ def draw_comparison(runs: Mapping[str, Metrics], path: Path) -> None:
             _legend_and_grid(axis)
 
 
-def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str) -> None:
-    """Several seeds of each variant: success of the rollouts over control steps and over minutes (mean of the seeds,
-    and their range), and the last evaluation of every seed.
+_EFFORTS = {  # what success is drawn over: unit of the metric, and label
+    "episodes/control_steps": (1000.0, "thousand control steps played"),
+    "time/seconds": (60.0, "minutes, evaluations included"),
+    "time/cpu_s": (60.0, "minutes of a core, evaluations left out"),
+}
 
-    Metrics of older runs do not count control steps: they are drawn over iterations.
+
+def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str) -> None:
+    """Several seeds of each variant: success of the rollouts over control steps, minutes and processor time (mean of
+    the seeds, and their range), and the last evaluation of every seed.
+
+    What metrics of older runs do not count is not drawn.
     """
+    variants = {name: [_with_processor_time(m) for m in seeds] for name, seeds in variants.items()}
     every = [m for seeds in variants.values() for m in seeds]
-    counted = all("episodes/control_steps" in m[-1] for m in every)
-    effort = "episodes/control_steps" if counted else "iteration"
-    with figure(path, title, 1, 3, (16, 5), sharey=True) as axes:
-        for row, (name, seeds) in enumerate(variants.items()):
-            color = f"C{row % 10}"
-            for axis, x_key in ((axes[0], effort), (axes[1], "time/seconds")):
+    efforts = {key: about for key, about in _EFFORTS.items() if all(key in m[-1] for m in every)}
+    columns = len(efforts) + 1
+    with figure(path, title, 1, columns, (5.3 * columns, 5), sharey=True) as axes:
+        for axis, (x_key, (scale, label)) in zip(axes, efforts.items(), strict=False):
+            for name, seeds in variants.items():
                 x, curves = _seed_curves(seeds, x_key)
-                axis.plot(x, curves.mean(axis=0), color=color, label=name)
-                axis.fill_between(x, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.12, linewidth=0)
-            for kind, marker, shift in (("greedy", "o", -0.1), ("sampled", "s", 0.1)):
-                last = [y[-1] for y in (series(m, f"eval/{kind}_success")[1] for m in seeds) if len(y)]
-                axes[2].plot([row + shift] * len(last), last, marker, color=color, alpha=0.5)
-                if last:
-                    axes[2].hlines(np.mean(last), row + shift - 0.09, row + shift + 0.09, color=color)
-        unit = "thousand control steps played" if counted else "iterations"
-        axes[0].set(title="rollouts (moving mean of 5)", xlabel=unit, ylim=(0, 1), ylabel="success")
-        axes[1].set(title="the same over time, evaluations included", xlabel="minutes")
-        axes[2].set(title="last evaluation of every seed: greedy (o), sampled (square)")
-        axes[2].set_xticks(range(len(variants)), list(variants), rotation=30, ha="right", fontsize=8)
-        for axis in axes:
+                (line,) = axis.plot(x / scale, curves.mean(axis=0), label=name)
+                low, high = curves.min(axis=0), curves.max(axis=0)
+                axis.fill_between(x / scale, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+            axis.set(title="rollouts (moving mean of 5)", xlabel=label, ylim=(0, 1), ylabel="success")
             axis.grid(alpha=0.3)
         axes[0].legend(loc="lower right", fontsize=8)
+        _last_evaluations(axes[-1], variants)
+
+
+def _with_processor_time(metrics: Metrics) -> Metrics:
+    """With ``time/cpu_s``, the sum of ``time/iteration_cpu_s``; as they are where that was not measured."""
+    if not any("time/iteration_cpu_s" in m for m in metrics):
+        return metrics
+    totals = np.cumsum([m.get("time/iteration_cpu_s", 0.0) for m in metrics])
+    return [m | {"time/cpu_s": float(total)} for m, total in zip(metrics, totals, strict=True)]
+
+
+def _last_evaluations(axis: Axes, variants: Mapping[str, Sequence[Metrics]]) -> None:
+    """Points of every seed, and a line at their mean."""
+    for row, seeds in enumerate(variants.values()):
+        color = f"C{row % 10}"
+        for kind, marker, shift in (("greedy", "o", -0.1), ("sampled", "s", 0.1)):
+            last = [y[-1] for y in (series(m, f"eval/{kind}_success")[1] for m in seeds) if len(y)]
+            axis.plot([row + shift] * len(last), last, marker, color=color, alpha=0.5)
+            if last:
+                axis.hlines(np.mean(last), row + shift - 0.09, row + shift + 0.09, color=color)
+    axis.set(title="last evaluation of every seed: greedy (o), sampled (square)")
+    axis.set_xticks(range(len(variants)), list(variants), rotation=30, ha="right", fontsize=8)
+    axis.grid(alpha=0.3)
 
 
 def draw_timeline(activities: Sequence[Any], path: Path, title: str) -> None:
@@ -151,12 +172,11 @@ def draw_timeline(activities: Sequence[Any], path: Path, title: str) -> None:
 
 
 def _seed_curves(seeds: Sequence[Metrics], x_key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Common x values, up to the end of the shortest seed, and smoothed curves [seeds, x]; minutes, thousand steps."""
+    """Common x values, up to the end of the shortest seed, and smoothed curves [seeds, x]."""
     curves = [series(m, rollouts_key(m), x_key) for m in seeds]
-    scale = {"time/seconds": 60.0, "episodes/control_steps": 1000.0}.get(x_key, 1.0)
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     common = np.linspace(start, end, 200)
-    return common / scale, np.array([np.interp(common, x, smoothed(y, 5)) for x, y in curves])
+    return common, np.array([np.interp(common, x, smoothed(y, 5)) for x, y in curves])
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

@@ -11,11 +11,35 @@ Totals = dict[str, float]
 _OFFLOAD = ("onload_s", "offload_s")
 
 
+class ProcessorTime:
+    """Seconds for which cores have worked for this process and its descendants on this machine."""
+
+    def __init__(self) -> None:
+        self._before = self._of_processes()
+
+    def growth(self) -> float:
+        """Since the last call. What a process did between the last call and its end is not known, and left out."""
+        now = self._of_processes()
+        growth = sum(seconds - self._before.get(process, 0.0) for process, seconds in now.items())
+        self._before = now
+        return growth
+
+    @staticmethod
+    def _of_processes() -> dict[psutil.Process, float]:
+        root, found = psutil.Process(), {}
+        for process in [root, *root.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
+                times = process.cpu_times()
+                found[process] = times.user + times.system
+        return found
+
+
 @dataclass(slots=True)
 class Throughput:
     """Rates since the previous measurement; call ``measure`` once per iteration."""
 
     _since: float = field(default_factory=time.monotonic)
+    _processors: ProcessorTime = field(default_factory=ProcessorTime)
     _before: dict[str, list[Totals]] = field(default_factory=dict)
     growth: dict[str, list[Totals]] = field(default_factory=dict)  # of each process, in the last measurement
 
@@ -42,6 +66,7 @@ class Throughput:
             "busy/inference": _share(servers, ("infer_s",), wall),
             "busy/learner": _share(learners, ("train_s", "publish_s"), wall),
             "time/iteration_s": wall,
+            "time/iteration_cpu_s": self._processors.growth(),
             **_of_world_model(growth.get("world_model", []), wall),
             **({"busy/shared_devices": _share(growth["device"], ("held_s",), wall)} if growth.get("device") else {}),
             **({"busy/learner_offload": _share(learners, _OFFLOAD, wall)} if _total(learners, "offload_s") else {}),

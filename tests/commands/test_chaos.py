@@ -20,7 +20,13 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.shared_memory import shared_root
 
 CHEAP = ["exception", "nan_observation", "nan_loss", "delay", "full_disk"]  # replaced or skipped within the cluster
-DEAR = ["corrupt_checkpoint", "driver"]  # the run starts again
+DEAR = [
+    "kill",
+    "corrupt_checkpoint",
+    "full_shared_memory",
+    "node",
+    "driver",
+]  # the run starts again, but for some kills
 
 
 def test_the_command_knows_the_faults() -> None:
@@ -53,6 +59,7 @@ def test_what_processes_hold_is_sampled_and_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.timeout(720)
 def test_a_run_gets_over_faults_of_all_kinds(tmp_path: Path) -> None:
     values = {
         "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5, "step_ms": 10.0},
@@ -64,7 +71,7 @@ def test_a_run_gets_over_faults_of_all_kinds(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     run = TrainingRun(tmp_path / "config.yaml", tmp_path / "run", tmp_path / "orders")
     kinds = [*CHEAP, *DEAR]
-    schedule = Schedule(kinds, seconds=270.0, every=0.5, seed=1, count=len(kinds))
+    schedule = Schedule(kinds, seconds=540.0, every=0.5, seed=1, count=len(kinds))
     events, processes, drivers = [], set(), set()
     for event in torment(run, schedule, print):
         events.append(event)

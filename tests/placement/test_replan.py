@@ -25,7 +25,7 @@ from vla_rl.placement.planner import layout_record, plan_of_record
 from vla_rl.placement.profile import LinearCost, Memory, Profile, load_profile, save_profile
 from vla_rl.placement.replan import Migration, Replanner, better_plan, worthwhile
 from vla_rl.placement.search import Candidate, candidate_of
-from vla_rl.replay.store import StoreRules
+from vla_rl.replay.rules import StoreRules
 
 RESOURCES = Resources(cores=8, devices=4, kind="virtual")
 MEMORY = Memory(device=80, weights=1, trained=1)

@@ -18,7 +18,8 @@ from vla_rl.placement import shared_memory
 from vla_rl.placement.plan import Resources, make_plan
 from vla_rl.placement.shared_memory import SharedMemoryNeeds, object_store_bytes
 from vla_rl.policies.openvla_oft.config import LoraConfig
-from vla_rl.replay.store import ReplayStore, StoreRules
+from vla_rl.replay.rules import StoreRules
+from vla_rl.replay.store import ReplayStore
 
 LIBERO = EnvSpec("libero", ("main",), 256, 0, 7, 512, ("put the bowl on the plate",))
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from vla_rl.replay.store import ReplayStore, StoreRules
+from vla_rl.replay.rules import StoreRules
+from vla_rl.replay.store import ReplayStore
 
 
 def _rules(**changes) -> StoreRules:

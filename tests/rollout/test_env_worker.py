@@ -18,8 +18,9 @@ from vla_rl.core.faults import VARIABLE, order
 from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
 from vla_rl.core.records import ActionBatch, Observation
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
+from vla_rl.replay.rules import StoreRules
 from vla_rl.replay.schedule import evaluation_episodes
-from vla_rl.replay.store import ReplayStore, StoreRules
+from vla_rl.replay.store import ReplayStore
 from vla_rl.rollout.env_worker import EnvWorker
 
 K = 4

@@ -20,7 +20,6 @@ from ray.exceptions import RayError, RayTaskError
 from vla_rl.cluster.calls import ProcessDied, ProcessFailed, describe, failure_of, gather
 from vla_rl.cluster.deadlines import Deadlines
 from vla_rl.cluster.held_folder import sweep_leftovers
-from vla_rl.cluster.node import lock_server_path
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, working_in
 from vla_rl.cluster.processes.env_worker import EnvWorkerProcess
 from vla_rl.cluster.processes.inference import InferenceProcess
@@ -29,7 +28,9 @@ from vla_rl.cluster.processes.store import StoreProcess
 from vla_rl.cluster.processes.weight_relay import WeightRelayProcess, relay_source
 from vla_rl.cluster.processes.world_model import WorldModelProcess
 from vla_rl.cluster.ray_session import RaySession
+from vla_rl.cluster.stats import Stats
 from vla_rl.cluster.supervision import Replacements, Supervision
+from vla_rl.cluster.survivors import Loop, Survivors, has_lost_another
 from vla_rl.cluster.variables import variables
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import RecoverableError, UserError
@@ -37,9 +38,7 @@ from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.plan import STORE, Plan, Process, sharing_learner
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
-from vla_rl.replay.store import StoreRules
-
-_STATS_TIMEOUT_S = 5.0
+from vla_rl.replay.rules import StoreRules
 
 
 class Cluster:
@@ -50,16 +49,21 @@ class Cluster:
         self.deadlines = Deadlines.of(config, spec)
         self._rules = rules
         self._roles = _roles(config)
-        self.loops: dict[ray.ObjectRef, tuple[str, int]] = {}
         self.notify: Callable[[str], None] = lambda text: None  # called with what happens to processes
         self.meanwhile: Callable[[], None] = lambda: None  # called every few seconds while somebody waits
-        self._totals: dict[tuple[str, int], dict[str, float]] = {}  # of the meters of each process
+        self._incarnations = Counter[int]()  # how often each env worker was replaced
+        self._replacements = Replacements(len(plan.workers) + len(plan.servers))
+        self._survivors = Survivors()
+        self.store: ActorHandle
+        self._forget()
+
+    def _forget(self) -> None:
+        """All processes."""
+        self.loops: dict[ray.ObjectRef, Loop] = {}
+        self._stats = Stats()
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
-        self._incarnations = Counter[int]()  # how often each env worker was replaced
-        self._to_replace: dict[tuple[str, int], float] = {}  # ended processes, and when to start them again
-        self._replacements = Replacements(len(plan.workers) + len(plan.servers))
-        self.store: ActorHandle
+        self._to_replace: dict[Loop, float] = {}  # ended processes, and when to start them again
         self._workers: list[ActorHandle] = []
         self._servers: list[ActorHandle] = []
         self.learners: list[ActorHandle] = []
@@ -94,6 +98,28 @@ class Cluster:
                 stops.append(self.store.stop.remote())
             ray.wait([*stops, *self.loops], num_returns=len(stops) + len(self.loops), timeout=5.0)
 
+    def retire(self) -> bool:
+        """After a failure: end all processes, but keep simulators and policies that are loaded for the next ``start``.
+
+        Returns whether that is possible: on one machine, with a plan that stays, as long as Ray answers.
+        """
+        if self._session.is_shared or self.config.placement.replan_every or not hasattr(self, "store"):
+            return False
+        candidates: dict[Loop, ActorHandle] = {("env worker", i): worker for i, worker in enumerate(self._workers)}
+        others = [self.store, *self.learners, *self._relays]
+        others += [] if self.world_model is None else [self.world_model]
+        for i, server in enumerate(self._servers):
+            if self.plan.offload or self._attaches(i):  # it has to be built again
+                others.append(server)
+            else:
+                candidates["inference server", i] = server
+        try:
+            self._survivors = Survivors.of(self.loops, candidates, others)
+        except RayError:
+            return False
+        self._forget()
+        return True
+
     def start(self, state: Path | None, policy_version: int) -> None:
         """Create all processes, and wait until ``policy_version`` is published and inference answers.
 
@@ -101,6 +127,7 @@ class Cluster:
         Raises UserError if a process finds a mistake in the user's input.
         """
         spec, plan = self.spec, self.plan
+        self._session.begin()
         for node in {p.node for p in plan.servers}:
             addresses = [self._address(p.index) for p in plan.servers if p.node == node]
             self._session.call(node, "create_pools", addresses, spec, self.config.policy.spec(spec))
@@ -113,9 +140,14 @@ class Cluster:
             self._actor(self._roles[1], p).remote(self.config, spec, p, len(plan.learners), self._lock_server(p))
             for p in plan.learners
         ]
-        self._servers = [self._new_server(p) for p in plan.servers]
-        self._workers = [self._new_worker(p) for p in plan.workers]
-        builds = [s.build.remote(self._attaches(i)) for i, s in enumerate(self._servers)]
+        kept, self._survivors = self._survivors.processes, Survivors()
+        self._servers = [kept.get(("inference server", p.index)) or self._new_server(p) for p in plan.servers]
+        self._workers = [self._new_worker(p, kept.get(("env worker", p.index))) for p in plan.workers]
+        builds = [
+            server.build.remote(self._attaches(i))
+            for i, server in enumerate(self._servers)
+            if ("inference server", i) not in kept
+        ]
         if self.learners:
             self._set_up_learners(state, policy_version)
         self.get(builds, "the policy of the inference servers", self.deadlines.setup)
@@ -181,9 +213,12 @@ class Cluster:
     def _new_server(self, process: Process) -> ActorHandle:
         return self._actor(self._roles[0], process).remote(self.config, self.spec, process, self._lock_server(process))
 
-    def _new_worker(self, process: Process) -> ActorHandle:
+    def _new_worker(self, process: Process, kept: ActorHandle | None = None) -> ActorHandle:
+        """Plays at once. ``kept``: a process that has played before."""
         number = process.index + self._incarnations[process.index] * len(self.plan.workers)
-        worker = self._actor(EnvWorkerProcess, process).remote(self.config, process, number, self._lock_server(process))
+        worker = kept or self._actor(EnvWorkerProcess, process).remote(
+            self.config, process, number, self._lock_server(process)
+        )
         server = self.plan.server_of(process.index)
         position = self.plan.workers_of(server).index(process.index)
         loop = worker.run.remote(
@@ -207,7 +242,7 @@ class Cluster:
         self.meanwhile()
 
     def _lock_server(self, process: Process) -> Path:
-        return lock_server_path(self._session.folder(process.node))
+        return self._session.lock_server(process.node)
 
     def publish(self, policy_version: int) -> None:
         """Weight sync: publish the learner's weights to the inference servers of all nodes."""
@@ -260,8 +295,10 @@ class Cluster:
         Raises UserError if it has found a mistake in the user's input, and ProcessDied or ProcessFailed if it, or too
         many, cannot be replaced.
         """
-        role, index = self.loops.pop(ref)
         failure = failure_of(ref)
+        if has_lost_another(failure):  # the worker itself is well: ``retire`` keeps it
+            raise ProcessDied(f"an env worker has lost the replay store: {describe(failure)}")
+        role, index = self.loops.pop(ref)
         if isinstance(failure, RayTaskError) and isinstance(failure.cause, UserError):
             raise failure.cause from None
         if role == "world model":  # what it has learned is in the last checkpoint
@@ -313,23 +350,13 @@ class Cluster:
         return len(ray.wait(refs, num_returns=len(refs), timeout=0.0)[1]) == 0
 
     def stats(self) -> dict[str, list[dict[str, float]]]:
-        """Meter totals of every process; of one that does not answer in time, those of its last answer."""
+        """Meter totals of every process, and of the devices that several share."""
         groups = {"worker": self._workers, "server": self._servers, "learner": self.learners}
         if self.world_model is not None:
             groups["world_model"] = [self.world_model]
-        calls: dict[Any, tuple[str, int]] = {
-            a.stats.remote(): (name, i) for name, actors in groups.items() for i, a in enumerate(actors)
-        }
-        answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_STATS_TIMEOUT_S)
-        for ref in answered:
-            if failure_of(ref) is None:
-                self._totals[calls[ref]] = ray.get(ref)
-        totals = {
-            name: [self._totals.get((name, i), {}) for i in range(len(actors))] for name, actors in groups.items()
-        }
         use = self._session.lock_use()
         shared = [use[name] for name in self.plan.locks if name in use]
-        return totals | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
+        return self._stats.ask(groups) | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
 
 
 def _weights_path(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 The driver holds the ``Node`` of its own machine; on every other node of a cluster a small process holds one.
 """
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class Node:
         sweep_leftovers()
         shared = HeldFolder(shared_root())
         self.folder = shared.path
+        self._current = shared.path
         self._pulses: Pulses
         self._held = [shared, *more]
         self._reaper = start_reaper([held.path for held in self._held])
@@ -39,6 +41,15 @@ class Node:
     def get_folder(self) -> Path:
         """The folder in shared memory (a method, since this class is also a Ray actor)."""
         return self.folder
+
+    def begin(self) -> Path:
+        """A new folder in shared memory for what processes share from now on; the one before is removed."""
+        last, number = self._current, int(self._current.name) + 1 if self._current != self.folder else 1
+        self._current = self.folder / str(number)
+        self._current.mkdir()
+        if last != self.folder:
+            shutil.rmtree(last, ignore_errors=True)
+        return self._current
 
     def get_gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that this node offers to the run; each node has its own CUDA_VISIBLE_DEVICES."""
@@ -55,7 +66,7 @@ class Node:
 
     def create_pulses(self, count: int) -> Path:
         """Let so many processes of this node show their progress; returns where."""
-        path = self.folder / "pulses"
+        path = self._current / "pulses"
         self._pulses = Pulses.create(path, count)
         return path
 

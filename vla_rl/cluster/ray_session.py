@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from vla_rl.cluster.calls import ProcessDied, describe
 from vla_rl.cluster.gpu_claims import GpuClaim
 from vla_rl.cluster.held_folder import HeldFolder, session_root
-from vla_rl.cluster.node import Node
+from vla_rl.cluster.node import Node, lock_server_path
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -54,7 +54,8 @@ class RaySession:
             remote = ray.remote(Node)
             self._others = [remote.options(**self.placed(n)).remote() for n in range(1, len(self._ids))]
             folders = [other.get_folder.remote() for other in self._others]
-            self._folders = [self._here.folder, *ray.get(folders, timeout=CALL_TIMEOUT_S)]
+            self._roots = [self._here.folder, *ray.get(folders, timeout=CALL_TIMEOUT_S)]
+            self._folders = self._roots
             self._gpus = self._claimed_gpus(config) if self.is_shared else [self._here.get_gpus()]
             _require_same_code([other.get_code.remote() for other in self._others])
         except BaseException:
@@ -70,9 +71,17 @@ class RaySession:
         self._claims = [GpuClaim.make(self.placed(node), count) for node in range(len(self._ids))]
         return [claim.gpus() for claim in self._claims]
 
+    def begin(self) -> None:
+        """Give every node a new folder, for processes that start together. Raises ProcessDied if a node is lost."""
+        self._folders = [self.call(node, "begin") for node in range(len(self._ids))]
+
     def folder(self, node: int) -> Path:
-        """The node's folder in shared memory."""
+        """The node's folder in shared memory, since ``begin``."""
         return self._folders[node]
+
+    def lock_server(self, node: int) -> Path:
+        """The socket of the node's lock server."""
+        return lock_server_path(self._roots[node])
 
     def gpus(self, node: int) -> tuple[Gpu, ...]:
         """Those that the run may use there."""
@@ -137,6 +146,7 @@ def _start_ray(session: Path, object_store_bytes: int) -> None:
     os.environ.setdefault(
         "RAY_preallocate_plasma_memory", "1"
     )  # a sparse store would end processes when memory is full
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")  # a history of all calls, which grows for days
     with _own_code_first(), _only_the_driver_is_told_to_stop(), _on_the_loopback_interface():
         try:
             ray.init(

@@ -22,8 +22,8 @@ from vla_rl.observability.console import StatusDisplay, make_console, minutes_le
 from vla_rl.observability.success_rate import Evaluation
 from vla_rl.placement.checks import load_checked_config
 from vla_rl.placement.planner import plan_run
+from vla_rl.replay.rules import StoreRules
 from vla_rl.replay.schedule import evaluation_episodes
-from vla_rl.replay.store import StoreRules
 
 _PUSHED = "model.safetensors"  # next to its config: a checkpoint that `vla-rl push` has made of a run
 STALL_S = 900.0  # the run fails if no episode finishes for this long

@@ -12,7 +12,7 @@ the restart after a failure (``recovery``).
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.signals import StopRequest
 from vla_rl.commands.trainer import Trainer
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.errors import RunError, UserError
+from vla_rl.core.errors import RecoverableError, RunError, UserError
 from vla_rl.core.files import write_json
 from vla_rl.core.records import EnvSpec
 from vla_rl.observability.callbacks import Callback, TrainResult
@@ -33,7 +33,7 @@ from vla_rl.observability.console import TrainingView
 from vla_rl.placement.plan import Plan
 from vla_rl.placement.planner import plan_run
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
-from vla_rl.replay.store import StoreRules
+from vla_rl.replay.rules import StoreRules
 
 
 def train(
@@ -86,22 +86,44 @@ def _run(
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {folder.path}"
     with StopRequest() as stop, TrainingView(title, spec, config.train.iterations, done) as view:
         recovery = Recovery(config, folder, start.state["seconds"], view.say)
+
+        def recover(error: Exception) -> Start:
+            stop.graceful = False  # nothing is done meanwhile that a checkpoint would save
+            if stop.requested:
+                raise error
+            return recovery.start_after(error)
+
+        def new_trainer(cluster: Cluster) -> Trainer:
+            trainer = Trainer(config, spec, folder, cluster, view, stop, callbacks)
+            trainer.restarts = recovery.restarts
+            return trainer
+
         unfinished = True
         while unfinished:
             try:
                 with Cluster(config, start.plan or plan, spec, StoreRules.of(config, spec)) as cluster:
-                    trainer = Trainer(config, spec, folder, cluster, view, stop, callbacks)
-                    trainer.restarts = recovery.restarts
-                    trainer.start(start.checkpoint, start.state, start.trajectories)
-                    start = Start()  # frees what it holds
-                    unfinished = main_loop(trainer)
+                    unfinished = _run_on(cluster, start, new_trainer, recover)
                 if unfinished:
                     start = Start.of(folder.checkpoints.newest(), config)
             except (RunError, UserError, OSError) as error:
-                stop.graceful = False  # nothing is done meanwhile that a checkpoint would save
-                if stop.requested:
-                    raise
-                start = recovery.start_after(error)
+                start = recover(error)
+
+
+def _run_on(
+    cluster: Cluster, start: Start, new_trainer: Callable[[Cluster], Trainer], recover: Callable[[Exception], Start]
+) -> bool:
+    """``main_loop``, started again after failures as long as there are updates in between; it keeps what is loaded."""
+    while True:
+        trainer = new_trainer(cluster)
+        begun = start.state["policy_version"]
+        try:
+            trainer.start(start.checkpoint, start.state, start.trajectories)
+            start.trajectories.clear()  # the store has them
+            return main_loop(trainer)
+        except RecoverableError as error:
+            if trainer.policy_version <= begun or not cluster.retire():
+                raise
+            start = recover(error)
 
 
 # consumes: super-batches. waits for: the store, the learners. unblocked by: their answers, time limits, Ctrl-C.

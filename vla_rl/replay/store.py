@@ -14,75 +14,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import islice
-from typing import Any, Self
+from typing import Any
 
-from vla_rl.config.run_config import RunConfig
-from vla_rl.core.records import EnvSpec, EpisodeResult, EpisodeSpec, GroupRules, SuperBatch, Trajectory
+from vla_rl.core.records import EpisodeResult, EpisodeSpec, SuperBatch, Trajectory
 from vla_rl.observability.meter import Meter
 from vla_rl.replay.groups import Groups, young_enough
 from vla_rl.replay.imagined import Bundles
+from vla_rl.replay.ledger import Ledger
 from vla_rl.replay.retries import Retries
-from vla_rl.replay.schedule import TaskRule, TaskSchedule, start_state, training_group
+from vla_rl.replay.rules import StoreRules
+from vla_rl.replay.schedule import TaskSchedule, start_state, training_group
 from vla_rl.replay.super_batch import collate
-
-
-@dataclass(frozen=True, slots=True)
-class StoreRules:
-    """What the store needs to know about the run."""
-
-    batch_episodes: int  # B, a multiple of the group size
-    max_staleness: int  # policy updates
-    reuse: int = field(default=1, kw_only=True)  # super-batches that hold an episode
-    num_tasks: int
-    max_episode_steps: int
-    seed: int
-    iterations: int  # policy updates of the run; no episode is started for a later one
-    groups: GroupRules = field(default_factory=GroupRules)
-    task_rule: TaskRule = "in_turn"
-    init_states: int | None = None  # benchmark initial states to start from; None: the simulator samples starts
-    branches: int = field(default=0, kw_only=True)  # imagined episodes for each real chunk; 0: there is no world model
-
-    @property
-    def max_first_staleness(self) -> int:
-        """The bound on staleness where an episode is first trained, so that it can be used ``reuse`` times."""
-        return self.max_staleness - (self.reuse - 1)
-
-    @classmethod
-    def of(cls, config: RunConfig, spec: EnvSpec) -> Self:
-        """The rules of a training run."""
-        train = config.train
-        return cls(
-            batch_episodes=train.batch_episodes,
-            max_staleness=config.max_staleness,
-            reuse=train.reuse,
-            num_tasks=len(spec.instructions),
-            max_episode_steps=spec.max_episode_steps,
-            seed=config.seed,
-            iterations=train.iterations,
-            groups=config.algo.groups,
-            task_rule=train.task_sampling,
-            init_states=spec.init_states if train.start_states == "benchmark" else None,
-            branches=0 if config.world_model is None else config.world_model.branches,
-        )
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Where all episodes went: started = trained + stale + filtered + evaluated + lost + those still on their way."""
-
-    started: int = 0  # assigned to a worker
-    trained: int = 0  # part of a super-batch whose update is done
-    stale: int = 0  # finished, but dropped because the episode or another of its group was too stale
-    filtered: int = 0  # finished, but dropped because its group's returns or success rate teach nothing
-    evaluated: int = 0
-    lost: int = 0  # running in a worker that died, or when the run stopped
-    reused: int = 0  # uses of trained episodes in further updates; not an end
-
-    @property
-    def ended(self) -> int:
-        return self.trained + self.stale + self.filtered + self.evaluated + self.lost
 
 
 class ReplayStore:

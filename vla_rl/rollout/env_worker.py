@@ -75,7 +75,8 @@ class EnvWorker:
 
     # consumes: assignments, answers. waits for: its doorbell. unblocked by: answers, new assignments, stop().
     def run(self) -> None:
-        """Play until ``stop()``. Unfinished episodes are abandoned, and the store counts them as lost.
+        """Play until ``stop()``. Unfinished episodes are abandoned, and the store counts them as lost. The simulator is
+        not closed.
 
         Raises what the simulator or the source of episodes raises, and NotFiniteError if numbers of the simulator
         are not finite.
@@ -97,7 +98,6 @@ class EnvWorker:
             self._stop.set()
             self._free.release()
             receiver.join(timeout=5.0)
-            self.env.close()
         if self._failure is not None:
             raise self._failure
 

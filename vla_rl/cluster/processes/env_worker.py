@@ -1,5 +1,6 @@
 """The process of an env worker."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,35 +31,29 @@ class EnvWorkerProcess:
     def __init__(self, config: RunConfig, process: Process, number: int, lock_server: Path) -> None:
         """``number``: by which the store knows this worker, and none of those that it replaces."""
         self._config, self._process, self._number, self._lock_server = config, process, number, lock_server
+        self._thread = ThreadPoolExecutor(1, "simulator")  # of all runs: an OpenGL context belongs to one thread
+        self._env: Any = None
+        self._keeps_env = False
         self._worker: Any = None
 
     def run(self, address: PoolAddress, position: int, plan: Plan, store: ActorHandle, pulse: PulseAddress) -> None:
-        """Build everything in the thread that will use it (an OpenGL context belongs to one thread), then play.
+        """Play until ``stop``. ``position``: of this worker among those of its inference server."""
+        self._thread.submit(self._run, address, position, plan, store, pulse).result()
 
-        ``position``: of this worker among those of its inference server.
-        """
+    def _run(self, address: PoolAddress, position: int, plan: Plan, store: ActorHandle, pulse: PulseAddress) -> None:
         progress = pulse.open(self._process)
         progress.expect(pulse.setup_s)
-        from envs import make_env
-        from envs.base.shaping import shaped
-        from vla_rl.cluster.processes.faults import unreliable
         from vla_rl.core.ipc.mailbox import WorkerMailbox
         from vla_rl.rollout.env_worker import EnvWorker
 
         config = self._config
-        env = make_env(config.env, plan.envs_per_worker)
-        if config.log.dataset is not None:
-            from envs.base.recorder import RecordedEnv
-
-            evaluations_only = config.log.dataset_episodes == "evaluations"
-            env = RecordedEnv(env, Path(config.log.dataset), evaluations_only=evaluations_only)
-        env = unreliable(shaped(env, config.env.shaping))
+        self._env, self._keeps_env = self._env or self._make_env(plan.envs_per_worker), False
         self._worker = EnvWorker(
             worker=self._number,
-            env=env,
+            env=self._env,
             mailbox=WorkerMailbox(address, position),
             assignments=StoreClient(store),
-            policy=config.policy.spec(env.spec),
+            policy=config.policy.spec(self._env.spec),
             splits=plan.splits,
             # a world model learns what the last chunk led to
             bootstrap_rule=config.algo.bootstrap_rule if config.world_model is None else "always",
@@ -69,10 +64,33 @@ class EnvWorkerProcess:
             self._worker.run()
         finally:
             progress.rest()
+            self._worker = None
+            if not self._keeps_env:
+                self._env.close()
+                self._env = None
+
+    def _make_env(self, count: int) -> Any:
+        from envs import make_env
+        from envs.base.shaping import shaped
+        from vla_rl.cluster.processes.faults import unreliable
+
+        log = self._config.log
+        env = make_env(self._config.env, count)
+        if log.dataset is not None:
+            from envs.base.recorder import RecordedEnv
+
+            env = RecordedEnv(env, Path(log.dataset), evaluations_only=log.dataset_episodes == "evaluations")
+        return unreliable(shaped(env, self._config.env.shaping))
 
     def stats(self) -> dict[str, float]:
-        return self._worker.meter.snapshot() if self._worker else {}
+        worker = self._worker
+        return worker.meter.snapshot() if worker else {}
+
+    def pause(self) -> None:
+        """End ``run``, and keep the simulator for another one."""
+        self._keeps_env = True
+        self.stop()
 
     def stop(self) -> None:
-        if self._worker:
-            self._worker.stop()
+        if worker := self._worker:
+            worker.stop()

@@ -74,18 +74,26 @@ class InferenceProcess:
             self._server.run()
         finally:
             progress.rest()
+            self._server = None  # with what it has mapped; ``connect`` makes another one
 
     def offload(self) -> None:
-        """Free the device; requests wait until ``onload``."""
-        self._server.offload(LEASE_TIMEOUT_S)
+        """Free the device; requests wait until ``onload``. Nothing happens after the end of ``run``."""
+        if server := self._server:
+            server.offload(LEASE_TIMEOUT_S)
 
     def onload(self) -> None:
-        self._server.onload()
+        if server := self._server:
+            server.onload()
 
     def stats(self) -> dict[str, float]:
         """Meters of the server, including its waits for leases, and of the policy, without them."""
-        return self._server.meter.snapshot() | self._server.policy.meter.snapshot() if self._server else {}
+        server = self._server
+        return server.meter.snapshot() | server.policy.meter.snapshot() if server else {}
+
+    def pause(self) -> None:
+        """End ``run``; the policy stays for another ``connect``."""
+        self.stop()
 
     def stop(self) -> None:
-        if self._server:
-            self._server.stop()
+        if server := self._server:
+            server.stop()

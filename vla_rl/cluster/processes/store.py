@@ -10,7 +10,8 @@ from vla_rl.cluster.processes.common import PulseAddress
 from vla_rl.core.postponed import Writes, Written
 from vla_rl.core.records import EpisodeResult, Trajectory
 from vla_rl.placement.plan import STORE
-from vla_rl.replay.store import ReplayStore, StoreRules
+from vla_rl.replay.rules import StoreRules
+from vla_rl.replay.store import ReplayStore
 from vla_rl.replay.trajectory_file import save_trajectories
 
 

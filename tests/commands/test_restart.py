@@ -1,0 +1,98 @@
+"""A run that loses its learner or its store goes on without loading simulators and policies again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vla_rl.cluster.calls import ProcessDied
+from vla_rl.commands import train as train_module
+from vla_rl.commands.chaos.training_run import ledger
+from vla_rl.commands.recovery import Start
+from vla_rl.commands.train import run_training
+from vla_rl.config.run_config import RunConfig
+from vla_rl.observability.callbacks import Callback
+
+LEARNER, STORE, KEPT = "ray::LearnerProc", "ray::StoreProces", ("ray::EnvWorkerPr", "ray::InferenceP")
+
+
+def processes() -> dict[str, set[int]]:
+    """Process ids by the first letters of a name, which Linux cuts off."""
+    found: dict[str, set[int]] = {}
+    for process in psutil.Process().children(recursive=True):
+        found.setdefault(process.name()[:15], set()).add(process.pid)
+    return {name: found.get(name[:15], set()) for name in (LEARNER, STORE, *KEPT)}
+
+
+class Killer(Callback):
+    """Kills a process after some iterations."""
+
+    def __init__(self, victims: Mapping[int, str]) -> None:
+        self.victims, self.seen = victims, dict[int, dict[str, set[int]]]()
+
+    def on_iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        if iteration in self.seen:  # again, after going back
+            self.seen[iteration] = processes()
+            return
+        self.seen[iteration] = processes()
+        for pid in self.seen[iteration][self.victims[iteration]] if iteration in self.victims else ():
+            psutil.Process(pid).kill()
+
+
+class Scripted:
+    """A cluster and its trainer, which fail."""
+
+    def __init__(self, can_retire: bool) -> None:
+        self.can_retire, self.retired, self.policy_version = can_retire, 0, 0
+
+    def retire(self) -> bool:
+        self.retired += 1
+        return self.can_retire
+
+    def start(self, checkpoint: object, state: dict[str, int], trajectories: object) -> None:
+        self.policy_version = state["policy_version"]
+
+
+@pytest.mark.parametrize("can_retire", [True, False])
+def test_only_progress_allows_to_keep_anything(can_retire: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    updates, failed, cluster = [3, 0], list[Exception](), Scripted(can_retire)
+
+    def main_loop(trainer: Scripted) -> bool:
+        trainer.policy_version += updates.pop(0)
+        raise ProcessDied(f"at version {trainer.policy_version}")
+
+    def recover(error: Exception) -> Start:
+        failed.append(error)
+        return Start(state={"policy_version": 2})
+
+    monkeypatch.setattr(train_module, "main_loop", main_loop)
+    with pytest.raises(ProcessDied, match="at version 2" if can_retire else "at version 3"):
+        train_module._run_on(cluster, Start(), lambda _: cluster, recover)  # type: ignore[arg-type,return-value]
+    assert cluster.retired == 1, "not after a start without an update"
+    assert [str(error) for error in failed] == (["at version 3"] if can_retire else [])
+
+
+@pytest.mark.slow
+def test_what_is_loaded_is_kept(tmp_path: Path) -> None:
+    values = {
+        "env": {"name": "workload", "image_size": 24, "max_episode_steps": 8, "step_ms": 1.0},
+        "policy": {"name": "openvla_oft", "size": "nano", "chunk_size": 8},
+        "train": {"iterations": 6, "batch_episodes": 4, "eval_episodes": 0, "checkpoint_every": 1},
+        "placement": {"env_workers": 2, "envs_per_worker": 2},
+        "log": {"dir": str(tmp_path), "name": "run", "video": False, "tensorboard": False},
+    }
+    killer = Killer({2: LEARNER, 4: STORE})
+    result = run_training(RunConfig.model_validate(values), callbacks=[killer])
+    assert (result.iterations, result.metrics[-1]["restarts_of_run"]) == (6, 2)
+    assert [m["iteration"] for m in result.metrics] == [1, 2, 3, 4, 5, 6], "and every metric once"
+    first, between, last = killer.seen[1], killer.seen[3], killer.seen[6]
+    for name in KEPT:
+        assert len(first[name]) == (2 if name.startswith("ray::Env") else 1)
+        assert first[name] == between[name] == last[name], "the same processes"
+    for name in (LEARNER, STORE):
+        assert len({*first[name], *between[name], *last[name]}) == 3, "new ones each time"
+    assert all(ledger(m)["missing"] == 0 for m in result.metrics)
+    assert ledger(result.metrics[-1])["trained"] == 24

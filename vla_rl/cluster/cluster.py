@@ -134,14 +134,14 @@ class Cluster:
         placement = self.config.placement
         stall_s = max(placement.stall_timeout_s, 2e-3 * placement.max_wait_ms)  # requests may wait for others so long
         self._supervision = Supervision(self._session, plan, stall_s, self.deadlines.setup)
-        self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
-        self.store.beat.remote(self._supervision.address(STORE))
-        self.learners = [
+        kept, self._survivors = self._survivors.processes, Survivors()
+        self.learners = [  # first, as Ray starts processes in turn, and these take longest
             self._actor(self._roles[1], p).remote(self.config, spec, p, len(plan.learners), self._lock_server(p))
             for p in plan.learners
         ]
-        kept, self._survivors = self._survivors.processes, Survivors()
         self._servers = [kept.get(("inference server", p.index)) or self._new_server(p) for p in plan.servers]
+        self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
+        self.store.beat.remote(self._supervision.address(STORE))
         self._workers = [self._new_worker(p, kept.get(("env worker", p.index))) for p in plan.workers]
         builds = [
             server.build.remote(self._attaches(i))

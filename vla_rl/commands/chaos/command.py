@@ -10,14 +10,15 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
 
-from vla_rl.commands.chaos.faults import FAULTS, Injected
+from vla_rl.commands.chaos.faults import FAULTS, ROUND, Injected
 from vla_rl.commands.chaos.report import is_sound, summarize, write_report
-from vla_rl.commands.chaos.resources import draw_resources, sampled
+from vla_rl.commands.chaos.resources import Samples, draw_resources, sampled
 from vla_rl.commands.chaos.training_run import TrainingRun
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
@@ -53,29 +54,30 @@ def chaos_command(args: argparse.Namespace) -> int:
     console.print(f"chaos for {args.minutes:g} minutes, seed {args.seed}: {root}", highlight=False, markup=False)
     run = _run_in(root, "run", config)
     schedule = Schedule(kinds, 60 * args.minutes, args.every, args.seed, args.count)
-    with sampled(run.processes) as samples:
+    with _observed(run, root / "resources.png", "all processes of the run") as samples:
         events = list(torment(run, schedule, console.print))
-    draw_resources(root / "resources.png", samples, "all processes of the run")
     if undisturbed is None and not kinds:
         args.undisturbed, undisturbed = run.folder, run.records()
+    growth = {"disturbed" if kinds else "undisturbed": _grown(samples)}
     if undisturbed is None:
         console.print("the same without faults, for comparison")
         calm = _run_in(root, "undisturbed", config)
-        list(torment(calm, replace(schedule, kinds=()), console.print))
-        undisturbed = calm.records()
-        args.undisturbed = calm.folder
+        with _observed(calm, root / "resources_undisturbed.png", "all processes of the run without faults") as samples:
+            list(torment(calm, replace(schedule, kinds=()), console.print))
+        args.undisturbed, undisturbed = calm.folder, calm.records()
+        growth["undisturbed"] = _grown(samples)
     summary = summarize([asdict(e) for e in events], run.folder, args.undisturbed)
-    summary["growth"] = samples.growth()
+    summary["growth"] = growth
     write_report(root, summary, run.records(), undisturbed, f"chaos, seed {args.seed}")
     console.print((root / "report.md").read_text(), highlight=False, markup=False)
     return 0 if is_sound(summary) else 1
 
 
 def chosen(faults: str) -> list[str]:
-    """The kinds that ``--faults`` names. Raises UserError for an unknown one."""
+    """The faults of a round, by what ``--faults`` says. Raises UserError for an unknown kind."""
     if faults == "none":
         return []
-    kinds = [kind for kind in FAULTS if kind != "tree"] if faults == "all" else faults.split(",")
+    kinds = list(ROUND) if faults == "all" else faults.split(",")
     if unknown := [kind for kind in kinds if kind not in FAULTS]:
         raise UserError(f"--faults {faults}: {unknown[0]!r} is none; choose from all, none, {', '.join(FAULTS)}")
     return kinds
@@ -85,7 +87,7 @@ def chosen(faults: str) -> list[str]:
 class Schedule:
     """Which faults happen when."""
 
-    kinds: Sequence[str]
+    kinds: Sequence[str]  # of a round, in which each comes as often as it stands here, in random order
     seconds: float  # of training
     every: float  # mean pause before a fault, in seconds
     seed: int
@@ -93,7 +95,7 @@ class Schedule:
 
 
 def torment(run: TrainingRun, schedule: Schedule, say: Callable[[str], object]) -> Iterator[Event]:
-    """Let ``run`` train under these faults, and stop it. All kinds come once before any comes again.
+    """Let ``run`` train under these faults, round by round, and stop it.
 
     Ends earlier if the run is complete. Raises RunError if it does not get over a fault.
     """
@@ -172,6 +174,18 @@ def _new_folder(config: RunConfig) -> Path:
         return new_folder(parent, config.log.name or f"chaos-{config.env.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     except OSError as error:
         raise UserError(f"log.dir={parent}: no folder can be made there ({error})") from None
+
+
+@contextmanager
+def _observed(run: TrainingRun, picture: Path, title: str) -> Iterator[Samples]:
+    """Within the block, what ``run`` holds is sampled; it is drawn then."""
+    with sampled(run.processes) as samples:
+        yield samples
+    draw_resources(picture, samples, title)
+
+
+def _grown(samples: Samples) -> dict[str, dict[str, float]]:
+    return {"totals": samples.growth(), "memory_mib": samples.growth_of_memory()}
 
 
 def _run_in(root: Path, name: str, config: RunConfig) -> TrainingRun:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -104,18 +105,29 @@ def _full_shared_memory(run: TrainingRun, rng: random.Random) -> Injected | None
 
 def _corrupt_checkpoint(run: TrainingRun, rng: random.Random) -> Injected | None:
     """The newest one, of several; a killed learner makes the run read it."""
-    learners, checkpoints = run.named(ROLES["learner"]), run.checkpoints()
-    if not learners or len(checkpoints) < 2:
-        return None
-    files = sorted(path for path in checkpoints[-1].rglob("*") if path.is_file() and path.stat().st_size)
+    driver = psutil.Process(run.process.pid)
+    driver.suspend()  # or it may complete a newer one meanwhile
+    try:
+        learners, checkpoints = run.named(ROLES["learner"]), run.checkpoints()
+        if not learners or len(checkpoints) < 2 or run.is_writing():
+            return None
+        damaged = _flip_a_byte(checkpoints[-1], rng)
+        rng.choice(learners).kill()
+    finally:
+        driver.resume()
+    return Injected(damaged.name, lambda: bool({*run.named(ROLES["learner"])} - {*learners}))
+
+
+def _flip_a_byte(checkpoint: Path, rng: random.Random) -> Path:
+    """Of one of its files; returns which."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.stat().st_size)
     damaged = rng.choice(files)
     with damaged.open("r+b") as file:
         file.seek(rng.randrange(damaged.stat().st_size))
         byte = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 0xFF]))
-    rng.choice(learners).kill()
-    return Injected(damaged.name, lambda: bool({*run.named(ROLES["learner"])} - {*learners}))
+    return damaged
 
 
 def _driver(run: TrainingRun, rng: random.Random) -> Injected:
@@ -134,7 +146,7 @@ def _node(run: TrainingRun, rng: random.Random) -> Injected | None:
 def _tree(run: TrainingRun, rng: random.Random) -> Injected:
     """All processes at once, some times once more while they start again."""
     run.kill()
-    writing = any((run.folder / "checkpoints").glob(".*.partial"))
+    writing = run.is_writing()
     kills = 1
     while rng.random() < _AGAIN:
         run.start()
@@ -158,3 +170,14 @@ FAULTS: dict[str, Fault] = {
     "node": _node,
     "tree": _tree,
 }
+
+# of `--faults all`: processes fail more often than disks, and these more often than whole machines
+ROUND = [
+    *(("kill",) * 4),
+    *(("freeze", "delay", "exception", "nan_observation", "nan_loss") * 2),
+    "full_disk",
+    "full_shared_memory",
+    "corrupt_checkpoint",
+    "driver",
+    "node",
+]

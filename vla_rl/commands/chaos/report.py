@@ -105,10 +105,12 @@ def _markdown(summary: Mapping[str, Any], title: str) -> str:
         f"- Success of the last {_WINDOW} iterations: {_percent(success['disturbed'])} with faults, "
         f"{_percent(success['undisturbed'])} without.",
     ]
-    if growth := summary.get("growth"):
-        found = ", ".join(f"{name} {value:+.2f}" for name, value in growth.items())
+    for run, growth in summary.get("growth", {}).items():
+        totals = ", ".join(f"{name} {value:+.2f}" for name, value in growth["totals"].items())
+        of_each = ", ".join(f"{name} {value:+.1f}" for name, value in growth["memory_mib"].items())
         lines.append(
-            f"- From the second quarter to the last (memory and shared memory in GiB, over all processes): {found}."
+            f"- From the second quarter to the last, {run} run (memory and shared memory in GiB, over all processes): "
+            f"{totals}. Memory in MiB, by process: {of_each}."
         )
     if summary["equal_weights"] is not None:
         equal = "equal bit for bit" if summary["equal_weights"] else "not equal"

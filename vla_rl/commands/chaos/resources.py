@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,16 +26,22 @@ class Samples:
 
     seconds: list[float] = field(default_factory=list)  # since the first
     series: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SERIES})
+    memory_of: list[dict[str, float]] = field(default_factory=list)  # GiB, by the name of a process
 
     def growth(self) -> dict[str, float]:
         """Of each series, the mean of the last quarter minus that of the second."""
+        return {name: _growth(values) for name, values in self.series.items()} if len(self.seconds) >= 4 else {}
+
+    def growth_of_memory(self) -> dict[str, float]:
+        """Likewise, in MiB, by the name of the processes; those that are there from the first quarter on."""
         quarter = len(self.seconds) // 4
-        if quarter == 0:
-            return {}
-        return {
-            name: float(np.mean(values[-quarter:]) - np.mean(values[quarter : 2 * quarter]))
-            for name, values in self.series.items()
-        }
+        names = set.intersection(*map(set, self.memory_of[quarter:])) if quarter else set()
+        return {name: 1024 * _growth([held.get(name, 0.0) for held in self.memory_of]) for name in sorted(names)}
+
+
+def _growth(values: Sequence[float]) -> float:
+    quarter = len(values) // 4
+    return float(np.mean(values[-quarter:]) - np.mean(values[quarter : 2 * quarter]))
 
 
 @contextmanager
@@ -44,7 +51,8 @@ def sampled(processes: Callable[[], Sequence[psutil.Process]], every: float = _E
 
     def look() -> None:
         while not stop.wait(every):
-            found = _totals(processes())
+            found, memory_of = _totals(processes())
+            samples.memory_of.append(memory_of)
             samples.seconds.append(time.monotonic() - start)
             for name, value in found.items():
                 samples.series[name].append(value)
@@ -58,13 +66,15 @@ def sampled(processes: Callable[[], Sequence[psutil.Process]], every: float = _E
         thread.join()
 
 
-def _totals(processes: Sequence[psutil.Process]) -> dict[str, float]:
-    memory = descriptors = threads = 0
+def _totals(processes: Sequence[psutil.Process]) -> tuple[dict[str, float], dict[str, float]]:
+    """Each series, and the memory by the name of the processes."""
+    memory_of: dict[str, float] = defaultdict(float)
+    descriptors = threads = 0
     folders = set[Path]()
     for process in processes:
         with contextlib.suppress(psutil.Error):
             info = process.memory_info()
-            memory += info.rss - info.shared
+            memory_of[_name(process)] += (info.rss - info.shared) / GIB
             descriptors += process.num_fds()
             threads += process.num_threads()
             folders.update(shared_root().glob(f"vla_rl-{process.pid}-*"))
@@ -72,12 +82,21 @@ def _totals(processes: Sequence[psutil.Process]) -> dict[str, float]:
     for path in (path for folder in folders for path in folder.rglob("*")):
         with contextlib.suppress(OSError):
             shared += path.stat().st_blocks * 512
-    return {
-        "memory": memory / GIB,
+    totals = {
+        "memory": sum(memory_of.values()),
         "descriptors": float(descriptors),
         "threads": float(threads),
         "shared": shared / GIB,
     }
+    return totals, dict(memory_of)
+
+
+def _name(process: psutil.Process) -> str:
+    """What a process is, such as "EnvWorkerProcess" or "gcs_server"; "driver" for that of the run."""
+    words = " ".join(process.cmdline())
+    if words.startswith("ray::"):
+        return words.removeprefix("ray::").split(".")[0].split()[0]
+    return "driver" if "vla_rl.commands.cli" in words else process.name()
 
 
 def draw_resources(path: Path, samples: Samples, title: str) -> None:

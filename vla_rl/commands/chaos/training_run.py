@@ -93,6 +93,10 @@ class TrainingRun:
         """The complete ones, oldest first."""
         return Checkpoints(self.folder / "checkpoints", 1).complete()
 
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is on its way."""
+        return any((self.folder / "checkpoints").glob(".*.partial"))
+
     def records(self) -> list[dict[str, float]]:
         """Metrics of the iterations so far."""
         with contextlib.suppress(FileNotFoundError):

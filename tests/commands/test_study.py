@@ -87,6 +87,12 @@ def test_figures_of_several_seeds():
     assert figures["minutes in all"] == [pytest.approx(0.8)] * 2
     assert figures["minutes of a core"] == [pytest.approx(1.2)] * 2
     assert "sampled success" not in figures
+    frames = {"predicted": 6.0, "copied": 20.0, "shuffled": 10.0, "gap": 0.4}
+    rising[-1] |= {f"world_model/depth1_{name}": value for name, value in frames.items()}
+    figures = summarize([rising, flat], 0.8)
+    assert figures["frames' error to copying's"] == [0.3]
+    assert figures["shuffled frames' error to copying's"] == [0.5]
+    assert figures["frames' gap to copying's"] == [0.4], "the run without frames has none"
 
 
 def _evaluated(*points: tuple[float, float]) -> list[dict[str, float]]:

@@ -10,15 +10,21 @@ from tests.runtime_fakes import trajectory
 from vla_rl.config.world_model import WorldModelConfig
 from vla_rl.core.records import EpisodeSpec, Trajectory
 from vla_rl.world_model.archive import Episode
+from vla_rl.world_model.composed_frames import ComposedFrames
+from vla_rl.world_model.diffusion_frames import DiffusionFrames
 from vla_rl.world_model.frame_archive import FrameArchive, FrameEpisode
 from vla_rl.world_model.frame_trainer import FrameTrainer
-from vla_rl.world_model.frames import FrameModel, changed_pixels
+from vla_rl.world_model.frames import FrameInputs, changed_pixels
 from vla_rl.world_model.futures import Futures, read_futures
 from vla_rl.world_model.horizon import LEAST_PREDICTIONS, HorizonGate, Prediction
 from vla_rl.world_model.imagined_env import ChunkRating
 
 SIZE, CHUNKS = 16, 4
-CONFIG = WorldModelConfig(frame_width=8, frame_episodes=40, frame_samples_per_chunk=32, frame_lr=6e-3, horizon=3)
+COMPOSED = WorldModelConfig(frame_width=8, frame_episodes=40, frame_samples_per_chunk=32, frame_lr=6e-3, horizon=3)
+SMALL: dict[str, int] = {"diffusion_width": 64, "diffusion_depth": 2, "diffusion_patch": 4}
+DIFFUSION = COMPOSED.model_copy(
+    update={"frame_model": "diffusion", "frame_lr": 3e-3, "frame_samples_per_chunk": 64, **SMALL}
+)
 
 
 def picture(hand: np.ndarray, block: int) -> np.ndarray:
@@ -43,10 +49,15 @@ def frames_of(played: Trajectory) -> FrameEpisode:
     return FrameEpisode.of(played, played.proprio)
 
 
+@pytest.fixture(scope="module", params=[COMPOSED, DIFFUSION], ids=lambda config: config.frame_model)
+def config(request) -> WorldModelConfig:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def trained() -> FrameTrainer:
+def trained(config) -> FrameTrainer:
     torch.set_num_threads(1)
-    trainer = FrameTrainer(CONFIG, seed=0)
+    trainer = FrameTrainer(config, seed=0)
     for number in range(40):
         trainer.learn(frames_of(moving(number)))
     return trainer
@@ -57,15 +68,33 @@ def predict(trainer: FrameTrainer, played: Trajectory, after: np.ndarray) -> np.
     return trainer.predict(played.images[:-1], first, task, played.proprio[:-1], after)
 
 
-def test_before_training_a_frame_is_nearly_copied():
-    torch.manual_seed(0)
-    archive = FrameArchive(4)
-    for number in range(2):
-        archive.add(frames_of(moving(number)))
-    inputs, after = archive.sample(6, torch.Generator().manual_seed(0))
-    made = FrameModel(views=1, proprio=2, width=4)(inputs)
-    assert made.shape == after.shape == (6, 1, SIZE, SIZE, 3)
-    assert (made - inputs.current / 255).abs().mean() < 0.05
+@pytest.mark.parametrize(
+    "model",
+    [
+        ComposedFrames(views=2, proprio=3, width=4),
+        DiffusionFrames(views=2, proprio=3, width=32, depth=1, patch=8, steps=3),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_before_training_a_frame_is_nearly_copied(model):
+    generator = torch.Generator().manual_seed(0)
+    frames = [torch.randint(256, (5, 2, 20, 28, 3), generator=generator).to(torch.uint8) for _ in range(3)]
+    inputs = FrameInputs(*frames, *torch.randn(3, 5, 3, generator=generator))
+    made = model(inputs)
+    assert made.shape == frames[0].shape, "sides need not be multiples of a patch"
+    assert (made - inputs.current / 255).abs().mean() < 0.2 * (made - inputs.first / 255).abs().mean()
+    assert torch.equal(made, model(inputs)), "nothing is drawn"
+    model.loss(inputs, frames[1], generator).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_a_model_that_knows_the_frame_denoises_to_it():
+    model = DiffusionFrames(views=1, proprio=2, width=32, depth=1, patch=8, steps=4)
+    after = torch.rand(2, 3, 16, 16) * 2 - 1
+    model._denoise = lambda noisy, t, sources, inputs: after
+    frame = torch.zeros(2, 1, 16, 16, 3, dtype=torch.uint8)
+    made = model(FrameInputs(frame, frame, frame, *torch.zeros(3, 2, 2)))
+    assert torch.allclose(made[:, 0], (after.permute(0, 2, 3, 1) + 1) / 2, atol=1e-6)
 
 
 def test_new_episodes_are_predicted_better_than_by_copying_or_for_other_chunks(trained):
@@ -96,9 +125,9 @@ def test_the_nearest_frame_is_of_another_episode_and_of_the_same_task():
     assert torch.equal(known.nearest[0], torch.from_numpy(archive.episodes[0].images[0])), "of all that were played"
 
 
-def test_a_resumed_frame_model_goes_on_as_the_other(trained, tmp_path):
+def test_a_resumed_frame_model_goes_on_as_the_other(config, trained, tmp_path):
     counters = trained.save(tmp_path)
-    other = FrameTrainer(CONFIG, seed=1)
+    other = FrameTrainer(config, seed=1)
     other.load(tmp_path, counters)
     played = moving(200)
     for trainer in (trained, other):
@@ -152,13 +181,13 @@ def judged(frames: FrameTrainer, *, misled: bool = False) -> Futures:
     return futures
 
 
-def test_the_horizon_grows_where_predictions_are_right_and_not_where_they_are_wrong(trained, tmp_path):
+def test_the_horizon_grows_where_predictions_are_right_and_not_where_they_are_wrong(config, trained, tmp_path):
     right, wrong = judged(trained), judged(trained, misled=True)
     assert right.horizon == 3, right.gate.depths()
     assert wrong.horizon == 1, wrong.gate.depths()
     assert right.metrics()["depth1_gap"] < 0.5 < wrong.metrics()["depth1_gap"]
     state = right.save(tmp_path)
-    other = Futures(Places(), FrameTrainer(CONFIG, seed=1), Places(), HorizonGate(3, most_gap=0.5), 3)
+    other = Futures(Places(), FrameTrainer(config, seed=1), Places(), HorizonGate(3, most_gap=0.5), 3)
     assert other.horizon == 1, "there is no frame model yet"
     other.load(tmp_path, state)
     assert other.horizon == 3

@@ -32,6 +32,9 @@ def summarize(of_seeds: list[Metrics], threshold: float) -> dict[str, list[float
     def total(key: str, unit: float) -> list[float]:
         return [float(y.sum()) / unit for y in (series(m, key)[1] for m in of_seeds) if len(y)]
 
+    def ratio(of: str, to: str) -> list[float]:  # of frames, one chunk ahead
+        return [a / b for a, b in zip(*(last(f"world_model/depth1_{name}") for name in (of, to)), strict=True)]
+
     reached = [time_to(m, threshold) for m in of_seeds]
     played = [steps_to(m, threshold) for m in of_seeds]
     figures = {
@@ -41,6 +44,9 @@ def summarize(of_seeds: list[Metrics], threshold: float) -> dict[str, list[float
         f"steps to {threshold:.0%}": [float(n) for n in played if n is not None],
         "steps in all": last("episodes/control_steps"),
         "audit's slope": mean("world_model/audit_slope"),
+        "frames' error to copying's": ratio("predicted", "copied"),
+        "shuffled frames' error to copying's": ratio("shuffled", "copied"),
+        "frames' gap to copying's": last("world_model/depth1_gap"),
         "minutes in all": [m[-1]["time/seconds"] / 60 for m in of_seeds],
         "minutes of a core": total("time/iteration_cpu_s", 60.0),
         "mean staleness": mean("rollout/staleness_mean"),

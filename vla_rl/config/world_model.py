@@ -1,5 +1,7 @@
 """Configuration keys of the world model."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from vla_rl.core.schema import ConfigGroup, NonNegative, Positive, PositiveFloat, Threads
@@ -65,7 +67,18 @@ class WorldModelConfig(ConfigGroup):
         description="A predicted observation passes if the difference that it makes to the initial policy's likely "
         "chunk is at most this share of the difference between the observations before and after.",
     )
-    frame_width: Positive = Field(16, description="Channels of the frame model at half resolution.")
+    frame_model: Literal["composed", "diffusion"] = Field(
+        "composed",
+        description="How frames are predicted. composed: each pixel is taken from a frame that exists. diffusion: a "
+        "transformer denoises patches.",
+    )
+    frame_width: Positive = Field(16, description="Channels of the composed frame model at half resolution.")
+    diffusion_width: int = Field(
+        96, ge=32, multiple_of=32, description="Width of the transformer that denoises frames."
+    )
+    diffusion_depth: Positive = Field(3, description="Its layers.")
+    diffusion_patch: Positive = Field(8, description="Side of its patches, in pixels.")
+    diffusion_steps: Positive = Field(4, description="Denoising steps of one prediction.")
     frame_lr: PositiveFloat = Field(2e-3, description="Learning rate of the frame model, with AdamW.")
     frame_batch: Positive = Field(32, description="Chunks per optimizer step of the frame model.")
     frame_samples_per_chunk: Positive = Field(

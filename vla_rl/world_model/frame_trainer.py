@@ -17,6 +17,8 @@ from vla_rl.config.world_model import WorldModelConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import Array
 from vla_rl.observability.meter import Meter
+from vla_rl.world_model.composed_frames import ComposedFrames
+from vla_rl.world_model.diffusion_frames import DiffusionFrames
 from vla_rl.world_model.frame_archive import FrameArchive, FrameEpisode
 from vla_rl.world_model.frames import FrameInputs, FrameModel
 from vla_rl.world_model.optimizer_files import load_moments, save_moments
@@ -69,7 +71,7 @@ class FrameTrainer:
         episode = self.archive.episodes[0]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            model = FrameModel(episode.images.shape[1], episode.proprio.shape[1], self._config.frame_width)
+            model = _make_model(self._config, episode.images.shape[1], episode.proprio.shape[1])
         self._model = model.to(self._device)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=self._config.frame_lr)
 
@@ -78,7 +80,7 @@ class FrameTrainer:
         with self._lock:
             inputs, after = self.archive.sample(self._config.frame_batch, self._generator)
         with self._lease():
-            loss = self._model.loss(self._moved(inputs), after.to(self._device))
+            loss = self._model.loss(self._moved(inputs), after.to(self._device), self._generator)
             self._optimizer.zero_grad()
             loss.backward()
             self._optimizer.step()
@@ -125,3 +127,10 @@ class FrameTrainer:
             self._model.load_state_dict(load_file(folder / "frame_model.safetensors"))
             load_moments(self._optimizer, folder / "frame_adam.safetensors")
             self._published = copy.deepcopy(self._model).eval()
+
+
+def _make_model(config: WorldModelConfig, views: int, proprio: int) -> FrameModel:
+    if config.frame_model == "composed":
+        return ComposedFrames(views, proprio, config.frame_width)
+    size = config.diffusion_width, config.diffusion_depth, config.diffusion_patch, config.diffusion_steps
+    return DiffusionFrames(views, proprio, *size)

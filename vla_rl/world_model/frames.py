@@ -1,30 +1,15 @@
-"""The frame after a chunk, put together per pixel from frames that exist.
+"""What all frame models have in common: from what the frame after a chunk is predicted, and by what they are judged.
 
-    frame now ──────────────┬───────────────┐
-       └── moved by a flow ─┤               │
-    episode's first frame ──┤ choice of one │──► + residual ──► frame after the chunk
-    nearest real frame ─────┘ per pixel     │
-    proprioception now and afterwards, moves┘
-
-Most of a frame stays as it is. What the arm uncovers was seen in the episode's first frame. The arm itself is in the
-frame of another episode whose proprioception is nearest to the predicted one. What the arm carries or pushes moves,
-hence the flow. Choosing among moved copies of frames is after arXiv:1605.07157.
-
-The loss is the mean absolute difference, where pixels that change weigh as much, in sum, as those that do not: without
-that, copying is nearly perfect.
+frame now, the episode's first frame, the real frame with the nearest proprioception ─┐
+proprioception now, and as it is predicted ───────────────────────────────────────────┴──▶ frame after the chunk
 """
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-_SOURCES = 4  # current, first, nearest, moved
-_CURRENT = 0
 _CHANGE = 0.04  # of the range of a color: a pixel that differs by more has changed
-_COPY_BIAS = 2.0  # the choice before training
-_MOST_MOTION = 0.5  # of the image's half width, in the grid's units
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,66 +23,35 @@ class FrameInputs:
     next_proprio: Tensor  # [n, P], standardized, after it; predicted
     nearest_proprio: Tensor  # [n, P], standardized, of ``nearest``
 
+    def sources(self) -> list[Tensor]:
+        """The three frames, float [n V, 3, H, W] in 0..1 each."""
+        return [planes(frame) for frame in (self.current, self.first, self.nearest)]
+
+    def motion(self) -> Tensor:
+        """[n, 3 P]: where the robot is, its way to where it will be, and from there to where ``nearest`` shows it."""
+        ways = self.next_proprio - self.proprio, self.nearest_proprio - self.next_proprio
+        return torch.cat([self.proprio, *ways], dim=-1)
+
 
 class FrameModel(nn.Module):
-    """See the module. ``width``: channels at half resolution."""
-
-    def __init__(self, views: int, proprio: int, width: int) -> None:
-        super().__init__()
-        self.view = nn.Parameter(torch.zeros(views, 4 * width))
-        self.state = nn.Sequential(nn.Linear(3 * proprio, 4 * width), nn.GELU(), nn.Linear(4 * width, 4 * width))
-        self.down = nn.ModuleList(
-            [
-                nn.Conv2d(9, width, 5, 2, 2),
-                nn.Conv2d(width, 2 * width, 3, 2, 1),
-                nn.Conv2d(2 * width, 2 * width, 3, 2, 1),
-            ]
-        )
-        self.film = nn.ModuleList([nn.Linear(4 * width, 2 * c) for c in (width, 2 * width, 2 * width)])
-        self.middle = nn.Conv2d(2 * width, 2 * width, 3, 1, 1)
-        self.up = nn.ModuleList([nn.Conv2d(4 * width, 2 * width, 3, 1, 1), nn.Conv2d(3 * width, width, 3, 1, 1)])
-        self.out = nn.Conv2d(width + 9, _SOURCES + 2 + 3, 3, 1, 1)
-        nn.init.zeros_(self.out.weight)
-        assert self.out.bias is not None
-        with torch.no_grad():
-            self.out.bias.zero_()
-            self.out.bias[_CURRENT] = _COPY_BIAS
+    """Predicts frames of any size."""
 
     def forward(self, inputs: FrameInputs) -> Tensor:
-        """Frames afterwards, [n, V, H, W, 3] in 0..1."""
-        n, views, height, width, _ = inputs.current.shape
-        sources = [_planes(frame) for frame in (inputs.current, inputs.first, inputs.nearest)]
-        state = torch.cat(
-            [
-                inputs.proprio,
-                inputs.next_proprio - inputs.proprio,
-                inputs.nearest_proprio - inputs.next_proprio,
-            ],
-            dim=-1,
-        )
-        context = (self.state(state).unsqueeze(1) + self.view).flatten(0, 1)
-        pixels = torch.cat(sources, dim=1)
-        x, skips = pixels - 0.5, []
-        for conv, film in zip(self.down, self.film, strict=True):
-            scale, shift = film(context)[..., None, None].chunk(2, dim=1)
-            x = F.gelu(conv(x) * (1 + scale) + shift)
-            skips.append(x)
-        x = F.gelu(self.middle(x)) + x
-        x = F.gelu(self.up[0](torch.cat([_resized(x, skips[1]), skips[1]], dim=1)))
-        x = F.gelu(self.up[1](torch.cat([_resized(x, skips[0]), skips[0]], dim=1)))
-        x = self.out(torch.cat([_resized(x, pixels), pixels], dim=1))
-        choice, flow, residual = x.split([_SOURCES, 2, 3], dim=1)
-        sources.append(_moved(sources[_CURRENT], _MOST_MOTION * torch.tanh(flow)))
-        weights = choice.softmax(dim=1).unsqueeze(2)
-        frame = (weights * torch.stack(sources, dim=1)).sum(dim=1) + residual.tanh()
-        return frame.clamp(0.0, 1.0).view(n, views, 3, height, width).permute(0, 1, 3, 4, 2)
+        """Frames afterwards, [n, V, H, W, 3] in 0..1; the same ones for the same inputs."""
+        raise NotImplementedError
 
-    def loss(self, inputs: FrameInputs, after: Tensor) -> Tensor:
-        """``after``: uint8 [n, V, H, W, 3], the real frames."""
-        error = (self(inputs) - after.float() / 255).abs().mean(-1)
-        changed = changed_pixels(inputs.current, after)
-        parts = [(error * mask).sum() / mask.sum().clamp(min=1) for mask in (changed, ~changed)]
-        return parts[0] + parts[1]
+    def loss(self, inputs: FrameInputs, after: Tensor, generator: torch.Generator) -> Tensor:
+        """What is minimized. ``after``: uint8 [n, V, H, W, 3], the real frames. ``generator``: on the host."""
+        raise NotImplementedError
+
+
+def balanced(error: Tensor, changed: Tensor) -> Tensor:
+    """The mean over pixels that change plus the mean over those that do not; without that, copying is nearly perfect.
+
+    Both arguments have the shape [n, V, H, W].
+    """
+    parts = [(error * mask).sum() / mask.sum().clamp(min=1) for mask in (changed, ~changed)]
+    return parts[0] + parts[1]
 
 
 def changed_pixels(before: Tensor, after: Tensor) -> Tensor:
@@ -105,18 +59,11 @@ def changed_pixels(before: Tensor, after: Tensor) -> Tensor:
     return (before.float() - after.float()).abs().amax(-1) > 255 * _CHANGE
 
 
-def _planes(frames: Tensor) -> Tensor:
+def planes(frames: Tensor) -> Tensor:
     """uint8 [n, V, H, W, 3] -> float [n V, 3, H, W] in 0..1."""
     return frames.flatten(0, 1).permute(0, 3, 1, 2).float() / 255
 
 
-def _resized(x: Tensor, like: Tensor) -> Tensor:
-    return F.interpolate(x, size=like.shape[-2:], mode="nearest")
-
-
-def _moved(frame: Tensor, flow: Tensor) -> Tensor:
-    """Each pixel taken from where ``flow`` [m, 2, H, W] points; from -1 to 1 is the whole image."""
-    m, _, height, width = frame.shape
-    identity = torch.eye(2, 3, device=frame.device, dtype=frame.dtype).expand(m, 2, 3)
-    grid = F.affine_grid(identity, [m, 3, height, width], align_corners=False)
-    return F.grid_sample(frame, grid + flow.permute(0, 2, 3, 1), padding_mode="border", align_corners=False)
+def pixels(planes: Tensor, views: int) -> Tensor:
+    """[n V, 3, H, W] -> [n, V, H, W, 3]."""
+    return planes.unflatten(0, (-1, views)).permute(0, 1, 3, 4, 2)

@@ -1,13 +1,13 @@
 """The frame after a chunk, denoised step by step by a transformer over patches.
 
-    noise, frame now, first frame, nearest real frame ──patches──▶ tokens ─▶ [ blocks ] ─▶ patches of the frame afterwards
-    how much noise is left, proprioception now and afterwards ────────────────┘ shift and scale each layer
+    noise, frame now, first frame, nearest real frame ──patches──▶ [ blocks ] ──▶ patches of the frame afterwards
+    share of noise, proprioception now and afterwards ─────────────────┘ shift and scale every layer
 
-Training mixes the real frame x and noise e to x_t = t x + (1 - t) e, t in 0..1, and the network predicts x from it; the
-loss is that of flow matching (arXiv:2210.02747), ((x̂ - x_t) - (x - x_t))² / (1 - t)², balanced between pixels that change
-and those that do not. To predict the frame rather than the noise is what lets a transformer work on raw patches
-(arXiv:2511.13720). The layers are conditioned as in arXiv:2212.09748, by shifts, scales and gates that start at zero; so
-before training, the frame now is copied.
+Training mixes the real frame x with noise e to x_t = t x + (1 - t) e, t in 0..1, and the network predicts x from that.
+The loss is the one of flow matching (arXiv:2210.02747), (x̂ - x)² / (1 - t)², balanced between pixels that change and
+those that do not. To predict the frame rather than the noise lets a transformer work on raw patches
+(arXiv:2511.13720). Its layers are conditioned by shifts, scales and gates that start at zero (arXiv:2212.09748), so
+before training the frame now is copied.
 
 A prediction starts from the same noise in every row: it depends on the inputs alone, and branches from one state differ
 by their chunks only.

@@ -107,6 +107,24 @@ def test_noise_follows_the_temperature() -> None:
     assert distances[0] < distances[1] < distances[2]
 
 
+def test_a_constant_dimension_has_neither_noise_nor_density() -> None:
+    policy = make(random_steps="all")
+    rng = np.random.default_rng(0)
+    moving = np.array([True, True, False, True, False, False, True])
+    actions = np.where(moving, rng.normal(size=(20, 7)), 0.25).astype(np.float32)
+    policy.set_statistics(actions, rng.normal(size=(20, 3)))
+    assert policy.varying_actions().tolist() == moving.tolist()
+    chosen = choose(policy)
+    played = policy.decode({name: x.numpy() for name, x in chosen.record.items()})
+    assert (played[..., ~moving] == 0.25).all()
+    assert (played[..., moving].std(axis=(0, 1)) > 0).all()
+    assert (chosen.logprobs[..., ~moving] == 0).all()
+    assert (chosen.logprobs[..., moving] != 0).all()
+    output = policy(observations(), chosen.record, 1.0)
+    torch.testing.assert_close(output.logprobs, chosen.logprobs, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(policy.normalize_actions(actions)[:, ~moving], 0.0, err_msg="cloning teaches the mean")
+
+
 def test_cloning_an_encoded_chunk_is_flow_matching() -> None:
     """-log pi of a demonstration's record is the squared error of the velocity, up to factor and constant."""
     policy, rng = make(noise_level=0.8), np.random.default_rng(0)

@@ -69,6 +69,10 @@ class FlowPolicy(Policy):
     def velocity(self, prefix: FlowPrefix, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
         """Velocity, float32 [N, H, D], at ``x`` [N, H, D] and ``time`` [N]; the hidden states [N, H, W] behind it."""
 
+    def varying_actions(self) -> Array:
+        """bool [A]: the dimensions of an action that are not constant in the data that the policy was cloned from."""
+        return np.ones(self.action_dim, bool)
+
     @abstractmethod
     def normalize_actions(self, actions: Array) -> Array:
         """float32 [n, K, A] as the model reads them, of physical ones."""
@@ -101,7 +105,7 @@ class FlowPolicy(Policy):
             "actions": self._executed(x),
         }
         values = self._values(prefix, seen, detach_value=True)[0]
-        return Decisions(record, self._executed(torch.stack(logprobs).sum(0)), values)
+        return Decisions(record, self._density(torch.stack(logprobs).sum(0)), values)
 
     def forward(
         self, seen: PolicyInput, record: Mapping[str, Tensor], temperature: float, detach_value: bool = True
@@ -114,7 +118,7 @@ class FlowPolicy(Policy):
             logprobs = logprobs + flow.gaussian_logprob(chain[:, i + 1], mean, deviation)
             entropy = entropy + flow.gaussian_entropy(deviation)
         values, features = self._values(prefix, seen, detach_value)
-        return PolicyOutput(self._executed(logprobs), self._executed(entropy), values, features)
+        return PolicyOutput(self._density(logprobs), self._density(entropy), values, features)
 
     def imitation_loss(
         self, seen: PolicyInput, actions: Array, mask: Tensor, rng: np.random.Generator, smoothing: float
@@ -169,6 +173,11 @@ class FlowPolicy(Policy):
     def _executed(self, x: Tensor) -> Tensor:
         """[N, K, A] of [N, H, D]."""
         return x[:, : self.config.chunk_size, : self.action_dim]
+
+    def _density(self, x: Tensor) -> Tensor:
+        """[N, K, A] of the log-densities [N, H, D]: 0 in dimensions where no action differs, whatever is drawn."""
+        executed = self._executed(x)
+        return executed * torch.from_numpy(self.varying_actions()).to(executed)
 
     def _padded(self, actions: Array) -> Array:
         """Normalized actions [n, H, D]: the last action is repeated, numbers that the simulator lacks are 0."""

@@ -97,6 +97,9 @@ class Pi0(FlowPolicy):
         self.action_statistics = Statistics.of(actions)
         self.proprio_statistics = Statistics.of(proprio) if self.proprio_statistics else None
 
+    def varying_actions(self) -> Array:
+        return self.action_statistics.varies
+
     def normalize_actions(self, actions: Array) -> Array:
         return self.action_statistics.normalize(actions)
 

@@ -6,12 +6,14 @@ from typing import Any, Self
 
 import numpy as np
 
-_CONSTANT = 1e-3  # a dimension with a smaller deviation counts as constant
+_CONSTANT = 1e-3  # a dimension of a data set with a smaller deviation counts as constant
+_NEGLIGIBLE = 1e-6  # published deviations of constants are 1e-8: what is added against a division by 0
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of one quantity with D dimensions. A negative deviation turns an axis around."""
+    """Of one quantity with D dimensions. A negative deviation turns an axis around; 0 is that of a constant, which a
+    policy's noise cannot change."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -21,7 +23,7 @@ class Statistics:
         """Of float [..., D] samples."""
         rows = samples.reshape(-1, samples.shape[-1]).astype(np.float64)
         std = rows.std(axis=0)
-        return cls(tuple(rows.mean(axis=0).tolist()), tuple(np.where(std < _CONSTANT, 1.0, std).tolist()))
+        return cls(tuple(rows.mean(axis=0).tolist()), tuple(np.where(std < _CONSTANT, 0.0, std).tolist()))
 
     @classmethod
     def identity(cls, dims: int) -> Self:
@@ -30,20 +32,24 @@ class Statistics:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Raises ValueError unless there are as many deviations as means, none of them 0."""
+        """Raises ValueError unless there are as many deviations as means."""
         mean, std = tuple(map(float, values["mean"])), tuple(map(float, values["std"]))
-        if len(mean) != len(std) or not mean or 0 in std or not np.isfinite([*mean, *std]).all():
-            raise ValueError(
-                f"statistics need as many deviations as means, none of them 0, found mean={mean}, std={std}"
-            )
+        if len(mean) != len(std) or not mean or not np.isfinite([*mean, *std]).all():
+            raise ValueError(f"statistics need as many deviations as means, found mean={mean}, std={std}")
         return cls(mean, std)
 
     def to_dict(self) -> dict[str, list[float]]:
         return {"mean": list(self.mean), "std": list(self.std)}
 
+    @property
+    def varies(self) -> np.ndarray:
+        """bool [D]: which dimensions are not constant."""
+        return np.abs(self.std) > _NEGLIGIBLE
+
     def normalize(self, values: np.ndarray) -> np.ndarray:
-        """float32 [..., D]."""
-        return ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
+        """float32 [..., D]; the distance from the mean where the deviation is 0."""
+        scale = np.where(np.array(self.std) == 0.0, 1.0, self.std)
+        return ((values - np.array(self.mean)) / scale).astype(np.float32)
 
     def denormalize(self, values: np.ndarray) -> np.ndarray:
         """float32 [..., D]."""

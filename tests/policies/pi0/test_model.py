@@ -112,7 +112,7 @@ def test_a_constant_dimension_has_neither_noise_nor_density() -> None:
     rng = np.random.default_rng(0)
     moving = np.array([True, True, False, True, False, False, True])
     actions = np.where(moving, rng.normal(size=(20, 7)), 0.25).astype(np.float32)
-    policy.set_statistics(actions, rng.normal(size=(20, 3)))
+    policy.set_statistics(actions, np.where([True, False, True], rng.normal(size=(20, 3)), 1.0))
     assert policy.varying_actions().tolist() == moving.tolist()
     chosen = choose(policy)
     played = policy.decode({name: x.numpy() for name, x in chosen.record.items()})

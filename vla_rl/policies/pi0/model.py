@@ -162,7 +162,7 @@ class Pi0(FlowPolicy):
     def _normalized_proprio(self, proprio: Tensor) -> Tensor:
         if self.proprio_statistics is None:
             return proprio.new_zeros(len(proprio), 0)
-        mean, std = (constant(x, proprio.device) for x in (self.proprio_statistics.mean, self.proprio_statistics.std))
+        mean, std = (constant(x, proprio.device) for x in (self.proprio_statistics.mean, self.proprio_statistics.scale))
         return (proprio - mean) / std
 
     def velocity(self, prefix: FlowPrefix, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:

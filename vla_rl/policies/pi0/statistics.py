@@ -46,10 +46,14 @@ class Statistics:
         """bool [D]: which dimensions are not constant."""
         return np.abs(self.std) > _NEGLIGIBLE
 
+    @property
+    def scale(self) -> tuple[float, ...]:
+        """What a distance from the mean is divided by; 1 for a constant."""
+        return tuple(std or 1.0 for std in self.std)
+
     def normalize(self, values: np.ndarray) -> np.ndarray:
-        """float32 [..., D]; the distance from the mean where the deviation is 0."""
-        scale = np.where(np.array(self.std) == 0.0, 1.0, self.std)
-        return ((values - np.array(self.mean)) / scale).astype(np.float32)
+        """float32 [..., D]."""
+        return ((values - np.array(self.mean)) / np.array(self.scale)).astype(np.float32)
 
     def denormalize(self, values: np.ndarray) -> np.ndarray:
         """float32 [..., D]."""

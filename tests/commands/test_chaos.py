@@ -46,11 +46,14 @@ def test_what_processes_hold_is_sampled_and_drawn(tmp_path: Path) -> None:
     kept = []
     with sampled(lambda: [psutil.Process()], every=0.02) as samples:
         deadline = time.monotonic() + 30.0
-        while len(samples.seconds) < 8 and time.monotonic() < deadline:
+        while len(samples.seconds) < 16 and time.monotonic() < deadline:
             kept.append((tmp_path / f"{len(kept)}").open("w"))
             time.sleep(0.02)
     assert samples.growth()["descriptors"] > 0
     assert samples.series["memory"][-1] > 0.05
+    samples.memory_of[-1].clear()  # the run had ended
+    samples.memory_of[0]["at the start"] = 1.0
+    assert samples.growth_of_memory().keys() == {psutil.Process().name()}
     for file in kept:
         file.close()
     draw_resources(tmp_path / "resources.png", samples, "a test")

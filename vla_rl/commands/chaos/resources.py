@@ -29,19 +29,23 @@ class Samples:
     memory_of: list[dict[str, float]] = field(default_factory=list)  # GiB, by the name of a process
 
     def growth(self) -> dict[str, float]:
-        """Of each series, the mean of the last quarter minus that of the second."""
+        """Of each series, the median of the last quarter minus that of the second."""
         return {name: _growth(values) for name, values in self.series.items()} if len(self.seconds) >= 4 else {}
 
     def growth_of_memory(self) -> dict[str, float]:
-        """Likewise, in MiB, by the name of the processes; those that are there from the first quarter on."""
-        quarter = len(self.seconds) // 4
-        names = set.intersection(*map(set, self.memory_of[quarter:])) if quarter else set()
-        return {name: 1024 * _growth([held.get(name, 0.0) for held in self.memory_of]) for name in sorted(names)}
+        """Likewise, in MiB, by the name of the processes; those that are there most of both quarters."""
+        names = sorted(set[str]().union(*self.memory_of)) if len(self.seconds) >= 4 else []
+        grown = {name: 1024 * _growth([held.get(name, np.nan) for held in self.memory_of]) for name in names}
+        return {name: value for name, value in grown.items() if np.isfinite(value)}
 
 
 def _growth(values: Sequence[float]) -> float:
+    """nan if values are missing (nan) in half of either quarter."""
     quarter = len(values) // 4
-    return float(np.mean(values[-quarter:]) - np.mean(values[quarter : 2 * quarter]))
+    late, early = np.array(values[-quarter:]), np.array(values[quarter : 2 * quarter])
+    if max(np.isnan(late).mean(), np.isnan(early).mean()) >= 0.5:
+        return float("nan")
+    return float(np.nanmedian(late) - np.nanmedian(early))
 
 
 @contextmanager

@@ -3,11 +3,12 @@
     noise, frame now, first frame, nearest real frame ──patches──▶ [ blocks ] ──▶ patches of the frame afterwards
     share of noise, proprioception now and afterwards ─────────────────┘ shift and scale every layer
 
-Training mixes the real frame x with noise e to x_t = t x + (1 - t) e, t in 0..1, and the network predicts x from that.
-The loss is the one of flow matching (arXiv:2210.02747), (x̂ - x)² / (1 - t)², balanced between pixels that change and
-those that do not. To predict the frame rather than the noise lets a transformer work on raw patches
-(arXiv:2511.13720). Its layers are conditioned by shifts, scales and gates that start at zero (arXiv:2212.09748), so
-before training the frame now is copied.
+Training mixes the real frame x with noise e to x_t = t x + (1 - t) e, t in 0..1, and the network predicts x from that
+(flow matching, arXiv:2210.02747). To predict the frame rather than the noise lets a transformer work on raw patches
+(arXiv:2511.13720). The loss is (x̂ - x)², balanced between pixels that change and those that do not. Flow matching's
+weight 1 / (1 - t)² is left out: it lets the last steps count most, which have little to do but copy. Layers are
+conditioned by shifts, scales and gates that start at zero (arXiv:2212.09748), so before training the frame now is
+copied.
 
 A prediction starts from the same noise in every row: it depends on the inputs alone, and branches from one state differ
 by their chunks only.
@@ -23,7 +24,6 @@ from vla_rl.world_model.frames import FrameInputs, FrameModel, balanced, changed
 
 _FRAMES = 4  # the noisy one, current, first, nearest
 _HEAD = 32  # width of an attention head
-_LEAST_NOISE = 0.1  # in the loss's denominator
 _NOISE_SEED = 0
 
 
@@ -69,8 +69,8 @@ class DiffusionFrames(FrameModel):
         t = torch.rand(len(after), generator=generator).to(real.device)
         mix = t.repeat_interleave(views)[:, None, None, None]
         noisy = mix * real + (1 - mix) * torch.randn(real.shape, generator=generator).to(real.device)
-        error = (self._denoise(noisy, t, inputs.sources(), inputs) - real) / (1 - mix).clamp(min=_LEAST_NOISE)
-        return balanced(pixels(error.square(), views).mean(-1), changed_pixels(inputs.current, after))
+        error = (self._denoise(noisy, t, inputs.sources(), inputs) - real).square()
+        return balanced(pixels(error, views).mean(-1), changed_pixels(inputs.current, after))
 
     def _denoise(self, noisy: Tensor, t: Tensor, sources: list[Tensor], inputs: FrameInputs) -> Tensor:
         """The clean frames [n V, 3, H, W] in -1..1 that ``noisy`` at the times ``t`` [n] is expected to come from."""

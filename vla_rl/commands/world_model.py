@@ -1,5 +1,6 @@
 """`vla-rl world-model`: what a run's world model has learned, and what its audit says about it."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from vla_rl.observability.plots import Metrics, figure, read_metrics, rollouts_k
 from vla_rl.world_model.futures import Future, read_futures
 
 _LEDGER = ("delivered", "trained", "unused", "lost", "waiting")
+_MOST_COLUMNS = 8  # frames beside each other
 _LOSSES = {"event": "event", "value": "value to go", "proprio": "proprioception", "goal": "hindsight"}
 _DEPTH = {
     "predicted": "error of changed pixels",
@@ -95,17 +97,20 @@ def _pair(record: dict[str, float], key: str, error: str) -> str:
 
 
 def draw_futures(futures: Sequence[Future], path: Path, title: str) -> None:
-    """Each future in two rows, real above predicted, from the real state on."""
+    """Each future in two lines, real above predicted, from the real state on; several beside each other."""
     length = max(len(f.real) for f in futures)
-    size = (1.6 * length + 1.0, 1.6 * 2 * len(futures))
-    with figure(path, f"{title}: frames after 0, 1, ... chunks", 2 * len(futures), length, size, squeeze=False) as axes:
+    beside = max(1, min(len(futures), _MOST_COLUMNS // length))
+    lines, columns = 2 * math.ceil(len(futures) / beside), beside * length
+    size = (1.6 * columns + 1.0, 1.7 * lines)
+    with figure(path, f"{title}: frames after 0, 1, ... chunks", lines, columns, size, squeeze=False) as axes:
         for ax in axes.flat:
             ax.set_axis_off()
-        for row, future in enumerate(futures):
-            for line, (label, frames) in enumerate((("real", future.real), ("predicted", future.predicted))):
-                axes[2 * row + line, 0].set_title(label, fontsize=8, loc="left")
-                for column, frame in enumerate(frames):
-                    axes[2 * row + line, column].imshow(frame)
+        for number, future in enumerate(futures):
+            line, column = 2 * (number // beside), length * (number % beside)
+            for below, (label, frames) in enumerate((("real", future.real), ("predicted", future.predicted))):
+                axes[line + below, column].set_title(label, fontsize=8, loc="left")
+                for ax, frame in zip(axes[line + below, column:], frames, strict=False):
+                    ax.imshow(frame)
 
 
 def draw_world_model(metrics: Metrics, path: Any, title: str) -> None:

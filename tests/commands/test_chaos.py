@@ -14,7 +14,7 @@ from vla_rl.commands.chaos.command import Schedule, chosen, torment
 from vla_rl.commands.chaos.faults import FAULTS
 from vla_rl.commands.chaos.report import is_sound, summarize, write_report
 from vla_rl.commands.chaos.resources import draw_resources, sampled
-from vla_rl.commands.chaos.training_run import TrainingRun, ledger
+from vla_rl.commands.chaos.training_run import TrainingRun, adds_up, ledger
 from vla_rl.commands.cli import FAULT_NAMES
 from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.shared_memory import shared_root
@@ -40,6 +40,15 @@ def test_a_ledger_that_did_not_add_up_once_is_a_failure() -> None:
     assert is_sound({"ledger": {"missing": 0}, "unbalanced_iterations": []})
     assert not is_sound({"ledger": {"missing": 0}, "unbalanced_iterations": [7]})
     assert not is_sound({"ledger": {"missing": 1}, "unbalanced_iterations": [8]})
+    counts = dict.fromkeys(
+        ("trained", "stale", "filtered", "evaluated", "lost", "running", "buffered", "in_training"), 2
+    )
+    record = {f"episodes/{name}": float(count) for name, count in (counts | {"started": 16}).items()}
+    assert adds_up(ledger(record))
+    imagined = {"delivered": 9, "trained": 4, "unused": 3, "lost": 1, "waiting": 0}
+    record |= {f"episodes/imagined_{name}": float(count) for name, count in imagined.items()}
+    assert ledger(record)["imagined_missing"] == 1
+    assert not adds_up(ledger(record))
 
 
 def test_what_processes_hold_is_sampled_and_drawn(tmp_path: Path) -> None:

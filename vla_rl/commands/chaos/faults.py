@@ -32,10 +32,13 @@ class Injected:
 Fault = Callable[[TrainingRun, random.Random], Injected | None]
 
 
-def _one(run: TrainingRun, rng: random.Random, roles: list[str] | None = None) -> tuple[str, psutil.Process] | None:
-    role = rng.choice(roles or list(ROLES))
-    found = run.named(ROLES[role])
-    return (role, rng.choice(found)) if found else None
+def _one(run: TrainingRun, rng: random.Random) -> tuple[str, psutil.Process] | None:
+    """A process, every role being as likely as another; None if there is none just now."""
+    found = {role: processes for role, name in ROLES.items() if (processes := run.named(name))}
+    if not found:
+        return None
+    role = rng.choice(list(found))
+    return role, rng.choice(found[role])
 
 
 def _kill(run: TrainingRun, rng: random.Random) -> Injected | None:

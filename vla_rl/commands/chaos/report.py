@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.commands.chaos.training_run import ledger
+from vla_rl.commands.chaos.training_run import adds_up, ledger
 from vla_rl.commands.checkpoints import Checkpoints
 from vla_rl.commands.run_folder import machine_record
 from vla_rl.core.files import write_json
@@ -34,7 +34,7 @@ def summarize(events: Sequence[Mapping[str, Any]], run: Path, undisturbed: Path)
         "updates_per_minute": rates,
         "throughput": rates["disturbed"] / rates["undisturbed"] if rates["undisturbed"] else None,
         "ledger": ledger(disturbed[-1]),
-        "unbalanced_iterations": [int(r["iteration"]) for r in disturbed if ledger(r)["missing"]],
+        "unbalanced_iterations": [int(r["iteration"]) for r in disturbed if not adds_up(ledger(r))],
         "set_aside": int(disturbed[-1].get("episodes/set_aside", 0)),
         "success": {"disturbed": _last_success(disturbed), "undisturbed": _last_success(calm)},
         "equal_weights": _equal_weights(run, undisturbed),
@@ -45,7 +45,7 @@ def summarize(events: Sequence[Mapping[str, Any]], run: Path, undisturbed: Path)
 
 def is_sound(summary: Mapping[str, Any]) -> bool:
     """Whether no episode was missing, at the end and at any iteration."""
-    return summary["ledger"]["missing"] == 0 and not summary["unbalanced_iterations"]
+    return adds_up(summary["ledger"]) and not summary["unbalanced_iterations"]
 
 
 def write_report(folder: Path, summary: Mapping[str, Any], disturbed: Metrics, calm: Metrics, title: str) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ ROLES = {
     "inference server": "InferenceProcess",
     "learner": "LearnerProcess",
     "replay store": "StoreProcess",
+    "world model": "WorldModelProcess",
 }
 _STOP_S = 300.0  # for the update under way, and the last checkpoint
 
@@ -114,8 +116,20 @@ class TrainingRun:
 
 
 def ledger(record: dict[str, float]) -> dict[str, int]:
-    """Where all episodes went, by the counters of an iteration; ``missing`` is 0 if they add up."""
+    """Where all episodes went, by the counters of an iteration; ``missing`` is 0 if they add up.
+
+    With a world model also ``imagined_missing``, of its episodes.
+    """
     names = ("trained", "stale", "filtered", "evaluated", "lost", "running", "buffered", "in_training")
     found = {name: int(record[f"episodes/{name}"]) for name in names}
     started = int(record["episodes/started"])
-    return {"started": started, **found, "missing": started - sum(found.values())}
+    balance = {"started": started, **found, "missing": started - sum(found.values())}
+    if "episodes/imagined_delivered" in record:
+        ended = sum(int(record[f"episodes/imagined_{name}"]) for name in ("trained", "unused", "lost", "waiting"))
+        balance["imagined_missing"] = int(record["episodes/imagined_delivered"]) - ended
+    return balance
+
+
+def adds_up(balance: Mapping[str, int]) -> bool:
+    """Whether no episode of a ``ledger`` is missing."""
+    return not any(count for name, count in balance.items() if name.endswith("missing"))

@@ -121,13 +121,16 @@ def test_eight_contenders_ten_thousand_turns_and_random_kills(server: DeviceLock
         processes[victim].join(5.0)
         processes[victim] = start(victim)
         kills += 1
+    before = shared["turns"].copy()
+    while (shared["turns"] - before).min() < 50:  # a process that was killed late has to start first
+        assert time.monotonic() < deadline, f"starved: {shared['turns'] - before} turns since the last kill"
+        time.sleep(0.05)
     for process in processes:
         process.kill()
-    use, turns = server.use()["gpu0"], shared["turns"]
+    use = server.use()["gpu0"]
     died = use["died"]
     print(
         f"{use['leases']} turns, longest wait {use['longest_wait'] * 1e3:.0f} ms, {died} of {kills} died in their turn"
     )
     assert shared["overlaps"][0] == 0
-    assert turns.min() >= 50, f"starved, though some were killed often: {turns}"
     assert use["longest_wait"] < 2.0

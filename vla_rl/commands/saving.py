@@ -1,5 +1,6 @@
 """A checkpoint on its way: copied in memory at one moment, written by many processes, complete when all have ended."""
 
+import copy
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -21,9 +22,10 @@ class Saving:
         writes: list[Any],
         iteration: int,
         measured: dict[str, dict[str, int]],
+        state: dict[str, Any],
     ) -> None:
-        """``stack``: ends the checkpoint, with what is in ``measured`` then."""
-        self.iteration, self._measured = iteration, measured
+        """``stack``: ends the checkpoint, with what is in ``measured`` then. ``state``: for state.json."""
+        self.iteration, self._measured, self._state = iteration, measured, state
         self._cluster, self._stack, self._folder, self._writes = cluster, stack, folder, writes
 
     @classmethod
@@ -39,8 +41,8 @@ class Saving:
             measured: dict[str, dict[str, int]] = {}
             folder = stack.enter_context(run.checkpoints.write(iteration, best, measured))
             record, writes = cluster.snapshot(folder, about)
-            write_json(folder / "state.json", state | {"store": record})
-            return cls(cluster, stack.pop_all(), folder, writes, iteration, measured)
+            own = copy.deepcopy(state | {"store": record})
+            return cls(cluster, stack.pop_all(), folder, writes, iteration, measured, own)
         raise AssertionError("unreachable")
 
     def is_written(self) -> bool:
@@ -54,6 +56,8 @@ class Saving:
             written = self._cluster.get(self._writes, "a checkpoint", self._cluster.deadlines.checkpoint)
             if problems := [part.problem for part in written if part.problem]:
                 raise OSError(problems[0])
+            # only now: if this fails, nobody writes into the folder any more, and it can be removed
+            write_json(self._folder / "state.json", self._state)
             for part in written:
                 self._measured |= part.files
             require_parts(self._folder, self._measured)

@@ -96,8 +96,9 @@ class TrainingRun:
         return Checkpoints(self.folder / "checkpoints", 1).complete()
 
     def is_writing(self) -> bool:
-        """Whether a checkpoint is on its way."""
-        return any((self.folder / "checkpoints").glob(".*.partial"))
+        """Whether a checkpoint is on its way: one that is newer than the newest; an older one has been given up."""
+        newest = max((int(path.name) for path in self.checkpoints()), default=-1)
+        return any(int(p.name.split(".")[1]) > newest for p in (self.folder / "checkpoints").glob(".*.partial"))
 
     def records(self) -> list[dict[str, float]]:
         """Metrics of the iterations so far."""

@@ -85,6 +85,7 @@ def test_figures_of_several_seeds():
     assert figures["greedy success"] == [0.9, 0.2]
     assert figures["minutes to 80%"] == [pytest.approx(0.5)]
     assert figures["minutes in all"] == [pytest.approx(0.8)] * 2
+    assert figures["minutes without evaluations"] == [pytest.approx(0.8)] * 2
     assert figures["minutes of a core"] == [pytest.approx(1.2)] * 2
     assert "sampled success" not in figures
     frames = {"predicted": 6.0, "copied": 20.0, "shuffled": 10.0, "gap": 0.4}

@@ -48,6 +48,7 @@ def summarize(of_seeds: list[Metrics], threshold: float) -> dict[str, list[float
         "shuffled frames' error to copying's": ratio("shuffled", "copied"),
         "frames' gap to copying's": last("world_model/depth1_gap"),
         "minutes in all": [m[-1]["time/seconds"] / 60 for m in of_seeds],
+        "minutes without evaluations": total("time/iteration_s", 60.0),
         "minutes of a core": total("time/iteration_cpu_s", 60.0),
         "mean staleness": mean("rollout/staleness_mean"),
         "effective samples": mean("learner/ess"),

@@ -15,7 +15,7 @@ from vla_rl.observability.plots import Metrics, figure, read_metrics, rollouts_k
 from vla_rl.world_model.futures import Future, read_futures
 
 _LEDGER = ("delivered", "trained", "unused", "lost", "waiting")
-_MOST_COLUMNS = 8  # frames beside each other
+_MOST_COLUMNS = 8  # frames in a row of the picture
 _LOSSES = {"event": "event", "value": "value to go", "proprio": "proprioception", "goal": "hindsight"}
 _DEPTH = {
     "predicted": "error of changed pixels",
@@ -97,19 +97,19 @@ def _pair(record: dict[str, float], key: str, error: str) -> str:
 
 
 def draw_futures(futures: Sequence[Future], path: Path, title: str) -> None:
-    """Each future in two lines, real above predicted, from the real state on; several beside each other."""
+    """A grid of futures: each has a row of real frames and below it one of predicted frames, from the real state on."""
     length = max(len(f.real) for f in futures)
-    beside = max(1, min(len(futures), _MOST_COLUMNS // length))
-    lines, columns = 2 * math.ceil(len(futures) / beside), beside * length
-    size = (1.6 * columns + 1.0, 1.7 * lines)
-    with figure(path, f"{title}: frames after 0, 1, ... chunks", lines, columns, size, squeeze=False) as axes:
+    per_row = max(1, min(len(futures), _MOST_COLUMNS // length))
+    rows, columns = 2 * math.ceil(len(futures) / per_row), per_row * length
+    size = (1.6 * columns + 1.0, 1.7 * rows)
+    with figure(path, f"{title}: frames after 0, 1, ... chunks", rows, columns, size, squeeze=False) as axes:
         for ax in axes.flat:
             ax.set_axis_off()
         for number, future in enumerate(futures):
-            line, column = 2 * (number // beside), length * (number % beside)
+            row, column = 2 * (number // per_row), length * (number % per_row)
             for below, (label, frames) in enumerate((("real", future.real), ("predicted", future.predicted))):
-                axes[line + below, column].set_title(label, fontsize=8, loc="left")
-                for ax, frame in zip(axes[line + below, column:], frames, strict=False):
+                axes[row + below, column].set_title(label, fontsize=8, loc="left")
+                for ax, frame in zip(axes[row + below, column:], frames, strict=False):
                     ax.imshow(frame)
 
 

@@ -4,6 +4,7 @@ frame now, the episode's first frame, the real frame with the nearest propriocep
 proprioception now, and as it is predicted ───────────────────────────────────────────┴──▶ frame after the chunk
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -33,16 +34,22 @@ class FrameInputs:
         return torch.cat([self.proprio, *ways], dim=-1)
 
 
-class FrameModel(nn.Module):
+class FrameModel(nn.Module, ABC):
     """Predicts frames of any size."""
 
+    @abstractmethod
     def forward(self, inputs: FrameInputs) -> Tensor:
         """Frames afterwards, [n, V, H, W, 3] in 0..1; the same ones for the same inputs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss(self, inputs: FrameInputs, after: Tensor, generator: torch.Generator) -> Tensor:
-        """What is minimized. ``after``: uint8 [n, V, H, W, 3], the real frames. ``generator``: on the host."""
-        raise NotImplementedError
+        """What is minimized.
+
+        Args:
+            inputs: n chunks.
+            after: uint8 [n, V, H, W, 3], the real frames.
+            generator: on the host, for what a model draws.
+        """
 
 
 def balanced(error: Tensor, changed: Tensor) -> Tensor:

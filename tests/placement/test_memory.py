@@ -204,6 +204,19 @@ def test_what_is_offloaded_needs_main_memory(monkeypatch: pytest.MonkeyPatch) ->
         plan_run(adapted, LIBERO)
 
 
+def test_servers_that_merge_adapters_keep_the_original_weights_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = RunConfig.model_validate({"policy": SEVEN_B, "learner": {"precision": "bf16", "micro_batch": 1}})
+    merging, where = cfg.with_values({"policy.lora.merge_to_act": True}), machine(80, gpus=2)
+    memory = expected_memory(cfg, LIBERO, where)
+    before, after = (host_use(fitted(c, where), memory, c, LIBERO) for c in (cfg, merging))
+    assert "inference" not in before
+    assert after == before | {"inference": {"original weights": pytest.approx(14.2, abs=0.1)}}
+    monkeypatch.setattr(Machine, "detect", lambda: Machine(32, 24 * GIB, where.gpus))
+    assert plan_run(cfg, LIBERO).learners
+    with pytest.raises(PlanError, match=r"^policy.lora.merge_to_act: .*inference 14.2 .*; set it to false"):
+        plan_run(merging, LIBERO)
+
+
 def test_each_node_holds_its_part_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = large(zero_stage=3, offload_optimizer="cpu", offload_parameters="cpu").with_values({"placement.nodes": 2})
     cfg, where = cfg.with_values({"placement.mode": "collocated"}), machine(80)

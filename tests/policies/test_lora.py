@@ -140,18 +140,57 @@ def test_a_weight_sync_transfers_what_trains_and_nothing_else(base, tmp_path):
     assert 0 <= nbytes - sum(4 * p.numel() for p in trained) < 64 * len(trained), "each is aligned"
     assert nbytes < 0.25 * sum(4 * p.numel() for p in learner.policy.parameters())
 
-    from vla_rl.cluster.processes.inference import InferenceProcess
-
-    address = PoolAddress(str(tmp_path), "server0", 1, 2)
-    create_pool(address, SPEC, cfg.policy.spec(SPEC))
-    process = InferenceProcess(cfg, SPEC, Process("inference server", 0, "cpu", (0,), 1, None), tmp_path / "locks")
-    process.build()
-    process.connect(address, tmp_path / "weights", 2)
-    actor = process._server.policy
+    actor = _inference_process(cfg, tmp_path)._server.policy
     assert _largest(_outputs(actor.policy).logprobs, _outputs(learner.policy).logprobs) > 1e-4
     assert actor.refresh() == 1
     assert torch.equal(_outputs(actor.policy).logprobs, _outputs(learner.policy).logprobs)
     assert torch.equal(_outputs(actor.policy).values, _outputs(learner.policy).values)
+
+
+def _inference_process(cfg: RunConfig, folder: Path):
+    """Connected to the weights published in ``folder``."""
+    from vla_rl.cluster.processes.inference import InferenceProcess
+
+    address = PoolAddress(str(folder), "server0", 1, 2)
+    create_pool(address, SPEC, cfg.policy.spec(SPEC))
+    process = InferenceProcess(cfg, SPEC, Process("inference server", 0, "cpu", (0,), 1, None), folder / "locks")
+    process.build()
+    process.connect(address, folder / "weights", 2)
+    return process
+
+
+def _matrix_products(policy: nn.Module) -> int:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        _outputs(policy)
+    return sum(event.count for event in profile.key_averages() if event.key in ("aten::addmm", "aten::mm"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_server_that_merges_adapters_acts_as_the_learner_after_every_sync(base, tmp_path, precision):
+    cfg = _config(base, precision=precision).with_values({"policy.lora.merge_to_act": True})
+    learner = make_learner(cfg)
+    create_weight_buffers(tmp_path / "weights", learner.published_nbytes())
+    publisher, tolerance = WeightPublisher(tmp_path / "weights"), {"fp32": 1e-5, "bf16": 0.2}[precision]
+    learner.publish(0, publisher)
+    actor = _inference_process(cfg, tmp_path)._server.policy
+    for version in (1, 2, 3):
+        actor.offload()
+        actor.onload()
+        before = _outputs(learner.policy).logprobs
+        learner.update(random_batch())
+        learner.publish(version, publisher)
+        assert actor.refresh() == version
+        found, expected = _outputs(actor.policy), _outputs(learner.policy)
+        assert _largest(before, expected.logprobs) > 1e-3, "the update changed nothing"
+        assert _largest(found.logprobs, expected.logprobs) < tolerance
+        merged, used = merged_state(learner.policy), actor.policy.state_dict()
+        for path in actor.policy.adapted:
+            assert torch.equal(used[f"{path}.base_layer.weight"], merged[f"{path}.weight"]), "errors would add up"
+    actor.offload()
+    actor.onload()
+    assert torch.equal(_outputs(actor.policy).logprobs, found.logprobs), "the host had those of an earlier version"
+    assert _matrix_products(learner.policy) - _matrix_products(actor.policy) == 2 * len(actor.policy.adapted)
+    assert not actor.policy.has_reference, "the original weights are on the host"
 
 
 def test_frozen_weights_are_shared_and_not_copied(base, tmp_path):
@@ -181,16 +220,18 @@ def test_frozen_weights_are_shared_and_not_copied(base, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("placement", "learner", "attaches"),
+    ("placement", "others", "attaches"),
     [
         ({"mode": "collocated"}, {}, True),
         ({"mode": "pipelined"}, {}, False),
         ({"mode": "collocated", "offload": "always"}, {}, False),
-        ({"mode": "collocated"}, {"zero_stage": 3}, False),
+        ({"mode": "collocated"}, {"learner.zero_stage": 3}, False),
+        ({"mode": "collocated"}, {"policy.lora.merge_to_act": True}, False),
     ],
 )
-def test_servers_on_the_learners_device_attach_its_frozen_weights(base, placement, learner, attaches):
-    cfg = config(policy={"checkpoint": str(base), "chunk_size": 4, "lora": LORA}, learner=learner, placement=placement)
+def test_servers_on_the_learners_device_attach_its_frozen_weights(base, placement, others, attaches):
+    cfg = config(policy={"checkpoint": str(base), "chunk_size": 4, "lora": LORA}, placement=placement)
+    cfg = cfg.with_values(others)
     plan = make_plan(cfg, Resources(cores=8, devices=2, kind="cuda"))
     assert [sharing_learner(cfg, plan, s) for s in plan.servers] == [
         s.index if attaches else None for s in plan.servers
@@ -355,7 +396,7 @@ def test_without_adapters_there_is_no_reference(base):
         (
             "policy.lora=32",
             "policy.lora=32 (command line): is a group of keys; set one of "
-            "policy.lora.rank, policy.lora.alpha, policy.lora.targets",
+            "policy.lora.rank, policy.lora.alpha, policy.lora.targets, policy.lora.merge_to_act",
         ),
     ],
 )

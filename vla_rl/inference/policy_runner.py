@@ -36,16 +36,19 @@ class PolicyRunner:
         self._device = torch.device(device)
         self._weights = weights
         self._parameters = policy.trained_parameters()
+        policy.prepare_to_act()
+        frozen = [weight for weight in policy.parameters() if not weight.requires_grad]
         self._memory = Offloader(
             self._device,
             lambda: (*policy.parameters(), *policy.buffers()),
-            constant=[weight for weight in policy.parameters() if not weight.requires_grad],
+            constant=() if config.policy.own_weights_key else frozen,
         )
 
     def refresh(self) -> int:
         if self._weights is not None and self._weights.published_version != self._weights.policy_version:
             with self.meter.time("refresh", 1):
-                self._weights.refresh(self._parameters)
+                if self._weights.refresh(self._parameters):
+                    self.policy.prepare_to_act()
         return self._version
 
     @property

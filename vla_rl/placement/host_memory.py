@@ -5,6 +5,7 @@
                                     divided among the ranks; 4 more where gradients are summed up here (stage 2 with
                                     fp32, stage 3); at stages 1 and 2, buffers in the dtype of the weights
     learner.offload_parameters      the weights, divided among the ranks
+    policy.lora.merge_to_act        the original weights, for each inference server
     placement.offload               what the two roles of a shared device park here
     processor cores as devices      all that their roles hold
 
@@ -47,10 +48,12 @@ def host_use(plan: Plan, memory: Memory, config: RunConfig, spec: EnvSpec, node:
         first = node == plan.learners[0].node
         state = 12 * trained_weights(memory, config.learner) * here / len(plan.learners)
         found["checkpoint"] = {"policy": memory.weights * first, "state": state}
+    servers = sum(server.node == node for server in plan.servers)
+    if config.policy.own_weights_key is not None:
+        found["inference"] = _sum(found.get("inference", {}), {"original weights": servers * memory.weights})
     if plan.offload and not on_cores:
         on_device = learner_parts(config, memory, len(plan.learners))
         parked = here * sum(on_device[name] for name in ("weights", "reference", "optimizer"))
-        servers = sum(server.node == node for server in plan.servers)
         found["parked"] = {"learner": parked, "inference": servers * memory.weights}
     return {role: held for role, parts in found.items() if (held := {x: size for x, size in parts.items() if size})}
 
@@ -108,5 +111,7 @@ def _remedy(config: RunConfig, parts: Mapping[str, Parts]) -> tuple[str, str]:
         return "learner.offload_parameters", ", or ".join(["set it to none", *adapters, more])
     if learner.offload_optimizer == "cpu":
         return "learner.offload_optimizer", ", or ".join([*adapters, "set it to none and use more GPUs", more])
+    if config.policy.own_weights_key is not None:
+        return f"policy.{config.policy.own_weights_key}", f"set it to false, or {more}"
     smaller = [] if learner.precision == "bf16" else ["set learner.precision=bf16"]
     return "learner.precision", ", or ".join([*adapters, *smaller, more])

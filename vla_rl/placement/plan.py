@@ -176,9 +176,11 @@ def draws_on_devices(config: RunConfig, kind: Kind) -> bool:
 def sharing_learner(config: RunConfig, plan: Plan, server: Process) -> int | None:
     """Index of the learner whose frozen weights an inference server attaches: on its device, or on cores of its node.
 
-    Only adapters leave weights frozen. ZeRO-3 divides them, and offloading moves them away, so both rule it out.
+    Only adapters leave weights frozen. ZeRO-3 divides them, offloading moves them away, and merging adapters changes
+    them, so each of these rules it out.
     """
-    if not config.policy.freezes_weights or config.learner.zero_stage == 3 or plan.offload:
+    shareable = config.policy.freezes_weights and config.policy.own_weights_key is None
+    if not shareable or config.learner.zero_stage == 3 or plan.offload:
         return None
     near = [p for p in plan.learners if p.node == server.node and (p.kind == "cpu" or p.devices == server.devices)]
     return near[0].index if near else None

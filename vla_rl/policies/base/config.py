@@ -65,6 +65,14 @@ class PolicyConfigBase(ConfigGroup):
         return False
 
     @property
+    def own_weights_key(self) -> str | None:
+        """The key by which inference changes frozen weights (``Policy.prepare_to_act``); None: it does not.
+
+        It then cannot share them with the learner, and keeps the original ones in main memory.
+        """
+        return None
+
+    @property
     def holds_reference(self) -> bool:
         """Whether the trained policy can act as before training (``Policy.has_reference``), so that none is copied."""
         return self.freezes_weights

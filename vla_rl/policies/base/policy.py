@@ -145,6 +145,12 @@ class Policy(nn.Module, ABC):
         """
         raise RuntimeError("this policy has no adapters to switch off: set policy.lora, or keep a copy of it")
 
+    def prepare_to_act(self) -> None:
+        """Make ``act`` faster, by whatever means. A process that only acts calls it after each change of the weights.
+
+        It may change weights that are not trained, if ``PolicyConfigBase.own_weights_key`` names a key.
+        """
+
     @abstractmethod
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of the value head."""

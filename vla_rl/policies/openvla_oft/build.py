@@ -76,9 +76,11 @@ def build_policy(
     policy.value_time = config.value_time
     policy.compute_head_in_float32(config.fp32_head)
     if config.lora is not None:
-        from vla_rl.policies.openvla_oft.lora import add_adapters
+        from vla_rl.policies.openvla_oft.lora import MergedAdapters, add_adapters
 
         add_adapters(policy, config.lora, seed)
+        if config.lora.merge_to_act:
+            policy.merge_to_act = MergedAdapters(policy.adapted)
     return policy
 
 

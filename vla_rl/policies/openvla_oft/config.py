@@ -24,6 +24,13 @@ class LoraConfig(ConfigGroup):
         min_length=1,
         description="Parts of the policy in which every linear layer gets an adapter.",
     )
+    merge_to_act: bool = Field(
+        False,
+        description="Inference servers add the adapters into a copy of the weights after every weight sync: an adapted "
+        "layer then costs one matrix product instead of three, and main memory holds the original weights. In bf16, "
+        "rounding makes the log-probabilities of sampling and learning differ a little (algo.proximal=recomputed "
+        "corrects for it).",
+    )
 
 
 class OpenVLAOFTConfig(PolicyConfigBase):
@@ -127,6 +134,10 @@ class OpenVLAOFTConfig(PolicyConfigBase):
     @property
     def freezes_weights(self) -> bool:
         return self.lora is not None
+
+    @property
+    def own_weights_key(self) -> str | None:
+        return "lora.merge_to_act" if self.lora is not None and self.lora.merge_to_act else None
 
     @property
     def holds_reference(self) -> bool:

@@ -6,6 +6,9 @@
 Only A, B and the value head require gradients. Optimizer, weight sync and a learner's state on disk hold only them.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -59,11 +62,34 @@ def merged_state(policy: OpenVLA) -> dict[str, Tensor]:
         for name in layer.state_dict(prefix=f"{path}."):
             del state[name]
         base = layer.get_base_layer().state_dict(prefix=f"{path}.")
-        weight = base[f"{path}.weight"]
-        merged = weight.float() + layer.get_delta_weight(_ADAPTER).float()
-        base[f"{path}.weight"] = merged.to(weight.dtype).cpu()
+        base[f"{path}.weight"] = _merged(layer, base[f"{path}.weight"]).cpu()
         state.update(base)
     return state
+
+
+class MergedAdapters:
+    """Adapters added into the weights that they adapt, in a policy that only acts; call it after each change of them.
+
+        x ─► W + B A alpha / rank ─► y
+
+    The original weights move to the host, from where every call takes them: subtracting the last adapters would leave
+    rounding errors behind.
+    """
+
+    def __init__(self, adapted: Mapping[str, Any]) -> None:
+        """``adapted``: ``OpenVLA.adapted``."""
+        self._layers = tuple(adapted.values())
+        self._originals: list[Tensor] = []
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        if not self._originals:
+            self._originals = [_on_host(layer.get_base_layer().weight) for layer in self._layers]
+            for layer in self._layers:
+                layer.merged_adapters.append(_ADAPTER)  # peft then computes the layer itself and no adapter
+        for layer, original in zip(self._layers, self._originals, strict=True):
+            weight = layer.get_base_layer().weight
+            weight.copy_(_merged(layer, original.to(weight.device, non_blocking=True)))
 
 
 def adapter_state(policy: OpenVLA) -> dict[str, Tensor]:
@@ -79,6 +105,16 @@ def adapter_alpha(policy: OpenVLA) -> int:
     """The same for all layers; their outputs are scaled by alpha / rank."""
     (alpha,) = {layer.lora_alpha[_ADAPTER] for layer in policy.adapted.values()}
     return alpha
+
+
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    """W + B A alpha / rank, in the dtype of W; the sum is formed in float32."""
+    return (weight.float() + layer.get_delta_weight(_ADAPTER).float()).to(weight.dtype)
+
+
+def _on_host(weight: Tensor) -> Tensor:
+    """A copy in main memory; page-locked if the weight is on a GPU, which then reads it at full speed."""
+    return torch.empty_like(weight, device="cpu", pin_memory=weight.is_cuda).copy_(weight)
 
 
 def _restrict_to_action_ids(policy: OpenVLA, rank: int) -> None:

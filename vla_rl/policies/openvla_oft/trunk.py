@@ -79,6 +79,7 @@ class OpenVLA(Policy):
         self.tokenizer = tokenizer
         self.proprio_bounds = proprio
         self.adapted: dict[str, Any] = {}  # layers with an adapter by path, filled by ``add_adapters``
+        self.merge_to_act: Callable[[], None] | None = None  # set where ``policy.lora`` asks for it
         self.dino = _build_dino(architecture)
         self.siglip = _build_siglip(architecture)
         dino, siglip, width = architecture.dino.width, architecture.siglip.width, architecture.llm.width
@@ -140,7 +141,7 @@ class OpenVLA(Policy):
 
     @property
     def has_reference(self) -> bool:
-        return bool(self.adapted)
+        return any(not layer.merged for layer in self.adapted.values())
 
     @contextmanager
     def reference(self) -> Iterator[None]:
@@ -154,6 +155,10 @@ class OpenVLA(Policy):
         finally:
             for layer in self.adapted.values():
                 layer.enable_adapters(True)
+
+    def prepare_to_act(self) -> None:
+        if self.merge_to_act is not None:
+            self.merge_to_act()
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         return self.value_head.parameters()

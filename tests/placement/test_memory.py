@@ -248,6 +248,8 @@ def test_the_recipe_for_one_gpu(
     assert not record["offload"], "frozen weights are held once"
     roles = record["memory_gib"]["devices"]["0"]
     assert roles["learner"].keys() == {"weights", "gradients", "optimizer", "activations", "context"}
+    workers = load_config(RECIPE).placement.env_workers
+    assert roles["drawing"] == {"contexts": pytest.approx(0.3 * workers)}, "they draw on the only device"
     assert sum(sum(parts.values()) for parts in roles.values()) < gib
     assert "memory of a device" in shown.out
     assert "activations" in shown.out

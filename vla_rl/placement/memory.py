@@ -26,6 +26,7 @@ from vla_rl.policies.build import policy_sizes
 
 ELEMENT = {"fp32": 4, "bf16": 2}  # bytes of a weight
 _TRAINED = {"fp32": 12, "bf16": 16}  # bytes of gradient and optimizer state of a trained weight, on one unsharded rank
+_DRAWING = 0.3  # GiB of the context in which an env worker on cores draws on a device, an assumption
 _CONTEXT = 0.5  # GiB of a CUDA context and its libraries' work space in each process, an assumption
 
 Parts = dict[str, float]  # GiB by what they are for
@@ -45,6 +46,7 @@ def expected_memory(config: RunConfig, spec: EnvSpec, machine: Machine) -> Memor
         trained=sizes.trained * _TRAINED[learner.precision] / GIB,
         infer_each=sizes.infer_each / GIB,
         train_each=sizes.train_each / GIB,
+        draw_each=_DRAWING,
     )
 
 

@@ -53,7 +53,7 @@ def profile_of(config: RunConfig, spec: EnvSpec, machine: Machine) -> Profile:
     profile = load_profile(Path(config.placement.profile))
     if config.placement.virtual is not None:
         return profile
-    ours, simulator = expected_memory(config, spec, machine), ("simulate_fixed", "simulate_each")
+    ours, simulator = expected_memory(config, spec, machine), ("simulate_fixed", "simulate_each", "draw_each")
     memory = ours.model_copy(update={name: getattr(profile.memory, name) for name in simulator})
     return profile.model_copy(update={"memory": memory})
 

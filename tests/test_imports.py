@@ -1,13 +1,16 @@
 """Dependencies point one way. A room is a folder; what follows is all that this test knows of the layout."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from tests import ROOT
+from vla_rl.policies import PolicyConfig
 
 PACKAGES = ("vla_rl", "envs", "algos")
 SIMULATORS = {"gymnasium", "libero", "mani_skill", "mujoco", "robosuite", "sapien"}
@@ -23,6 +26,15 @@ FLOORS = (
     {"vla_rl"},  # the names that ``import vla_rl`` offers
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+CONFIGS = {config.__name__: config for config in get_args(get_args(PolicyConfig)[0])}
+POLICIES = {config.model_fields["name"].default for config in CONFIGS.values()}
+POLICY_MODULE = re.compile(rf"vla_rl\.policies\.({'|'.join(POLICIES)})\b")
+POLICY_NAME = re.compile(rf"(policy(\.name)?=)({'|'.join(POLICIES)})|{'|'.join(POLICIES - {'lerobot'})}")  # a package
+NAMES_A_POLICY = {  # outside of vla_rl/policies
+    "vla_rl.config.run_config": "the default of the key policy",
+    "vla_rl.commands.benchmark.overlap": "measures the runtime with one small policy",
+}
 
 
 @cache
@@ -146,3 +158,30 @@ def test_only_simulators_know_their_libraries():
 def test_simulators_configuration_and_placement_do_not_load_torch():
     light = {"envs", "vla_rl/config", "vla_rl/placement", "vla_rl/observability"}
     assert not {m for m in modules() if room(m) in light and "torch" in libraries(imports_on_load(m))}
+
+
+def named_policies(module: str) -> Iterator[str]:
+    """Where a module depends on which policy there is: imports, classes of configs, names, comparisons of names."""
+    yield from filter(POLICY_MODULE.match, imports(module))
+    for node in ast.walk(tree(module)):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in CONFIGS:
+                yield name
+            case ast.Constant(value=str(text)) if POLICY_NAME.fullmatch(text):
+                yield text
+            case ast.Compare() | ast.Match():
+                compared = [node.subject] if isinstance(node, ast.Match) else [node.left, *node.comparators]
+                yield from (text for text in map(ast.unparse, compared) if text.endswith("policy.name"))
+
+
+def test_only_policies_know_which_ones_there_are():
+    found = {module: set(named_policies(module)) for module in modules() if room(module) != "vla_rl/policies"}
+    assert {module for module, reasons in found.items() if reasons} == NAMES_A_POLICY.keys(), found
+
+
+def test_every_folder_of_a_policy_is_in_the_union_of_configs():
+    """A policy's name is that of its folder (``vla_rl.policies.build``)."""
+    folders = {folder(m).split("/")[2] for m in modules() if room(m) == "vla_rl/policies" and m.count(".") > 2}
+    expected = {f"vla_rl.policies.{name}.config": name for name in folders - {"base"}}
+    assert {config.__module__: config.model_fields["name"].default for config in CONFIGS.values()} == expected
+    assert len(CONFIGS) == len(expected)

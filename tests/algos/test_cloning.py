@@ -109,6 +109,34 @@ def test_conditioned_cloning_is_the_mean_of_all_chunks() -> None:
     assert_allclose(advantages, reference_advantages(case, config), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("value_clip", [0.2, None])
+@pytest.mark.parametrize("seed", range(2))
+def test_conditioned_cloning_with_values_equals_the_reference(seed: int, value_clip: float | None) -> None:
+    """The loss of half of the chunks, as of a minibatch: every chunk is cloned, few of them train the value."""
+    config = RECAPConfig(value_coef=0.7, value_clip=value_clip, huber_delta=0.8, gamma=0.9, bootstrap="truncated")
+    case = Case(config, seed, episodes=12)
+    old = case.targets.old_values.astype(float)
+    returns = np.array(reference_advantages(case, config)) + old
+    assert_allclose(case.targets.returns, returns, rtol=1e-5, atol=1e-5)
+    case.targets = replace(case.targets, returns=returns)  # not rounded to float32
+    logprobs, values = (x.detach().numpy() for x in (case.logprobs, case.predictions))
+    rows = np.random.default_rng(seed).permutation(case.batch.num_chunks)[: case.batch.num_chunks // 2]
+    policy = value = 0.0
+    steps = valued = 0
+    for m in rows.tolist():
+        for k in range(case.batch.num_steps[m]):
+            policy -= sum(logprobs[m, k].tolist())
+            steps += 1
+        if case.targets.condition[m] == 0:
+            value += value_loss_reference(values[m], returns[m], old[m], value_clip, config.huber_delta)
+            valued += 1
+    assert 0 < valued < len(rows) / 2
+    loss, sums = case.loss(rows)
+    assert sums["policy_loss"].item() == pytest.approx(policy, abs=1e-10)
+    assert sums["value_loss"].item() == pytest.approx(value, abs=1e-10)
+    assert loss.item() == pytest.approx(policy / steps + 0.7 * value / len(rows), abs=1e-10)
+
+
 def test_values_never_see_how_the_episode_went_on() -> None:
     """A condition tells the return, so a chunk under one trains no value, and ratios are compared within one prompt."""
     case = Case(RECAPConfig(positive_share=0.4, value_clip=None), episodes=30)

@@ -92,11 +92,14 @@ def test_returns_are_sums_of_executed_rewards() -> None:
 def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average: Any) -> None:
     """From per-element losses that are computed one by one, with the advantage of the whole episode.
 
-    Divergence and entropy are part of an element's loss, so each average is over them, too.
+    Divergence and entropy are part of an element's loss, so each average is over them, too. The time limit cuts the
+    last chunk of the longest episode short, and that chunk counts.
     """
     config = config.model_copy(update={"average": average})
     case = exact_case(config, seed=4)
-    batch, reference = case.batch, case.targets.reference_logprobs
+    case.batch = batch = replace(case.batch, max_episode_steps=29)
+    case.targets = replace(case.targets, weights=case.algorithm.element_weights(batch))
+    reference = case.targets.reference_logprobs
     entropies = case.entropy.detach().numpy()
     returns = episode_returns(batch.rewards, batch.num_steps, batch.offsets)
     advantages = reference_advantages(returns.tolist(), batch.group.tolist(), config.baseline, config.scale)
@@ -117,9 +120,7 @@ def test_the_loss_is_the_average_that_was_asked_for(config: GRPOConfig, average:
                     loss += config.kl_coef * (odds - 1 - np.log(odds)).sum()
                 losses.append(loss)
         episodes.append(losses)
-    longest = len(elements_of(batch.max_episode_steps, batch.logprobs.shape[2], config.ratio_level))
-    if config.ratio_level == "chunk":
-        longest = batch.max_episode_steps // batch.rewards.shape[1]
+    longest = sum(len(elements_of(n, batch.logprobs.shape[2], config.ratio_level)) for n in 9 * [3] + [2])
     expected = {
         "elements": np.mean(np.concatenate(episodes)),
         "episodes": np.mean([np.mean(losses) for losses in episodes]),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from vla_rl.cluster import held_folder
+from vla_rl.cluster import held_folder, ray_session
 from vla_rl.cluster.held_folder import HeldFolder, session_root, sweep_leftovers
 from vla_rl.core.errors import UserError
 
@@ -65,6 +65,16 @@ def test_a_node_that_hangs_holds_the_driver_up_for_no_time_and_is_lost_in_the_en
     assert seen["hung_answers"] == [None] * 3
     assert seen["hung_s"] < 30
     assert seen["hung"].startswith("node 1 is lost: it has not answered for")
+
+
+def test_a_node_that_runs_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Ray replaced by calls that have all ended."""
+    monkeypatch.setattr(ray_session.ray, "get", lambda answers, timeout: answers)
+    monkeypatch.setattr(ray_session, "code_version", lambda: "ours")
+    ray_session._require_same_code([])
+    ray_session._require_same_code([("ours", Path("/a")), ("ours", Path("/b"))])
+    with pytest.raises(UserError, match=rf"different code: {ROOT} here is not as /b there; install the same version"):
+        ray_session._require_same_code([("ours", Path("/a")), ("theirs", Path("/b"))])
 
 
 def test_nothing_is_left_of_a_session(seen: dict) -> None:

@@ -16,8 +16,10 @@ from vla_rl.commands.train import train
 from vla_rl.config.loading import dump_config, load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import Gpu, Machine
+from vla_rl.core.records import EnvSpec
 from vla_rl.placement.checks import machine_checks
 from vla_rl.placement.plan import Resources, make_plan
+from vla_rl.placement.planner import plan_run
 
 FOLDER = ROOT / "configs" / "recipes"
 RECIPES = sorted(FOLDER.glob("*.yaml"))
@@ -27,6 +29,7 @@ GPUS = Machine(cpus=128, memory=1 << 40, gpus=(Gpu("any", 80 << 30),) * 8)
 # Read in the publications, not in our files: examples/run_openvla_oft_rl_libero.sh and verl/workers (SimpleVLA-RL),
 # train_ms3_ppo.py and openvla_train.py (RL4VLA), libero_10_grpo_openvlaoft.yaml and maniskill_ppo_openvla.yaml (RLinf),
 # stage_3_ript/libero_spatial.sh and openvla_oft_rl.yaml (RIPT-VLA). "per_step": what one optimizer step trains on.
+# "gpus": README.md (SimpleVLA-RL, with 80 GB each; RIPT-VLA), documentation and maniskill_ppo_openvla.yaml (RLinf).
 PUBLISHED: dict[str, dict[str, Any]] = {
     "simplevla_rl_libero": {
         "algo": {"group_size": 8, "clip_low": 0.2, "clip_high": 0.28, "average": "episodes", "ratio_level": "token"},
@@ -36,6 +39,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "groups": 64,
         "per_step": ("episodes", 128),
         "envs": 64,
+        "gpus": 8,
     },
     "rl4vla_maniskill": {
         "algo": {
@@ -51,6 +55,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "learner": {"lr": 1e-4, "value_lr": 3e-3, "max_grad_norm": 1.43, "micro_batch": 8},
         "per_step": ("chunks", 8 * 20),
         "envs": 64,
+        "gpus": 1,
     },
     "rlinf_libero10_grpo": {
         "algo": {"group_size": 8, "clip_high": 0.28, "dual_clip": None, "max_filtered": 0},
@@ -69,6 +74,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "groups": 8 * 16,
         "per_step": ("chunks", 16384),
         "envs": 64,
+        "gpus": 8,
     },
     "rlinf_maniskill_ppo": {
         "algo": {"gamma": 0.99, "bootstrap": "always", "huber_delta": 10.0, "value_clip": 0.2, "value_coef": 1.0},
@@ -79,6 +85,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "learner": {"lr": 1e-4, "value_lr": 3e-3, "max_grad_norm": 10.0, "micro_batch": 80},
         "per_step": ("chunks", 640),
         "envs": 128,
+        "gpus": 8,
     },
     "ript_libero": {
         "algo": {"group_size": 8, "baseline": "leave_one_out", "scale": "none", "clip_low": 0.1, "clip_high": 0.1},
@@ -89,6 +96,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "groups": 24,
         "per_step": ("episodes", 4 * 4),
         "envs": 4,
+        "gpus": 4,
     },
 }
 
@@ -133,6 +141,18 @@ def test_published_numbers_stand_in_it(name: str) -> None:
     unit, per_step = published["per_step"]
     chunks = 1 if unit == "episodes" else config.env.max_episode_steps // config.policy.chunk_size
     assert episodes * chunks / steps == per_step
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_it_fits_on_the_published_gpus(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inference and learner at the same time, in what a card of 80 GB offers to a process."""
+    config, count = _recipe(name), PUBLISHED[name]["gpus"]
+    env, views = config.env, ("main", "wrist") if getattr(config.env, "wrist_camera", False) else ("main",)
+    spec = EnvSpec(env.name, views, env.image_size, 8 * env.proprio, 7, env.max_episode_steps or 220, ("do it",))
+    monkeypatch.setattr(Machine, "detect", lambda: Machine(128, 1 << 40, (Gpu("any", 79 << 30),) * count))
+    plan = plan_run(config, spec)
+    assert len(plan.learners) == count
+    assert not plan.offload
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

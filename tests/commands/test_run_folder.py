@@ -149,7 +149,8 @@ def test_metrics_are_json_whatever_their_values(tmp_path: Path) -> None:
 
 
 def test_several_updates_in_a_row_that_are_not_finite_end_the_run_with_evidence(tmp_path: Path) -> None:
-    guard = DivergenceGuard(tmp_path / "run", limit=3)
+    checkpoints = Checkpoints(tmp_path / "run/checkpoints", keep=2)
+    guard = DivergenceGuard(tmp_path / "run", 3, checkpoints)
     bad, good = {"learner/skipped_steps": 2, "learner/policy_loss": math.nan}, {"learner/skipped_steps": 0}
     for version, metrics in enumerate((good, bad, bad, good, bad, bad)):
         guard.observe(metrics, random_batch(policy_version=version))
@@ -159,10 +160,15 @@ def test_several_updates_in_a_row_that_are_not_finite_end_the_run_with_evidence(
     rewards[3, 1] = math.inf
     with pytest.raises(RunError) as caught:
         guard.observe(bad, replace(batch, rewards=rewards))
-    for part in ("3 updates in a row", "iteration 7", "rewards in row 3", f"--resume {tmp_path}/run@ITERATION"):
+    for part in ("3 updates in a row", "iteration 7", "rewards in row 3", "no checkpoint to continue from"):
         assert part in str(caught.value)
+    for iteration in (2, 4):
+        with checkpoints.write(iteration):
+            pass
+    with pytest.raises(RunError, match=rf"--resume {tmp_path}/run@4 \(there are: 2, 4\)"):
+        guard.observe(bad, random_batch(policy_version=7))
     evidence = tmp_path / "run/not_finite"
-    assert sorted(path.name for path in evidence.glob("*.json")) == [f"{n:06d}.json" for n in (2, 3, 5, 6, 7)]
+    assert sorted(path.name for path in evidence.glob("*.json")) == [f"{n:06d}.json" for n in (2, 3, 5, 6, 7, 8)]
     about = json.loads((evidence / "000007.json").read_text())
     assert about == {"metrics": {"learner/skipped_steps": 2, "learner/policy_loss": None}, "not_finite": {"rewards": 3}}
     dumps = sorted(evidence.glob("*.npz"))

@@ -1,5 +1,7 @@
 import argparse
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,11 +11,15 @@ from rich.console import Console
 from envs import make_env
 from envs.base.demonstrations import collect, read_demonstrations
 from envs.tabletop.config import TabletopConfig
+from vla_rl.commands.cli import main
 from vla_rl.commands.demonstrations import demonstration_episode
 from vla_rl.commands.sft import clone, sft_command, shift_images
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.devices.settings import set_up_torch
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import new_folder
+from vla_rl.core.machine import GIB, Gpu, Machine
+from vla_rl.policies.build import build_policy
 from vla_rl.policies.openvla_oft.checkpoint import load_policy
 from vla_rl.policies.openvla_oft.initialize import make_policy
 from vla_rl.policies.openvla_oft.tokens import smoothed_cross_entropy
@@ -174,3 +180,39 @@ def test_fine_tuning_continues_from_a_checkpoint(tmp_path):
     assert after.tells_apart(["put it on the plate", "move it on the plate"]), "new words are learned"
     raised = 2
     assert before.codec.bounds.q99[raised] < 0.1 < after.codec.bounds.q99[raised]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "precision", "device", "dtype"),
+    [(1, "bf16", "cuda", torch.bfloat16), (1, "fp32", "cuda", torch.float32), (0, "bf16", "cpu", torch.bfloat16)],
+)
+def test_cloning_is_on_the_gpu_where_there_is_one(
+    gpus: int, precision: str, device: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the dtype of ``learner.precision``; here the policy goes to the cores whatever was asked for."""
+    machine = Machine(cpus=2, memory=64 * GIB, gpus=(Gpu("any", 24 * GIB),) * gpus)
+    asked: list[Any] = []
+
+    def build(*args: Any, **keys: Any) -> Any:
+        asked.extend((keys["device"], keys["dtype"]))
+        return build_policy(*args, **keys | {"device": "cpu"})
+
+    monkeypatch.setattr(Machine, "detect", lambda: machine)
+    monkeypatch.setattr("vla_rl.policies.build.build_policy", build)
+
+    def set_up(device: str, threads: int) -> None:
+        asked.append(device)
+        set_up_torch("cpu", threads)
+
+    monkeypatch.setattr("vla_rl.core.devices.settings.set_up_torch", set_up)
+    env = make_env(TabletopConfig(tasks=("reach",)), 1)
+    collect(env, [demonstration_episode(0, 1, 0)], tmp_path / "demos.hdf5", noise=0.0)
+    env.close()
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"env: {{name: tabletop}}\npolicy: {{size: nano, chunk_size: 4}}\nlearner: {{precision: {precision}}}\n"
+        f"sft: {{demos: ['{tmp_path}/demos.hdf5'], updates: 1, batch: 2, output: '{tmp_path}/sft'}}\n"
+    )
+    assert main(["sft", str(file), "train.eval_episodes=0", "sft.threads=1"]) == 0
+    assert asked == [device, device, dtype]
+    assert {weight.dtype for weight in load_policy(tmp_path / "sft").parameters()} == {dtype}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 
 from tests.learner.learner_tools import SPEC, config
 from vla_rl.core.records import ActionBatch, Observation
 from vla_rl.inference.policy_runner import PolicyRunner
+from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.build import build_policy
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -21,16 +24,20 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def answers(runner: PolicyRunner, rows: int) -> tuple[ActionBatch, list[int]]:
-    """To the first rows of fixed requests; and the sizes of the batches that the policy got."""
-    rng, sizes = np.random.default_rng(0), []
+def requests(runner: PolicyRunner, rows: int) -> tuple[Observation, dict[str, np.ndarray]]:
+    """The first rows of fixed ones."""
+    rng = np.random.default_rng(0)
     size = SPEC.image_size
     images = rng.integers(0, 256, (8, len(SPEC.views), size, size, 3), np.uint8)
     proprio, task = rng.normal(size=(8, SPEC.proprio_dim)).astype(np.float32), np.arange(8, dtype=np.int32) % 2
     seen = Observation(images[:rows], proprio[:rows], task[:rows], np.zeros(rows, np.float32))
     layout = runner._config.policy.spec(SPEC).draws
-    draws = {name: np.stack([numbers.draw(rng) for _ in range(8)])[:rows] for name, numbers in layout.items()}
-    act = runner.policy.act
+    return seen, {name: np.stack([numbers.draw(rng) for _ in range(8)])[:rows] for name, numbers in layout.items()}
+
+
+def answers(runner: PolicyRunner, rows: int) -> tuple[ActionBatch, list[int]]:
+    """To these requests; and the sizes of the batches that the policy got."""
+    act, sizes = runner.policy.act, list[int]()
 
     def spy(seen: Any, *rest: Any) -> Any:
         sizes.append(len(seen.task))
@@ -38,7 +45,7 @@ def answers(runner: PolicyRunner, rows: int) -> tuple[ActionBatch, list[int]]:
         return act(seen, *rest)
 
     with patch.object(runner.policy, "act", spy):
-        return runner.act(seen, draws, np.arange(rows) % 2 == 0), sizes
+        return runner.act(*requests(runner, rows), np.arange(rows) % 2 == 0), sizes
 
 
 @pytest.mark.parametrize("kind", POLICIES)
@@ -56,3 +63,34 @@ def test_padding_changes_no_answer(kind: str) -> None:
         assert np.abs(found.values - expected.values).max() < 1e-5
         for name, array in expected.record.items():
             assert np.allclose(found.record[name], array, atol=1e-5), name
+
+
+class Published:
+    """Weights of one version, which are those that the policy has."""
+
+    def __init__(self, version: int) -> None:
+        self.published_version, self.policy_version = version, -1
+
+    def refresh(self, parameters: Mapping[str, torch.Tensor]) -> bool:
+        self.policy_version = self.published_version
+        return True
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_a_version_is_sampled_at_the_temperature_at_which_it_is_trained(kind: str) -> None:
+    schedule = {"temperature": 2.0, "temperature_end": 0.5, "temperature_iterations": 4}
+    cfg = config(policy=POLICIES[kind] | schedule)
+    policy = build_policy(cfg.policy, SPEC, seed=0)
+    runner: Any = PolicyRunner(policy, cfg, Published(3), "cpu")  # type: ignore[arg-type]
+    assert runner.refresh() == 3
+    seen, draws = requests(runner, 4)
+    chosen = runner.act(seen, draws, np.arange(4) % 2 == 0)
+    inputs = PolicyInput(**{f.name: torch.from_numpy(getattr(seen, f.name)) for f in fields(seen)})
+    record = {name: torch.from_numpy(array) for name, array in chosen.record.items()}
+    temperatures = cfg.policy.temperature_at(3), 2.0, 0.5
+    assert temperatures[0] == 0.875
+    with torch.no_grad():
+        rated = [policy(inputs, record, temperature).logprobs.numpy() for temperature in temperatures]
+    apart = [np.abs(logprobs - chosen.logprobs).max() for logprobs in rated]
+    assert apart[0] < 1e-4
+    assert min(apart[1:]) > 0.01, "another temperature gives other numbers"

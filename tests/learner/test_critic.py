@@ -55,11 +55,11 @@ def test_it_learns_which_chunk_is_better_and_what_a_state_is_worth() -> None:
 def test_a_resumed_critic_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     batch, *seen = two_step_task()
     straight, resumed = trainer(), trainer()
-    straight.save(tmp_path / "nothing.pt")
-    assert not (tmp_path / "nothing.pt").exists(), "there is nothing to save before the first update"
+    straight.save(tmp_path / "nothing.safetensors")
+    assert not (tmp_path / "nothing.safetensors").exists(), "there is nothing to save before the first update"
     straight.train(batch, *seen)
-    straight.save(tmp_path / "critic.pt")
-    resumed.load(tmp_path / "critic.pt")
+    straight.save(tmp_path / "critic.safetensors")
+    resumed.load(tmp_path / "critic.safetensors")
     later = replace(batch, policy_version=1)
     for critic in (straight, resumed):
         critic.train(later, *seen)

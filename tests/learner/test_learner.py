@@ -197,6 +197,34 @@ def test_learning_rates_fall_to_the_end():
         assert [settings.lr_factor(i, 5) for i in range(5)] == pytest.approx(factors)
 
 
+@pytest.mark.parametrize(("schedule", "factor"), [("constant", 1.0), ("linear", 0.25), ("cosine", 0.1464466)])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_an_update_is_made_at_the_scheduled_rates(schedule, factor, stage):
+    """Both of the groups and of the weights: Adam's first step moves one with a clear gradient by the whole rate."""
+    learner = make_learner(
+        config(
+            learner={
+                "lr": 1e-3,
+                "value_lr": 1e-2,
+                "warmup_iterations": 1,
+                "lr_schedule": schedule,
+                "zero_stage": stage,
+            },
+            algo={"name": "ppo", "minibatches": 1},
+            policy={"name": "openvla_oft", "chunk_size": 4, "size": "nano"},
+            train={"iterations": 5},
+        )
+    )
+    before = parameters(learner)
+    metrics = learner.update(random_batch(policy_version=4))
+    rates = 1e-3 * factor, 1e-2 * factor
+    assert [group["lr"] for group in learner._optimizer.param_groups] == pytest.approx(rates)
+    assert metrics["learner/lr"] == pytest.approx(rates[0])
+    moved = {name: np.abs(value - before[name]).max() for name, value in parameters(learner).items()}
+    for of_value, rate in enumerate(rates):
+        assert max(moved[n] for n in moved if n.startswith("value_head.") == of_value) == pytest.approx(rate, rel=1e-2)
+
+
 def test_zero_learning_rate_changes_nothing():
     learner = make_learner(config(learner={"lr": 0.0}))
     before = parameters(learner)

@@ -1,8 +1,9 @@
-"""Gradients that are not finite: such a step leaves no trace."""
+"""Gradients that are not finite: such a step leaves no trace. Weights that are not finite: they are not loaded."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from tests.learner.learner_tools import config, make_learner, parameters, random
 from vla_rl.core.errors import UserError
 from vla_rl.core.finite import all_finite, require_finite
 from vla_rl.core.records import SuperBatch
+
+NANO = {"name": "openvla_oft", "chunk_size": 4, "size": "nano"}
 
 
 def poisoned(batch: SuperBatch, name: str) -> SuperBatch:
@@ -35,7 +38,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(name: str, stage: int, precis
     cfg = config(
         learner=settings,
         algo={"name": "ppo", "minibatches": 1},
-        policy={"name": "openvla_oft", "chunk_size": 4, "size": "nano"},
+        policy=NANO,
     )
     straight, learner = make_learner(cfg), make_learner(cfg)
     for each in (straight, learner):
@@ -49,6 +52,19 @@ def test_a_step_that_is_not_finite_leaves_no_trace(name: str, stage: int, precis
     after = parameters(learner)
     assert all(np.array_equal(value, after[name]) for name, value in parameters(straight).items()), "moments, too"
     assert any(not np.array_equal(before[name], after[name]) for name in after)
+
+
+@pytest.mark.parametrize("part", ["trunk", "value"])
+def test_a_state_with_weights_that_are_not_finite_is_refused(part: str, tmp_path: Path) -> None:
+    """Not one whose weights are finite."""
+    learner, resumed = (make_learner(config(policy=NANO)) for _ in range(2))
+    learner.save(tmp_path / "good")
+    weights = learner.policy.trunk_parameters() if part == "trunk" else learner.policy.value_parameters()
+    next(weights).data.view(-1)[-1] = float("nan")
+    learner.save(tmp_path / "bad")
+    resumed.load(tmp_path / "good")
+    with pytest.raises(UserError, match=rf"{tmp_path}/bad holds weights that are not finite .* choose another"):
+        resumed.load(tmp_path / "bad")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -10,7 +10,7 @@ import torch
 
 from tests.learner.learner_tools import config, make_learner, parameters, random_batch
 from vla_rl.core.errors import UserError
-from vla_rl.learner.state_files import load_data
+from vla_rl.core.tensor_files import load_tensors, save_tensors
 
 
 class _Harmful:
@@ -24,21 +24,22 @@ class _Harmful:
 
 
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
-    torch.save({"module": {"w": torch.zeros(2)}, "extra": _Harmful(tmp_path / "done")}, tmp_path / "state.pt")
-    with pytest.raises(UserError, match=r"state\.pt is damaged, or holds more than data"):
-        load_data(tmp_path / "state.pt")
+    path = tmp_path / "state.pt"
+    torch.save({"w": torch.zeros(2), "extra": _Harmful(tmp_path / "done")}, path)
+    with pytest.raises(UserError, match=r"state\.pt is damaged"):
+        load_tensors(path)
     assert not (tmp_path / "done").exists()
-    torch.load(tmp_path / "state.pt", weights_only=False)
+    torch.load(path, weights_only=False)
     assert (tmp_path / "done").exists(), "the file is what it seems"
 
 
 @pytest.mark.parametrize("kept", [0, 10, 900])
 def test_a_truncated_file_is_one_clear_error(tmp_path: Path, kept: int) -> None:
-    path = tmp_path / "state.pt"
-    torch.save({"w": torch.zeros(500)}, path)
+    path = tmp_path / "critic.safetensors"
+    save_tensors({"w": torch.zeros(500)}, path)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(UserError, match=r"state\.pt is damaged.*RUN@ITERATION"):
-        load_data(path)
+    with pytest.raises(UserError, match=r"critic\.safetensors is damaged.*RUN@ITERATION"):
+        load_tensors(path)
 
 
 NANO = {"name": "openvla_oft", "chunk_size": 4, "size": "nano"}

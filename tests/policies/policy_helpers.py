@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
-from vla_rl.policies.base.policy import PolicyInput, PolicyOutput
+from vla_rl.policies.base.policy import Policy, PolicyInput, PolicyOutput
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
 from vla_rl.policies.openvla_oft.architecture import Architecture, LanguageModel, VisionTower, tiny
 from vla_rl.policies.openvla_oft.initialize import make_policy
@@ -71,3 +73,17 @@ def rate(policy: torch.nn.Module, seen: PolicyInput, temperature: float = 1.0, *
     arch = getattr(policy, "module", policy).architecture
     tokens = torch.full((len(seen.task), arch.chunk_size, arch.action_dim), 128, dtype=torch.uint8)
     return policy(seen, {"tokens": tokens}, temperature, **options)
+
+
+def check_elapsed_time(policy: Policy, seen: PolicyInput, draws: Mapping[str, Tensor], *, is_read: bool) -> None:
+    """The same observations later in the episode: other values, if the value head reads the time, and nothing else."""
+    torch.nn.init.ones_(policy.value_head.time)  # type: ignore[union-attr]
+    later = dataclasses.replace(seen, elapsed=seen.elapsed + 0.5)
+    sampled = torch.zeros(len(seen.task), dtype=torch.bool)
+    acted = [policy.act(x, draws, sampled, 1.0) for x in (seen, later)]
+    assert all(torch.equal(numbers, acted[1].record[name]) for name, numbers in acted[0].record.items())
+    rated = [policy(x, acted[0].record, 1.0) for x in (seen, later)]
+    for early, late in (acted, rated):
+        assert torch.equal(early.logprobs, late.logprobs)
+        differences = (early.values - late.values).abs()
+        assert differences.min() > 1e-5 if is_read else differences.max() == 0

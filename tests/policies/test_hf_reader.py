@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from tests.policies.openvla_reference import (
     twin,
     write_folder,
 )
-from tests.policies.openvla_twins import adapters, film_towers, proprio_projector, value_head
+from tests.policies.openvla_twins import adapters, film_towers, openvla_oft_l1, proprio_projector, value_head
 from tests.policies.policy_helpers import rate
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
@@ -515,3 +517,21 @@ def test_proprioception(single: Path, tmp_path: Path) -> None:
     (folder / "dataset_statistics.json").unlink()
     with pytest.raises(UserError, match=r"statistics of 'bridge_orig' have none; add q01 and q99 of proprio"):
         load(folder)
+
+
+def test_the_documented_conversion_makes_a_part_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/policies.md: a head as OpenVLA-OFT saves it, with torch.save, becomes one that a policy takes."""
+    folder = openvla_oft_l1(tmp_path / "oft")
+    (converted,) = folder.glob("action_head--*.safetensors")
+    head = load_file(converted)
+    torch.save(head, converted.with_suffix(".pt"))
+    converted.unlink()
+    with pytest.raises(UserError, match="pickled weights are not read"):
+        open_published(folder)
+    blocks = re.findall(r"^ *```python\n(.*?)^ *```", (ROOT / "docs/policies.md").read_text(), re.DOTALL | re.MULTILINE)
+    (snippet,) = (textwrap.dedent(block) for block in blocks if "action_head" in block)
+    monkeypatch.chdir(folder)
+    exec(compile(snippet, "docs/policies.md", "exec"), {})
+    loaded = load(folder).action_head.state_dict()
+    assert {name.removeprefix("module.model.") for name in head} == loaded.keys() - {"log_noise"}
+    assert all(torch.equal(loaded[name.removeprefix("module.model.")], tensor) for name, tensor in head.items())

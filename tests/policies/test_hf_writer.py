@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.policies.openvla_reference import OFT_CODE, OPENVLA_CODE, STATISTICS, ReferenceOpenVLA, twin, write_folder
-from tests.policies.openvla_twins import FINE_TUNE, adapters
+from tests.policies.openvla_reference import OPENVLA_CODE, STATISTICS, ReferenceOpenVLA, twin, write_folder
+from tests.policies.openvla_twins import FINE_TUNE, LAYOUTS, adapters
 from vla_rl.commands.cli import main
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
@@ -40,7 +41,7 @@ def build(folder: Path, **settings: Any) -> OpenVLAOFT:
 
 
 def load(folder: Path) -> OpenVLAOFT:
-    policy = load_published(open_published(folder), views=1, chunk_size=2).eval()
+    policy = load_published(open_published(folder), views=1, chunk_size=2, suite="libero_spatial").eval()
     policy.set_instructions(SPEC.instructions)
     return policy
 
@@ -53,7 +54,7 @@ def act(policy: OpenVLAOFT) -> tuple[Tensor, ...]:
     rows, greedy = torch.arange(2), torch.tensor([True, False])
     seen = PolicyInput(images, proprio, rows, torch.tensor([0.0, 0.5]))
     chosen = policy.act(seen, {"uniforms": uniforms}, greedy, 1.0)
-    return chosen.record["tokens"], chosen.logprobs, chosen.values
+    return *chosen.record.values(), chosen.logprobs, chosen.values
 
 
 def train_a_little(policy: OpenVLAOFT) -> None:
@@ -74,33 +75,68 @@ def export(*arguments: str | Path) -> int:
     return main(["export", *map(str, arguments)])
 
 
+def published(layout: str, folder: Path, dtype: torch.dtype) -> Path:
+    """A twin whose weights are all of one dtype."""
+    for file in LAYOUTS[layout](folder, 1).glob("*.safetensors"):
+        save_file({name: tensor.to(dtype) for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    return folder
+
+
+def contents(folder: Path) -> dict[str, dict[str, Tensor]]:
+    """Tensors by file: without a value head, the step in a file's name, and the prefix of a distributed run."""
+    return {
+        file.stem.partition("--")[0]: {
+            key.removeprefix("module."): tensor for key, tensor in load_file(file).items() if "value_head" not in key
+        }
+        for file in folder.glob("*.safetensors")
+    }
+
+
+def value_head(folder: Path) -> dict[str, Tensor]:
+    """By the names of RL4VLA; empty without one."""
+    layers = {"mlp.0": "head_l1", "mlp.2": "head_l2", "mlp.4": "head_l3"}
+    return {
+        re.sub(r"mlp\.\d", lambda found: layers[found[0]], key): tensor
+        for file in folder.glob("*.safetensors")
+        for key, tensor in load_file(file).items()
+        if key.startswith("value_head.")
+    }
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["openvla", "oft"])
-def test_round_trip_is_bit_exact(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
-    shards, statistics = (3, None) if kind == "openvla" else (1, FINE_TUNE)
-    code = OPENVLA_CODE if kind == "openvla" else OFT_CODE
-    model = twin(seed=1, dtype=dtype)
-    source = write_folder(tmp_path / "source", model, shards=shards, statistics=statistics, code=code)
+@pytest.mark.parametrize("layout", ["openvla", "openvla-oft", "openvla-oft-l1", "simplevla-rl", "rl4vla", "rlinf"])
+def test_round_trip_is_bit_exact(tmp_path: Path, layout: str, dtype: torch.dtype) -> None:
+    """File for file, but for a value head: ours, with more inputs, is a file of its own, and the shards lose theirs."""
+    source, written = published(layout, tmp_path / "source", dtype), tmp_path / "written"
     first = load(source)
-    write_published(first, open_published(source), tmp_path / "written")
-    for file in source.glob("*.safetensors"):
-        assert_equal(load_file(tmp_path / "written" / file.name), load_file(file))
-    same = ("tokenizer.json", "preprocessor_config.json", "tokenizer_config.json", "modeling_prismatic.py")
-    for name in (*same, "generation_config.json"):
-        assert (tmp_path / "written" / name).read_bytes() == (source / name).read_bytes()
-    written = json.loads((tmp_path / "written" / "config.json").read_text())
-    assert written.pop("torch_dtype") == str(dtype).removeprefix("torch.")
-    assert written == {k: v for k, v in json.loads((source / "config.json").read_text()).items() if k != "torch_dtype"}
-    found = json.loads((tmp_path / "written" / "dataset_statistics.json").read_text())
+    write_published(first, open_published(source), written)
+    theirs, ours = contents(source), contents(written)
+    assert ours.keys() - {"value_head", "action_noise"} == theirs.keys()
+    for file in theirs:
+        assert_equal(ours[file], theirs[file])
+    head = value_head(source)
+    assert bool(head) == (layout in ("rl4vla", "rlinf"))
+    assert_equal({name: value_head(written)[name] for name in head}, head)
+    same = {path.name for path in source.iterdir() if path.suffix in (".json", ".py")}
+    for name in same - {"config.json", "dataset_statistics.json", "model.safetensors.index.json"}:
+        assert (written / name).read_bytes() == (source / name).read_bytes()
+    config = json.loads((written / "config.json").read_text())
+    assert config.pop("torch_dtype") == str(dtype).removeprefix("torch.")
+    assert config == {k: v for k, v in json.loads((source / "config.json").read_text()).items() if k != "torch_dtype"}
+    found = json.loads((written / "dataset_statistics.json").read_text())
     assert found[next(iter(found))]["action"] == STATISTICS["action"]
-    if shards > 1:
-        index = json.loads((tmp_path / "written" / "model.safetensors.index.json").read_text())
-        assert index == json.loads((source / "model.safetensors.index.json").read_text())
-    second = load(tmp_path / "written")
-    assert_equal(second.state_dict(), first.state_dict())  # the value head, too, which the source lacks
+    if (source / "model.safetensors.index.json").exists():
+        shards = {file: tensors for file, tensors in ours.items() if file.startswith("model-")}
+        assert len(shards) > 1
+        assert json.loads((written / "model.safetensors.index.json").read_text()) == {
+            "metadata": {"total_size": sum(t.nbytes for tensors in shards.values() for t in tensors.values())},
+            "weight_map": {name: f"{file}.safetensors" for file, tensors in shards.items() for name in tensors},
+        }
+    second = load(written)
+    assert_equal(second.state_dict(), first.state_dict())  # the value head, too, which most sources lack
     assert second.architecture == first.architecture
     assert all(torch.equal(*pair) for pair in zip(act(first), act(second), strict=True))
-    assert len({path.stat().st_mode for path in (tmp_path / "written").iterdir() if path.suffix != ".py"}) == 1
+    assert len({path.stat().st_mode for path in written.iterdir() if path.suffix != ".py"}) == 1
 
 
 def test_the_published_model_loads_what_training_made(base: Path, tmp_path: Path) -> None:

@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Dinov2WithRegistersModel, SiglipVisionModel
 
-from tests.policies.policy_helpers import CODEC, INSTRUCTIONS, PROPRIO, inputs, logits, make, nano, rate
+from tests.policies.policy_helpers import (
+    CODEC,
+    INSTRUCTIONS,
+    PROPRIO,
+    check_elapsed_time,
+    inputs,
+    logits,
+    make,
+    nano,
+    rate,
+)
 from vla_rl.policies.base.constants import constant
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.openvla_oft.architecture import NUM_BINS, openvla_7b, tiny
@@ -229,16 +239,10 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 
 
 def test_elapsed_time_reaches_the_value_alone() -> None:
-    policy = make(nano())
-    seen = inputs(policy.architecture)
-    later = dataclasses.replace(seen, elapsed=seen.elapsed + 0.5)
-    torch.nn.init.normal_(policy.value_head.time)
-    early, late = rate(policy, seen), rate(policy, later)
-    assert torch.equal(early.logprobs, late.logprobs)
-    assert (early.values - late.values).abs().min() > 1e-4
+    policy, draws = make(nano()), {"uniforms": torch.rand(3, 2, 7)}
+    check_elapsed_time(policy, inputs(policy.architecture), draws, is_read=True)
     policy.value_time = False
-    early, late = rate(policy, seen), rate(policy, later)
-    assert torch.equal(early.values, late.values)
+    check_elapsed_time(policy, inputs(policy.architecture), draws, is_read=False)
 
 
 def test_a_float32_head_under_bf16_loses_nothing_between_features_and_logits() -> None:

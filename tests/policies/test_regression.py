@@ -16,7 +16,7 @@ from torch.distributions import Laplace
 
 from tests.policies.openvla_reference import STATISTICS, L1Head, llama_tokenizer, read_folder
 from tests.policies.openvla_twins import l1_head, openvla_oft, openvla_oft_film, openvla_oft_l1, proprio_projector
-from tests.policies.policy_helpers import INSTRUCTIONS
+from tests.policies.policy_helpers import INSTRUCTIONS, check_elapsed_time
 from vla_rl.config.loading import ConfigError, load_config
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
@@ -157,6 +157,12 @@ def test_samples_invert_the_cumulative_distribution() -> None:
     extremes = sample_laplace(mean, scale, torch.tensor([0.0, 0.5, 1 - 2.0**-24]))
     assert extremes.isfinite().all()
     assert extremes[1] == 0.3
+
+
+@pytest.mark.parametrize("value_time", [True, False])
+def test_elapsed_time_reaches_the_value_alone(value_time: bool) -> None:
+    policy = build(value_time=value_time)
+    check_elapsed_time(policy, observations(), {"uniforms": torch.rand(3, 2, 7)}, is_read=value_time)
 
 
 # --- training ---

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.runtime_fakes import result, trajectory
+from vla_rl.core.errors import UserError
 from vla_rl.core.records import GroupRules
 from vla_rl.replay.schedule import TaskSchedule, evaluation_episodes, start_state, training_episode
 from vla_rl.replay.store import ReplayStore
@@ -552,6 +553,40 @@ def test_trajectories_survive_the_disk(tmp_path):
             x, y = (x["tokens"], y["tokens"]) if name == "record" else (x, y)
             assert np.array_equal(x, y) if isinstance(x, np.ndarray) else x == y
             assert not isinstance(x, np.ndarray) or x.dtype == y.dtype
+
+
+def _truncated(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _garbage(data: bytes) -> bytes:
+    return random.Random(0).randbytes(len(data))
+
+
+def _other_numbers(data: bytes) -> bytes:
+    return data.replace(np.float32(0.5).tobytes(), np.float32(0.75).tobytes())
+
+
+def _unknown_compression(data: bytes) -> bytes:
+    at = data.index(b"PK\x01\x02") + 10  # in the first entry of the zip file's directory
+    return data[:at] + b"\x63" + data[at + 1 :]
+
+
+def _without_headers(data: bytes) -> bytes:
+    return data.replace(b"headers.npy", b"hemders.npy")
+
+
+@pytest.mark.parametrize("damage", [_truncated, _garbage, _other_numbers, _unknown_compression, _without_headers])
+def test_a_damaged_file_of_trajectories_is_one_clear_error(tmp_path, damage):
+    path = tmp_path / "t.npz"
+    with pytest.raises(UserError, match=r"t\.npz is missing or damaged .*RUN@ITERATION"):
+        load_trajectories(path)
+    episode = trajectory(training_episode(0, 0, 0), truncated=True)
+    save_trajectories(path, [replace(episode, rewards=np.full_like(episode.rewards, 0.5))])
+    assert len(load_trajectories(path)) == 1
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r"t\.npz is missing or damaged .*RUN@ITERATION"):
+        load_trajectories(path)
 
 
 def test_schedule_depends_on_number_and_seed_only():

@@ -129,6 +129,18 @@ def test_episodes_end_where_they_end(tmp_path):
         assert steps == batch.num_steps.sum(), "the gate was closed: no other episode ran"
 
 
+def test_elapsed_time_is_the_share_of_the_time_limit_that_was_executed_before(tmp_path):
+    """Of every chunk, and of the final observation, before which a chunk may have stopped early."""
+    config = WorkloadConfig(max_episode_steps=22, length_spread=0.8)
+    with running(tmp_path, config, final="always", max_staleness=0) as system:
+        batch = system.store.next_batch(20.0)
+    assert len(set(np.diff(batch.offsets).tolist())) > 1, "episodes of different lengths"
+    for b in range(batch.num_episodes):
+        rows = slice(batch.offsets[b], batch.offsets[b + 1])
+        executed = np.append(0, np.cumsum(batch.num_steps[rows]))
+        assert batch.elapsed[[*batch.obs_row[rows], batch.final_obs_row[b]]] == pytest.approx(executed / 22)
+
+
 def test_sampling_noise_belongs_to_the_episode(tmp_path):
     """The same episode meets the same random numbers, whatever the envs_per_worker, workers and batches."""
     config = WorkloadConfig(max_episode_steps=12, length_spread=0.5)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_rl.commands.checkpoints import Checkpoints
 from vla_rl.core.errors import RunError
 from vla_rl.core.files import replacing, write_json
 from vla_rl.core.records import SuperBatch
@@ -20,9 +21,9 @@ _KEPT = 3  # super-batches are large; the first ones tell most
 class DivergenceGuard:
     """Watches the updates of a run."""
 
-    def __init__(self, run: Path, limit: int) -> None:
+    def __init__(self, run: Path, limit: int, checkpoints: Checkpoints) -> None:
         """``limit``: updates in a row whose steps were skipped, in whole or in part, that end the run."""
-        self._run, self._limit = run, limit
+        self._run, self._limit, self._checkpoints = run, limit, checkpoints
         self.in_a_row = 0
 
     def observe(self, metrics: Mapping[str, float], batch: SuperBatch) -> None:
@@ -40,8 +41,17 @@ class DivergenceGuard:
             f"{self._limit} updates in a row had gradients that are not finite, up to iteration "
             f"{batch.policy_version + 1} (learner.max_skipped_updates). None was applied. "
             + (f"The data itself is not finite: {cause}. " if cause else "The data is finite: training has diverged. ")
-            + f"Evidence: {self._folder}. Continue from an earlier checkpoint, such as the best one, with a lower "
-            f"learner.lr or learner.max_grad_norm: vla-rl train --resume {self._run}@ITERATION"
+            + f"Evidence: {self._folder}. {self._remedy()}"
+        )
+
+    def _remedy(self) -> str:
+        complete, how = self._checkpoints.complete(), "with a lower learner.lr or learner.max_grad_norm"
+        if not complete:
+            return f"There is no checkpoint to continue from: start a new run {how}"
+        iterations = [int(path.name) for path in complete]
+        return (
+            f"Continue from the last good checkpoint {how}: vla-rl train --resume {self._run}@{iterations[-1]} "
+            f"(there are: {', '.join(map(str, iterations))})"
         )
 
     @property

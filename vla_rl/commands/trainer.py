@@ -49,7 +49,7 @@ class Trainer:
         self.policy_version = 0  # updates done: the version of the learner's weights
         self.published_version = 0  # the version that inference acts with
         self.restarts = 0  # of the run, in this session
-        self._guard = DivergenceGuard(folder.path, config.learner.max_skipped_updates)
+        self._guard = DivergenceGuard(folder.path, config.learner.max_skipped_updates, folder.checkpoints)
         self._longest_update = 0.0  # seconds
         self._saving: Saving | None = None  # the checkpoint that is being written
         self._saving_s = 0.0  # for which checkpoints have held up the main loop since the last log

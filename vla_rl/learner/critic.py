@@ -11,7 +11,7 @@ import copy
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from algos.advantages import chunk_rewards
 from vla_rl.core.records import SuperBatch
-from vla_rl.learner.state_files import load_data, save_data
+from vla_rl.core.tensor_files import load_tensors, moments_of, save_tensors, set_moments
 
 if TYPE_CHECKING:
     from algos.critic import CriticAlgorithm
@@ -96,17 +96,24 @@ class CriticTrainer:
     def save(self, path: Path) -> None:
         if self._online is None:
             return
-        networks = {"online": self._online.state_dict(), "target": self._target.state_dict()}
-        save_data(networks | {"optimizer": self._optimizer.state_dict()}, path)
+        parts = {
+            "online": self._online.state_dict(),
+            "target": self._target.state_dict(),
+            "adam": moments_of(self._optimizer),
+        }
+        save_tensors({f"{part}.{name}": tensor for part in parts for name, tensor in parts[part].items()}, path)
 
     def load(self, path: Path) -> None:
         """Continue from ``save``. Raises UserError if the file is damaged."""
-        state: dict[str, Any] = load_data(path, self._device)
-        first, value = state["online"]["q.0.0.weight"], state["online"]["v.0.weight"]
+        parts: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in load_tensors(path, self._device).items():
+            part, _, name = key.partition(".")
+            parts.setdefault(part, {})[name] = tensor
+        first, value = parts["online"]["q.0.0.weight"], parts["online"]["v.0.weight"]
         critic = self._critic(value.shape[1], first.shape[1] - value.shape[1])
-        critic.load_state_dict(state["online"])
-        self._target.load_state_dict(state["target"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        critic.load_state_dict(parts["online"])
+        self._target.load_state_dict(parts["target"])
+        set_moments(self._optimizer, parts["adam"])
 
     def _inputs(self, batch: SuperBatch, features: np.ndarray, actions: np.ndarray) -> tuple[Tensor, Tensor]:
         """State and chunk as the networks read them: features with the elapsed time, and flat actions."""

@@ -315,7 +315,7 @@ class Learner:
         if self._anchors is not None and self._rank == 0:
             self._anchors.save(folder / "anchors.npz")
         if self._critic is not None and self._rank == 0:
-            self._critic.save(folder / "critic.pt")
+            self._critic.save(folder / "critic.safetensors")
 
     def load(self, folder: Path) -> None:
         """Raises FileNotFoundError if ``folder`` holds no state, and UserError if that is of another policy or not
@@ -326,8 +326,8 @@ class Learner:
         require_finite(self.policy.trained_parameters().values(), str(folder))
         if self._anchors is not None and (folder / "anchors.npz").is_file():
             self._anchors.load(folder / "anchors.npz")
-        if self._critic is not None and (folder / "critic.pt").is_file():
-            self._critic.load(folder / "critic.pt")
+        if self._critic is not None and (folder / "critic.safetensors").is_file():
+            self._critic.load(folder / "critic.safetensors")
 
     def offload(self) -> None:
         """Move all tensors to the host. Nothing but ``onload`` may be called then."""

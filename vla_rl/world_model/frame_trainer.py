@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 
 from vla_rl.config.world_model import WorldModelConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import Array
+from vla_rl.core.tensor_files import load_tensors, moments_of, save_tensors, set_moments
 from vla_rl.observability.meter import Meter
 from vla_rl.world_model.composed_frames import ComposedFrames
 from vla_rl.world_model.diffusion_frames import DiffusionFrames
 from vla_rl.world_model.frame_archive import FrameArchive, FrameEpisode
 from vla_rl.world_model.frames import FrameInputs, FrameModel
-from vla_rl.world_model.optimizer_files import load_moments, save_moments
 
 
 class FrameTrainer:
@@ -109,8 +108,8 @@ class FrameTrainer:
         with self._learning, self._lock:
             self.archive.save(folder / "frames.npz")
             if self._model is not None:
-                save_file(self._model.state_dict(), folder / "frame_model.safetensors")
-                save_moments(self._optimizer, folder / "frame_adam.safetensors")
+                save_tensors(self._model.state_dict(), folder / "frame_model.safetensors")
+                save_tensors(moments_of(self._optimizer), folder / "frame_adam.safetensors")
             np.save(folder / "frame_generator.npy", self._generator.get_state().numpy())
             return {"loss": self.loss if np.isfinite(self.loss) else None}
 
@@ -124,8 +123,8 @@ class FrameTrainer:
                 return
             self._make()
             assert self._model is not None
-            self._model.load_state_dict(load_file(folder / "frame_model.safetensors"))
-            load_moments(self._optimizer, folder / "frame_adam.safetensors")
+            self._model.load_state_dict(load_tensors(folder / "frame_model.safetensors"))
+            set_moments(self._optimizer, load_tensors(folder / "frame_adam.safetensors"))
             self._published = copy.deepcopy(self._model).eval()
 
 

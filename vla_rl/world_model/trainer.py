@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 
 from vla_rl.config.world_model import WorldModelConfig
 from vla_rl.core.records import Array
+from vla_rl.core.tensor_files import load_tensors, moments_of, save_tensors, set_moments
 from vla_rl.observability.meter import Meter
 from vla_rl.world_model.archive import Archive, Episode
 from vla_rl.world_model.imagined_env import ChunkRating
 from vla_rl.world_model.model import WorldModel
-from vla_rl.world_model.optimizer_files import load_moments, save_moments
 
 
 class ModelTrainer:
@@ -115,8 +114,8 @@ class ModelTrainer:
         with self._lock:
             self.archive.save(folder / "archive.npz")
             if self._model is not None:
-                save_file(self._model.state_dict(), folder / "model.safetensors")
-                save_moments(self._optimizer, folder / "adam.safetensors")
+                save_tensors(self._model.state_dict(), folder / "model.safetensors")
+                save_tensors(moments_of(self._optimizer), folder / "adam.safetensors")
             np.save(folder / "generator.npy", self._generator.get_state().numpy())
             return {"version": self.version}
 
@@ -130,5 +129,5 @@ class ModelTrainer:
                 return
             self._make()
             assert self._model is not None
-            self._model.load_state_dict(load_file(folder / "model.safetensors"))
-            load_moments(self._optimizer, folder / "adam.safetensors")
+            self._model.load_state_dict(load_tensors(folder / "model.safetensors"))
+            set_moments(self._optimizer, load_tensors(folder / "adam.safetensors"))

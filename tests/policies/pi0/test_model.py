@@ -12,6 +12,7 @@ import torch
 
 from tests.learner.learner_tools import config as run_config
 from tests.learner.learner_tools import make_learner, parameters, random_batch
+from tests.policies.policy_helpers import check_elapsed_time
 from tests.runtime_fakes import SPEC
 from vla_rl.commands.cli import main
 from vla_rl.config.loading import ConfigError, load_config
@@ -82,6 +83,12 @@ def test_learning_finds_the_log_probabilities_of_sampling(policy: Pi0, greedy: b
     torch.testing.assert_close(output.values, chosen.values, atol=1e-5, rtol=0)
     alone = policy(rows_of(observations(), slice(1)), {k: v[:1] for k, v in chosen.record.items()}, 0.7)
     torch.testing.assert_close(alone.logprobs, chosen.logprobs[:1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("value_time", [True, False])
+def test_elapsed_time_reaches_the_value_alone(value_time: bool) -> None:
+    policy = make(value_time=value_time)
+    check_elapsed_time(policy, observations(), draws_for(policy), is_read=value_time)
 
 
 def test_a_greedy_chunk_is_the_librarys(policy: Pi0) -> None:
@@ -254,20 +261,22 @@ def recorded_batch(policy: Pi0) -> SuperBatch:
     return replace(batch, record=record, logprobs=chosen.logprobs.numpy(), values=chosen.values.numpy())
 
 
-@pytest.mark.parametrize("algo", ["ppo", "iql"])
+@pytest.mark.parametrize("algo", ["ppo", "grpo", "iql"])
 def test_a_learner_trains_it(algo: str) -> None:
+    keys = {"ppo": {"value_warmup": 0, "kl_coef": 0.1}, "grpo": {"kl_coef": 0.1}, "iql": {"critic_steps": 2}}
     cfg = run_config(
         policy={"name": "pi0", "chunk_size": 4},
-        algo={"name": algo} | ({"critic_steps": 2} if algo == "iql" else {"value_warmup": 0, "kl_coef": 0.1}),
+        algo={"name": algo} | keys[algo],
         learner={"micro_batch": 64, "lr": 1e-3},
     )
     learner = make_learner(cfg)
     assert isinstance(learner.policy, Pi0)
     before = parameters(learner)
-    metrics = learner.update(recorded_batch(learner.policy))
+    metrics = learner.update(replace(recorded_batch(learner.policy), group=np.array([0, 0, 0, 1, 1])))
     after = parameters(learner)
-    if algo == "ppo":
+    if algo != "iql":
         assert metrics["learner/ratio_mean"] == pytest.approx(1.0, abs=0.2)
+        assert metrics["learner/policy_loss"] != 0, "there are advantages"
         assert any(not np.array_equal(before[name], after[name]) for name in before)
     else:
         assert metrics["learner/critic_loss"] > 0

@@ -1,12 +1,14 @@
 """`vla-rl plot`: pictures of runs."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from vla_rl.commands.cli import main
+from vla_rl.observability import plots
 from vla_rl.observability.plots import smoothed
 
 
@@ -64,3 +66,20 @@ def test_runs_of_the_same_name_are_refused(tmp_path, capsys):
 def test_the_moving_mean_shifts_nothing():
     ramp = [0.0, 1.0, 2.0, 3.0, 4.0]
     assert list(smoothed(np.array(ramp), 3)) == [0.5, 1.0, 2.0, 3.0, 3.5]
+
+
+def test_a_comparison_has_no_panel_for_evaluations_that_no_run_made(tmp_path, monkeypatch):
+    titles = []
+    plotted = plots.figure
+
+    @contextmanager
+    def spied(*arguments, **options):
+        with plotted(*arguments, **options) as axes:
+            yield axes
+            titles.append([axis.get_title() for axis in axes[0]])
+
+    monkeypatch.setattr(plots, "figure", spied)
+    rollouts = {"iteration": 1, "time/seconds": 60.0, "rollout/success": 0.2}
+    for more in ({}, {"eval/greedy_success": 0.5}):
+        plots.draw_comparison({"a": [rollouts], "b": [rollouts | more]}, tmp_path / "curves.png")
+    assert titles == [[titles[1][-1]], ["greedy success, evaluation", "success of the rollouts (moving mean of 9)"]]

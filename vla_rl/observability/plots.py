@@ -83,14 +83,16 @@ def draw_curves(metrics: Metrics, path: Path, title: str) -> None:
 
 
 def draw_comparison(runs: Mapping[str, Metrics], path: Path) -> None:
-    """Success of several runs over minutes of wall-clock time: evaluations and rollouts."""
-    with figure(path, None, 1, 3, (15, 4.5), sharey=True) as axes:
-        panels = (
-            ("greedy success, evaluation", "eval/greedy_success", "o-", 1),
-            ("sampled success, evaluation", "eval/sampled_success", "o-", 1),
-            ("success of the rollouts (moving mean of 9)", None, "-", 9),  # the key is chosen by rollouts_key
-        )
-        for axis, (title, key, style, window) in zip(axes, panels, strict=True):
+    """Success of several runs over minutes of wall-clock time: evaluations, as far as there are any, and rollouts."""
+    panels: list[tuple[str, str | None, str, int]] = [
+        (f"{kind} success, evaluation", key, "o-", 1)
+        for kind in ("greedy", "sampled")
+        if any((key := f"eval/{kind}_success") in m for metrics in runs.values() for m in metrics)
+    ]
+    panels.append(("success of the rollouts (moving mean of 9)", None, "-", 9))  # the key is chosen by rollouts_key
+    columns = len(panels)
+    with figure(path, None, 1, columns, (5.0 * columns, 4.5), sharey=True, squeeze=False) as axes:
+        for axis, (title, key, style, window) in zip(axes[0], panels, strict=True):
             for name, metrics in runs.items():
                 x, y = _minutes(metrics, key or rollouts_key(metrics))
                 if len(x):

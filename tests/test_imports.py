@@ -181,7 +181,8 @@ def test_only_policies_know_which_ones_there_are():
 
 def test_every_folder_of_a_policy_is_in_the_union_of_configs():
     """A policy's name is that of its folder (``vla_rl.policies.build``)."""
-    folders = {folder(m).split("/")[2] for m in modules() if room(m) == "vla_rl/policies" and m.count(".") > 2}
+    inside = (file.parts for file in modules().values() if file.is_relative_to("vla_rl/policies"))
+    folders = {parts[2] for parts in inside if len(parts) > 3}
     expected = {f"vla_rl.policies.{name}.config": name for name in folders - {"base"}}
     assert {config.__module__: config.model_fields["name"].default for config in CONFIGS.values()} == expected
     assert len(CONFIGS) == len(expected)

@@ -35,7 +35,7 @@ def load_trajectories(path: Path) -> list[Trajectory]:
     try:
         with np.load(path, allow_pickle=False) as data:
             return _read(data)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(
             f"{path} is missing or damaged ({error}); resume an earlier checkpoint: RUN@ITERATION"
         ) from error

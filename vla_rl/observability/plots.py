@@ -85,9 +85,9 @@ def draw_curves(metrics: Metrics, path: Path, title: str) -> None:
 def draw_comparison(runs: Mapping[str, Metrics], path: Path) -> None:
     """Success of several runs over minutes of wall-clock time: evaluations, as far as there are any, and rollouts."""
     panels: list[tuple[str, str | None, str, int]] = [
-        (f"{kind} success, evaluation", key, "o-", 1)
+        (f"{kind} success, evaluation", f"eval/{kind}_success", "o-", 1)
         for kind in ("greedy", "sampled")
-        if any((key := f"eval/{kind}_success") in m for metrics in runs.values() for m in metrics)
+        if any(f"eval/{kind}_success" in m for metrics in runs.values() for m in metrics)
     ]
     panels.append(("success of the rollouts (moving mean of 9)", None, "-", 9))  # the key is chosen by rollouts_key
     columns = len(panels)

@@ -589,6 +589,13 @@ def test_a_damaged_file_of_trajectories_is_one_clear_error(tmp_path, damage):
         load_trajectories(path)
 
 
+def test_headers_that_are_no_headers_are_one_clear_error(tmp_path):
+    path = tmp_path / "t.npz"
+    np.savez(path, headers=np.frombuffer(b"[1]", np.uint8))
+    with pytest.raises(UserError, match=r"t\.npz is missing or damaged .*RUN@ITERATION"):
+        load_trajectories(path)
+
+
 def test_schedule_depends_on_number_and_seed_only():
     assert training_episode(7, 1, 1) == training_episode(7, 1, 1)
     seeds = {training_episode(i, 0, seed).seed for i in range(100) for seed in (0, 1)}

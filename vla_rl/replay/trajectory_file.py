@@ -16,6 +16,10 @@ from vla_rl.core.records import Array, EpisodeSpec, Record, Trajectory
 _ARRAYS = tuple(f.name for f in fields(Trajectory) if f.type is Array)
 _SCALARS = tuple(f.name for f in fields(Trajectory) if f.type not in (Array, Record, EpisodeSpec))
 _RECORD = "record."
+_DAMAGE = (  # what numpy, zipfile and ``_read`` raise for files that are missing or not as they were written
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 def save_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
@@ -35,7 +39,7 @@ def load_trajectories(path: Path) -> list[Trajectory]:
     try:
         with np.load(path, allow_pickle=False) as data:
             return _read(data)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGE as error:
         raise UserError(
             f"{path} is missing or damaged ({error}); resume an earlier checkpoint: RUN@ITERATION"
         ) from error

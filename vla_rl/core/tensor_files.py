@@ -1,6 +1,7 @@
 """Files of tensors in a checkpoint: safetensors, which are data and never code, whoever wrote them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +17,20 @@ from vla_rl.core.postponed import write
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write ``path``, now or later (``postponed``), with what the tensors hold now."""
     kept = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    write(path, partial(_save, kept, path))
+    write(path, partial(write_tensors, kept, path))
 
 
 def load_tensors(path: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """What ``save_tensors`` wrote. Raises UserError if the file is missing or damaged."""
-    try:
+    """What ``save_tensors`` wrote. Raises as ``reading``."""
+    with reading(path):
         return load_file(path, device=str(device))
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raises UserError if the block finds that ``path``, of tensors, is missing or damaged."""
+    try:
+        yield
     except FileNotFoundError:
         raise UserError(f"{path} is missing: the checkpoint is incomplete; resume another one: RUN@ITERATION") from None
     except (SafetensorError, OSError) as error:
@@ -46,6 +54,7 @@ def set_moments(optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor])
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write ``path`` at once, without a copy."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path)

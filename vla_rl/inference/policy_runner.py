@@ -36,7 +36,8 @@ class PolicyRunner:
         self._device = torch.device(device)
         self._weights = weights
         self._parameters = policy.trained_parameters()
-        policy.prepare_to_act()
+        if weights is None:  # otherwise ``refresh`` prepares every version
+            policy.prepare_to_act()
         frozen = [weight for weight in policy.parameters() if not weight.requires_grad]
         self._memory = Offloader(
             self._device,

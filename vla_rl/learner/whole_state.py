@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.postponed import write
+from vla_rl.core.tensor_files import reading, write_tensors
 from vla_rl.policies.base.policy import Policy
 
 _WEIGHT, _STEP = "weight", "step"
@@ -43,7 +43,7 @@ class WholeState:
                 if number % self._world_size == self._rank:
                     mine[f"{name}{_SEPARATOR}{part}"] = value.detach().to("cpu", copy=True).contiguous()
         path = folder / f"{self._rank}-of-{self._world_size}.safetensors"
-        write(path, partial(_write, mine, path))
+        write(path, partial(write_tensors, mine, path))
 
     def _gather(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
         yield _WEIGHT, self._shards.get(parameter, None)
@@ -193,11 +193,6 @@ def _shape(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def _write(tensors: dict[str, Tensor], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path)
-
-
 class _Reader:
     """The files of a state as one."""
 
@@ -213,12 +208,8 @@ class _Reader:
 
     def __enter__(self) -> _Reader:
         for path in self._paths:
-            try:
+            with reading(path):
                 file = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise UserError(
-                    f"{path} is damaged ({error}); it was not loaded. Resume another checkpoint: RUN@ITERATION"
-                ) from error
             self._files.update(dict.fromkeys(file.keys(), file))
         return self
 

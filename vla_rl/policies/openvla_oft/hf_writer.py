@@ -54,7 +54,7 @@ _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: 
 def write_published(policy: OpenVLA, source: PublishedFolder, output: Path, unnorm_key: str | None = None) -> None:
     """Write a policy without adapters as a whole checkpoint, with the files and shards of ``source``.
 
-    The value head goes to a file of its own, because the original classes have none. ``unnorm_key``: name of the
+    The value head goes to a file of its own, because OpenVLA's classes have none. ``unnorm_key``: name of the
     statistics; by default that of the source's equal ones. Raises UserError.
     """
     _check_source(policy, source)

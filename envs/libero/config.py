@@ -22,8 +22,12 @@ class LiberoConfig(SimulatorConfig):
         "fast", description="reference: hf-libero's own environment, whose states and pixels the fast one equals."
     )
     image_size: Pixels = Field(256, description="Rendered height and width, in pixels.")
-    wrist_camera: bool = Field(False, description="Add the eye-in-hand view.")
-    proprio: bool = Field(True, description="Add end-effector position, axis-angle and gripper joints (8 numbers).")
+    wrist_camera: bool = Field(False, description="Add the eye-in-hand view; not given: as policy.checkpoint reads.")
+    proprio: bool = Field(
+        True,
+        description="Add end-effector position, axis-angle and gripper joints (8 numbers); not given: as "
+        "policy.checkpoint reads.",
+    )
     max_episode_steps: Positive | None = Field(None, description="Time limit; null takes the suite's protocol.")
     antialiasing: bool = Field(True, description="LIBERO's pixels; off, software rendering takes half the time.")
     settle_steps: NonNegative = Field(10, description="No-op steps after a reset, while objects come to rest.")

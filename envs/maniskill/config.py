@@ -36,7 +36,11 @@ class ManiSkillConfig(SimulatorConfig):
         True,
         description="Draw goal markers (PickCube's sphere), which ManiSkill hides from cameras and gives as numbers.",
     )
-    proprio: bool = Field(True, description="Add end-effector position, axis-angle and finger joints (8 numbers).")
+    proprio: bool = Field(
+        True,
+        description="Add end-effector position, axis-angle and finger joints (8 numbers); not given: as "
+        "policy.checkpoint reads.",
+    )
     max_episode_steps: Positive | None = Field(None, description="Time limit; null takes the longest of the tasks'.")
 
     @property

@@ -250,7 +250,7 @@ def test_a_published_checkpoint_goes_through_the_commands(tmp_path: Path, capsys
     """Train adapters by the published config of LIBERO, evaluate, and export them alone and merged."""
     twin = LAYOUTS["openvla"](tmp_path / "twin", 0)
     small = [f"env.{name}={json.dumps(value)}" for name, value in LIBERO.items() if name != "name"]
-    small += ["env.wrist_camera=false", "env.proprio=false", "policy.chunk_size=2", "policy.lora.rank=2"]
+    small += ["policy.chunk_size=2", "policy.lora.rank=2"]  # env.proprio follows the folder
     small += ["train.iterations=1", "train.batch_episodes=2", "train.eval_episodes=0", "algo.value_warmup=0"]
     small += ["placement.env_workers=1", "placement.envs_per_worker=1", "algo.minibatches=1", "log.video=false"]
     run = [f"policy.checkpoint={twin}", f"log.dir={tmp_path}", "log.name=run"]

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from envs import env_spec
 from envs.base.lerobot_format import missing_packages
 from envs.maniskill.config import ManiSkillConfig
 from vla_rl.config.checks import Check
@@ -17,6 +18,7 @@ from vla_rl.placement.host_memory import WORKER_BYTES
 from vla_rl.placement.plan import PlanError, Resources, make_plan
 from vla_rl.placement.profile import load_profile
 from vla_rl.policies.base.hub import is_hub_id
+from vla_rl.policies.build import observations_read
 
 _ON_THE_HUB: dict[str, RepoType] = {  # keys that may be addresses there
     "policy.checkpoint": "model",
@@ -24,14 +26,16 @@ _ON_THE_HUB: dict[str, RepoType] = {  # keys that may be addresses there
     "sft.demos": "dataset",
     "algo.bc_demos": "dataset",
 }
+_OBSERVATIONS = {"wrist_camera", "proprio"}  # keys of ``env``
 
 
 def load_checked_config(source: Source, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
     """Load a config that must be able to run on this machine, and download what it names on the hub.
 
-    Raises ConfigError, as ``load_config`` does, and UserError if something cannot be downloaded.
+    The simulator observes what the policy's checkpoint reads, unless the config says otherwise. Raises ConfigError, as
+    ``load_config`` does, and UserError if something cannot be downloaded.
     """
-    return with_downloads(load_config(source, overrides, machine_checks(Machine.detect())))
+    return with_observations(with_downloads(load_config(source, overrides, machine_checks(Machine.detect()))))
 
 
 def with_downloads(config: RunConfig) -> RunConfig:
@@ -45,6 +49,21 @@ def with_downloads(config: RunConfig) -> RunConfig:
         elif isinstance(named, tuple) and any(map(is_hub_address, named)):
             values[key] = tuple(str(download(x, repo_type)) if is_hub_address(x) else x for x in named)
     return config.with_values(values)
+
+
+def with_observations(config: RunConfig) -> RunConfig:
+    """The config with the observations that the policy's checkpoint reads, where ``env`` does not give these keys.
+
+    A checkpoint that cannot be read changes nothing: ``check_policy`` tells what is wrong with it.
+    """
+    free = (type(config.env).model_fields.keys() & _OBSERVATIONS) - config.env.model_fields_set
+    if config.policy.checkpoint is None or is_hub_id(config.policy.checkpoint) or not free:
+        return config
+    try:
+        read = observations_read(config.policy, env_spec(config.env))
+    except UserError:
+        return config
+    return config.with_values({f"env.{name}": value for name, value in read.items() if name in free})
 
 
 def machine_checks(machine: Machine) -> tuple[Check, ...]:

@@ -1,10 +1,10 @@
 """Builds a run's policy from its config: the same one in every process. Importing this file does not load torch.
 
 Each policy has a folder ``vla_rl/policies/NAME`` with ``config.py`` (its keys) and ``build.py``: ``check_policy``,
-``build_policy``, ``policy_sizes`` and ``save_policy``, with the arguments used below; for `vla-rl export`
-``EXPORT_FORMATS``, ``EXPORT_OPTIONS`` and ``export_policy``, and ``is_checkpoint``, which recognizes a folder. A policy
-of another package is a class that has these names (``vla_rl.policies.base.gaussian`` has them); it needs none of those
-for exporting, and ``is_checkpoint`` is not asked of it.
+``build_policy``, ``policy_sizes`` and ``save_policy``, with the arguments used below; ``observations_read``; for
+`vla-rl export` ``EXPORT_FORMATS``, ``EXPORT_OPTIONS`` and ``export_policy``, and ``is_checkpoint``, which recognizes a
+folder. A policy of another package is a class that has these names (``vla_rl.policies.base.gaussian`` has them); it
+needs neither ``observations_read`` nor those for exporting, and ``is_checkpoint`` is not asked of it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,18 @@ def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
     Loading the checkpoint checks the shapes of its tensors, too.
     """
     _builder(config).check_policy(config, spec)
+
+
+def observations_read(config: PolicyConfig, spec: EnvSpec) -> Mapping[str, bool]:
+    """Which optional observations the checkpoint reads, as far as its files say: ``wrist_camera``, ``proprio``.
+
+    Raises UserError if it cannot be read.
+    """
+    builder = _builder(config)
+    if config.checkpoint is None or not hasattr(builder, "observations_read"):
+        return {}
+    read: Mapping[str, bool] = builder.observations_read(config, spec)
+    return read
 
 
 def require_trainable(config: PolicyConfig) -> None:

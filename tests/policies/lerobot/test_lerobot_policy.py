@@ -14,7 +14,7 @@ from vla_rl.commands.cli import main
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
-from vla_rl.policies.build import build_policy, check_policy, policy_sizes, require_trainable
+from vla_rl.policies.build import build_policy, check_policy, observations_read, policy_sizes, require_trainable
 from vla_rl.policies.lerobot import build
 from vla_rl.policies.lerobot.config import LeRobotConfig
 
@@ -48,6 +48,7 @@ def test_a_policy_that_fits_passes_without_being_loaded(tmp_path: Path, monkeypa
     monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: name)
     check_policy(config, SPEC)
     assert policy_sizes(config, SPEC, 4).parameters == 12
+    assert observations_read(config, SPEC) == {"wrist_camera": False, "proprio": True}
     spec = config.spec(SPEC)
     assert (spec.record["actions"].shape, list(spec.draws)) == ((8, 7), ["seed"])
 
@@ -67,6 +68,10 @@ def test_what_does_not_fit_is_named(
     monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: name)
     with pytest.raises(UserError, match=message):
         check_policy(saved(tmp_path / "policy", **changes), SPEC)
+    for damaged in ("{", "[]", "{}"):
+        (tmp_path / "policy/config.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"config\.json"):
+            check_policy(LeRobotConfig(checkpoint=str(tmp_path / "policy")), SPEC)
     (tmp_path / "policy/policy_preprocessor.json").unlink()
     with pytest.raises(UserError, match="is no policy as lerobot saves it"):
         check_policy(LeRobotConfig(checkpoint=str(tmp_path / "policy")), SPEC)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from vla_rl.policies.lerobot.flow_model import LeRobotFlow
 
 _WEIGHTS = "model.safetensors"
-_FILES = ("config.json", _WEIGHTS, "policy_preprocessor.json", "policy_postprocessor.json")
+_CONFIG = "config.json"
+_FILES = (_CONFIG, _WEIGHTS, "policy_preprocessor.json", "policy_postprocessor.json")
 _STATE, _ACTION = "observation.state", "action"
 
 
@@ -44,18 +45,21 @@ def check_policy(config: LeRobotConfig, spec: EnvSpec) -> None:
     for name in _FILES:
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing: {folder} is no policy as lerobot saves it (save_pretrained)")
-    problems = list(_misfits(json.loads((folder / "config.json").read_text()), config, spec))
+    from vla_rl.policies.base.checkpoint_folder import naming, read_json
+
+    saved = read_json(folder, _CONFIG)
+    with naming(folder / _CONFIG):
+        problems = _misfits(saved, config, spec)
     if problems:
         raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
 
 
 def _misfits(saved: dict[str, Any], config: LeRobotConfig, spec: EnvSpec) -> list[str]:
     """What of a saved config.json the run contradicts."""
-    inputs, found = saved["input_features"], []
-    cameras = [name for name, feature in inputs.items() if feature["type"] == "VISUAL" and "empty_camera" not in name]
-    if len(cameras) != len(spec.views):
-        found.append(f"it sees {len(cameras)} cameras, the run has {len(spec.views)} (set env.wrist_camera)")
-    width = inputs[_STATE]["shape"][0] if _STATE in inputs else 0
+    cameras, width = _inputs(saved)
+    found = []
+    if cameras != len(spec.views):
+        found.append(f"it sees {cameras} cameras, the run has {len(spec.views)} (set env.wrist_camera)")
     if width and width != spec.proprio_dim:
         found.append(f"it reads a state of {width} numbers, the run has {spec.proprio_dim} (set env.proprio)")
     actions = saved["output_features"][_ACTION]["shape"][0]
@@ -68,6 +72,26 @@ def _misfits(saved: dict[str, Any], config: LeRobotConfig, spec: EnvSpec) -> lis
     if saved.get("n_obs_steps", 1) != 1:
         found.append(f"it reads {saved['n_obs_steps']} observations at once; here it gets one")
     return found
+
+
+def _inputs(saved: dict[str, Any]) -> tuple[int, int]:
+    """Cameras, and numbers of the state, of a saved config.json."""
+    inputs = saved["input_features"]
+    cameras = [name for name, feature in inputs.items() if feature["type"] == "VISUAL" and "empty_camera" not in name]
+    return len(cameras), inputs[_STATE]["shape"][0] if _STATE in inputs else 0
+
+
+def observations_read(config: LeRobotConfig, spec: EnvSpec) -> dict[str, bool]:
+    """See ``vla_rl.policies.build.observations_read``."""
+    folder = Path(config.checkpoint or "")
+    if not is_checkpoint(folder):
+        return {}
+    from vla_rl.policies.base.checkpoint_folder import naming, read_json
+
+    saved = read_json(folder, _CONFIG)
+    with naming(folder / _CONFIG):
+        cameras, width = _inputs(saved)
+    return {"wrist_camera": cameras > 1, "proprio": width > 0}
 
 
 def build_policy(

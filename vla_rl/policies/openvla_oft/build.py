@@ -64,6 +64,16 @@ def check_policy(config: OpenVLAOFTConfig, spec: EnvSpec) -> None:
         raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
 
 
+def observations_read(config: OpenVLAOFTConfig, spec: EnvSpec) -> dict[str, bool]:
+    """See ``vla_rl.policies.build.observations_read``.
+
+    Published files say nothing of views; all L1 heads with proprioception that are published saw two.
+    """
+    architecture, published = _read_architecture(config, spec), is_published(config.checkpoint or "")
+    two_views = architecture.head == "l1" and architecture.proprio_dim > 0 if published else architecture.views > 1
+    return {"wrist_camera": two_views, "proprio": architecture.proprio_dim > 0}
+
+
 def build_policy(
     config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str = "cpu", dtype: torch.dtype | None = None
 ) -> OpenVLA:

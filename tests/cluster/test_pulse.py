@@ -135,13 +135,26 @@ def test_a_long_run_may_replace_many_processes_and_a_broken_one_ends() -> None:
 
 
 def test_a_process_that_dies_again_and_again_is_replaced_more_and_more_slowly() -> None:
-    found, now, pauses = Replacements(processes=1), 0.0, []
+    found, now, pauses = Replacements(["env worker 0"]), 0.0, []
     for lived in (5000.0, *[3.0] * 9, 61.0, 3.0):
         now += lived
         pauses.append(found.pause("env worker 0", now))
         now += pauses[-1]
     assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60, 0, 1]
     assert found.pause("env worker 1", now) == 0.0, "each has its own"
+
+
+def test_a_simulator_that_kills_its_process_at_each_start_ends_the_run() -> None:
+    found = Replacements(["env worker 0", "env worker 1", "inference server 0"])
+    for _ in range(4):
+        found.admit("env worker 0", None)
+    found.progressed()
+    for name in ["env worker 0"] * 6 + ["env worker 1"] * 4:
+        assert found.admit(name, None) == "it returned", "as long as another may do the work"
+    with pytest.raises(
+        ProcessFailed, match="env worker 1 died 5 times without getting anywhere, as did every other env"
+    ):
+        found.admit("env worker 1", None)
 
 
 def test_a_process_that_waits_to_be_called_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +178,7 @@ def test_an_error_that_comes_back_at_once_ends_the_run_with_the_first_cause() ->
     def raised(text: str) -> RayTaskError:
         return RayTaskError("run", text, ValueError(text), pid=1, ip="", actor_repr=None)
 
-    found = Replacements(processes=10)
+    found = Replacements([f"env worker {i}" for i in range(10)])
     assert found.admit("env worker 0", raised("the first")) == "ValueError: the first"
     found.admit("env worker 0", raised("the second"))
     with pytest.raises(ProcessFailed, match="env worker 0 failed 3 times within 600 s: ValueError: the first"):

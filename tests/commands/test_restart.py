@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from vla_rl.cluster.calls import ProcessDied
 from vla_rl.commands import train as train_module
@@ -35,7 +38,6 @@ class Killer(Callback):
 
     def on_iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
         if iteration in self.seen:  # again, after going back
-            self.seen[iteration] = processes()
             return
         self.seen[iteration] = processes()
         for pid in self.seen[iteration][self.victims[iteration]] if iteration in self.victims else ():
@@ -73,6 +75,57 @@ def test_only_progress_allows_to_keep_anything(can_retire: bool, monkeypatch: py
         train_module._run_on(cluster, Start(), lambda _: cluster, recover)  # type: ignore[arg-type,return-value]
     assert cluster.retired == 1, "not after a start without an update"
     assert [str(error) for error in failed] == (["at version 3"] if can_retire else [])
+
+
+CRASHING = """
+import os
+import numpy as np
+from envs.base import EnvInstance, SequentialEnv, SimulatorConfig
+from vla_rl.core.records import EnvSpec
+
+class Crashing(SequentialEnv[EnvInstance]):
+    class Config(SimulatorConfig):
+        image_size: int = 32
+
+    def __init__(self, config, num_envs):
+        super().__init__(self.env_spec(config), num_envs)
+
+    @staticmethod
+    def env_spec(config):
+        seen = {"views": ("top",), "image_size": 32, "proprio_dim": 1, "action_dim": 7, "init_states": 1}
+        return EnvSpec(name="crashing", max_episode_steps=4, instructions=("fall over",), **seen)
+
+    def _start(self, env_id, episode, previous):
+        return EnvInstance(episode)
+
+    def _images(self, instance):
+        return np.zeros((1, 32, 32, 3), np.uint8)
+
+    def _proprio(self, instance):
+        return np.zeros(1)
+
+    def _advance(self, instance, action):
+        os._exit(11)
+"""
+
+
+@pytest.mark.slow
+def test_a_simulator_that_kills_its_process_at_each_start_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "crashing.py").write_text(CRASHING)
+    values = {
+        "env": {"name": "crashing:Crashing"},
+        "policy": {"size": "nano", "chunk_size": 4},
+        "train": {"batch_episodes": 2, "eval_episodes": 0},
+        "placement": {"env_workers": 1, "envs_per_worker": 2},
+        "log": {"dir": str(tmp_path), "name": "run"},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    command = [sys.executable, "-m", "vla_rl.commands.cli", "train", "config.yaml"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 1
+    (error,) = [line for line in ended.stderr.splitlines() if "error:" in line]
+    assert "env worker 0 died 5 times without getting anywhere, as did every other env worker" in error
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -125,6 +126,11 @@ def test_a_run_that_has_logged_nothing_leaves_no_folder(tmp_path: Path) -> None:
     config = RunConfig.model_validate({"log": {"dir": str(tmp_path), "name": "run", "tensorboard": False}})
     RunFolder.create(config, SPEC, ["vla-rl"]).close()
     assert not (tmp_path / "run").exists()
+    stopped = RunFolder.create(config, SPEC, ["vla-rl"])  # before its first update, with a checkpoint to go on from
+    (stopped.path / "checkpoints/000000").mkdir(parents=True)
+    stopped.close()
+    assert stopped.path.exists()
+    shutil.rmtree(stopped.path)
     run = RunFolder.create(config, SPEC, ["vla-rl"])
     run.log(0, {})
     run.close()

@@ -52,7 +52,7 @@ class Cluster:
         self.notify: Callable[[str], None] = lambda text: None  # called with what happens to processes
         self.meanwhile: Callable[[], None] = lambda: None  # called every few seconds while somebody waits
         self._incarnations = Counter[int]()  # how often each env worker was replaced
-        self._replacements = Replacements(len(plan.workers) + len(plan.servers))
+        self._replacements = Replacements([f"{p.role} {p.index}" for p in (*plan.workers, *plan.servers)])
         self._survivors = Survivors()
         self.store: ActorHandle
         self._forget()
@@ -88,6 +88,10 @@ class Cluster:
     def restarts(self) -> int:
         """Of env workers and inference servers."""
         return self._replacements.count
+
+    def progressed(self) -> None:
+        """To be called when episodes have come in: deaths before do not count as those of a run that gets nowhere."""
+        self._replacements.progressed()
 
     def _stop_loops(self) -> None:
         """Ask all loops to stop, and give them a few seconds."""

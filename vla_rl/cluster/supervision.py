@@ -1,7 +1,8 @@
 """Which of a run's processes make no progress, on all nodes, and how often one is replaced."""
 
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
 
 from ray.exceptions import RayError, RayTaskError
 
@@ -16,6 +17,7 @@ _DEATHS_EACH = 5  # of each process on average, within the window
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # before a process is replaced that died soon after its start
 _HEALTHY_S = 60.0  # a process that lived for so long did its work: its next replacement is not held back
 _ERRORS_EACH = 2  # of one process: what raises the same error at each start comes back at once
+_DEATHS_IN_VAIN = 5  # of each process of a role, without progress of the run in between
 
 
 class RestartRate:
@@ -42,13 +44,20 @@ class RestartRate:
 class Replacements:
     """Env workers and inference servers that were replaced; too many end the run, with the first cause."""
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
+        """``names``: role and index of each process, as in "env worker 0"."""
         self.count = 0
-        self._deaths = RestartRate(_DEATHS_EACH * processes)
+        self._names = tuple(names)
+        self._in_vain: Counter[str] = Counter()  # deaths of each process since ``progressed``
+        self._deaths = RestartRate(_DEATHS_EACH * len(names))
         self._errors: defaultdict[str, RestartRate] = defaultdict(lambda: RestartRate(_ERRORS_EACH))
         self._first: dict[str, str] = {}  # error of each process
         self._pauses: dict[str, float] = {}  # before the last replacement of each process, in seconds
         self._started: dict[str, float] = {}  # when that was
+
+    def progressed(self) -> None:
+        """To be called when episodes have come in: the processes do their work, at least between deaths."""
+        self._in_vain.clear()
 
     def admit(self, name: str, failure: RayError | None) -> str:
         """Why the process is replaced, in one line.
@@ -57,6 +66,7 @@ class Replacements:
         """
         reason = "it returned" if failure is None else describe(failure)
         self.count += 1
+        self._in_vain[name] += 1
         now = time.monotonic()
         if isinstance(failure, RayTaskError):
             too_many = self._errors[name].count(now)
@@ -65,6 +75,11 @@ class Replacements:
             if too_many:
                 times = f"{_ERRORS_EACH + 1} times within {_WINDOW_S:.0f} s"
                 raise ProcessFailed(f"{name} failed {times}: {self._first[name]}")
+        role = name.rpartition(" ")[0]
+        if all(self._in_vain[n] >= _DEATHS_IN_VAIN for n in self._names if n.rpartition(" ")[0] == role):
+            raise ProcessFailed(
+                f"{name} died {self._in_vain[name]} times without getting anywhere, as did every other {role}: {reason}"
+            )
         if self._deaths.count(now):
             others = f"{self._deaths.most} others within {self._deaths.window_s:.0f} s before"
             raise ProcessDied(f"{name} died ({reason}), and {others}")

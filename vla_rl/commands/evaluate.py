@@ -177,6 +177,7 @@ def play_episodes(
         yield from new
         if new:
             done, deadline = done + len(new), time.monotonic() + STALL_S
+            cluster.progressed()
         left = f", {minutes_left(time.monotonic() - start, done, len(episodes))}" if done else ""
         status(f"{title}: {done} of {len(episodes)} episodes{left}")
         if time.monotonic() > deadline:

@@ -229,11 +229,11 @@ class RunFolder:
             logger.log_evaluation(iteration, kind, record["tasks"], video, shown)
 
     def close(self) -> None:
-        """A new run that has logged nothing leaves no folder."""
+        """A new run that has logged nothing, and cannot be continued, leaves no folder."""
         for logger in self._loggers:
             logger.close()
         self._loggers = []
-        if self._is_new and not self._metrics_file.exists():
+        if self._is_new and not self._metrics_file.exists() and not self.checkpoints.complete():
             shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             self._lock.release()

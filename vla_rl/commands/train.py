@@ -42,7 +42,7 @@ def train(
     """`vla-rl train`: ``run_training``, and the metrics of the last iteration in ``json_file``. The exit status."""
     result = run_training(config, resume, iteration)
     if json_file is not None:
-        write_json(json_file, {"run": str(result.run), "metrics": result.metrics[-1]})
+        write_json(json_file, {"run": str(result.run), "metrics": result.metrics[-1] if result.metrics else {}})
     return 0
 
 

@@ -106,6 +106,7 @@ class Trainer:
         while not self.stop.requested:
             ref: Any = self.cluster.store.next_batch.remote(2.0)
             if self.cluster.get(ref, "the next super-batch", 120.0) is not None:
+                self.cluster.progressed()
                 return ref
             counters = self.cluster.call_store("counters")
             self.view.status(

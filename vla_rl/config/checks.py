@@ -67,7 +67,7 @@ def _only_some_recompute_blocks(config: RunConfig) -> Iterator[Problem]:
 
 
 def _chunk_fits_episode(config: RunConfig) -> Iterator[Problem]:
-    steps, chunk = config.env.max_episode_steps, config.policy.chunk_size
+    steps, chunk = getattr(config.env, "max_episode_steps", None), config.policy.chunk_size
     if steps is not None and chunk > steps:
         remedy = f"an episode of env.max_episode_steps={steps} would end within the first chunk; use at most {steps}"
         yield Problem(("policy", "chunk_size"), remedy, chunk)

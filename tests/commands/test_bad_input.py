@@ -375,6 +375,20 @@ def test_a_damaged_run(
     refused(f"train --resume {run}", expected)
 
 
+@pytest.mark.parametrize("name", ["state.json", "trajectories.npz"])
+@pytest.mark.parametrize("content", [b"", b"null", b"{}", b"PK", b"\xff\xfe"])
+def test_a_damaged_run_without_checksums(
+    name: str, content: bytes, refused, places: dict[str, Path], tmp_path: Path
+) -> None:
+    """As earlier versions have written it: the file itself has to be doubted."""
+    run = tmp_path / "run"
+    shutil.copytree(places["run"], run)
+    (run / "checkpoints/000004/files.json").unlink(missing_ok=True)
+    (run / "checkpoints/000004" / name).write_bytes(content)
+    (run / "lock").touch()
+    refused(f"train --resume {run}", name)
+
+
 def test_a_disk_without_room(refused, tmp_path: Path) -> None:
     """Here, a limit on the size of files."""
     with limited_files(16):

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import psutil
 import pytest
+import yaml
 
 from tests.runtime_fakes import SPEC, result
 from vla_rl.commands.evaluate import run_evaluation
@@ -30,9 +36,37 @@ def test_the_first_signal_asks_and_is_acknowledged_and_the_second_interrupts(
     assert signal.getsignal(number) is before
 
 
-def test_while_a_run_starts_the_first_signal_interrupts() -> None:
+def test_while_a_run_starts_the_first_signal_interrupts(capfd: pytest.CaptureFixture[str]) -> None:
     with StopRequest(), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGTERM)
+    assert "interrupted: ending all processes of the run" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_start_that_is_interrupted_says_so_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    values = {
+        "env": {"name": "workload"},
+        "policy": {"size": "nano"},
+        "train": {"eval_episodes": 0},
+        "log": {"dir": str(tmp_path), "name": "run"},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    command = [sys.executable, "-m", "vla_rl.commands.cli", "train", "config.yaml"]
+    run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert run.stdout is not None
+    while not (line := run.stdout.readline()).startswith("PPO on workload"):
+        assert line, "the run has ended"
+    driver, deadline = psutil.Process(run.pid), time.monotonic() + 60.0
+    while len(started := driver.children(recursive=True)) < 4 and time.monotonic() < deadline:  # Ray's, then the run's
+        time.sleep(0.05)
+    sent = time.monotonic()
+    run.send_signal(signal.SIGINT)
+    while "interrupted: ending all processes" not in (line := run.stdout.readline()):
+        assert line, "it ends without a word"
+    assert time.monotonic() - sent < 5.0
+    assert run.wait(60.0) == 130
+    assert not psutil.wait_procs(started, timeout=20.0)[1]
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_evaluation_ends_when_it_is_asked_to() -> None:

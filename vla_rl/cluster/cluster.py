@@ -78,7 +78,8 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if not isinstance(error, (RecoverableError, RayError)):  # then some never answer, and a new start is waited for
+        in_haste = (RecoverableError, RayError, KeyboardInterrupt)  # some never answer, and somebody waits
+        if not isinstance(error, in_haste):
             self._stop_loops()
         self._session.close()
         if isinstance(error, RayError):

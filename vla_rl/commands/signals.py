@@ -8,6 +8,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 _ACKNOWLEDGED = b"\nstopping with a checkpoint after the running update; press Ctrl-C again to stop without\n"
+_INTERRUPTED = b"\ninterrupted: ending all processes of the run\n"
 
 
 class StopRequest:
@@ -41,8 +42,9 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.requested or not self.graceful:
-            raise KeyboardInterrupt
+        interrupts = self.requested or not self.graceful
         self.requested = True
         with contextlib.suppress(OSError):  # standard error may be closed
-            os.write(2, _ACKNOWLEDGED)  # at once, whatever the main thread is doing
+            os.write(2, _INTERRUPTED if interrupts else _ACKNOWLEDGED)  # at once, whatever the main thread is doing
+        if interrupts:
+            raise KeyboardInterrupt

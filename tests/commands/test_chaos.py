@@ -20,13 +20,14 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.shared_memory import shared_root
 
 CHEAP = ["exception", "nan_observation", "nan_loss", "delay", "full_disk"]  # replaced or skipped within the cluster
-DEAR = [
+DEAR = [  # the run starts again, but for some kills and freezes
     "kill",
+    "freeze",
     "corrupt_checkpoint",
     "full_shared_memory",
     "node",
     "driver",
-]  # the run starts again, but for some kills
+]
 
 
 def test_the_command_knows_the_faults() -> None:
@@ -117,5 +118,6 @@ def test_a_run_gets_over_faults_of_all_kinds(tmp_path: Path) -> None:
         f"| full_disk | 1 | {summary['faults']['full_disk']['median_s']:.1f} |" in (tmp_path / "report.md").read_text()
     )
     assert summary["equal_weights"] is True
+    assert 0 < summary["longest_pause_s"]["disturbed"] < 120
     assert is_sound(summary)
     assert (tmp_path / "report.png").stat().st_size > 10_000

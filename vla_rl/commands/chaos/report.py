@@ -1,6 +1,7 @@
 """The report of `vla-rl chaos`: a table of faults and costs, the ledger, and a run beside one without faults."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def summarize(events: Sequence[Mapping[str, Any]], run: Path, undisturbed: Path)
         "resumed": sum(event["resumed"] for event in events),
         "usual_iteration_s": usual,
         "updates_per_minute": rates,
+        "longest_pause_s": {"disturbed": _longest_pause(disturbed), "undisturbed": _longest_pause(calm)},
         "throughput": rates["disturbed"] / rates["undisturbed"] if rates["undisturbed"] else None,
         "ledger": ledger(disturbed[-1]),
         "unbalanced_iterations": [int(r["iteration"]) for r in disturbed if not adds_up(ledger(r))],
@@ -62,6 +64,12 @@ def _per_minute(metrics: Metrics) -> float:
     return 60 * (metrics[-1]["iteration"] - metrics[0]["iteration"]) / span if span > 0 else 0.0
 
 
+def _longest_pause(metrics: Metrics) -> float:
+    """Between two updates, in seconds."""
+    times = [r["time"] for r in metrics]
+    return max((after - before for before, after in pairwise(times)), default=0.0)
+
+
 def _last_success(metrics: Metrics) -> float | None:
     key = rollouts_key(metrics)
     values = [r[key] for r in metrics if key in r][-_WINDOW:]
@@ -78,7 +86,7 @@ def _equal_weights(run: Path, undisturbed: Path) -> bool | None:
 
 
 def _markdown(summary: Mapping[str, Any], title: str) -> str:
-    rates, success = summary["updates_per_minute"], summary["success"]
+    rates, success, pauses = summary["updates_per_minute"], summary["success"], summary["longest_pause_s"]
     rows = [
         f"| {kind} | {f['count']} | {f['median_s']:.1f} | {f['mean_s']:.1f} | {f['max_s']:.1f} |"
         for kind, f in summary["faults"].items()
@@ -102,6 +110,8 @@ def _markdown(summary: Mapping[str, Any], title: str) -> str:
         f"{len(summary['unbalanced_iterations'])}. Set aside: {summary['set_aside']}.",
         f"- Updates per minute: {rates['disturbed']:.2f} with faults, {rates['undisturbed']:.2f} without"
         + (f" ({summary['throughput']:.0%})." if summary["throughput"] is not None else "."),
+        f"- Longest time between two updates: {pauses['disturbed']:.1f} s with faults, "
+        f"{pauses['undisturbed']:.1f} s without.",
         f"- Success of the last {_WINDOW} iterations: {_percent(success['disturbed'])} with faults, "
         f"{_percent(success['undisturbed'])} without.",
     ]

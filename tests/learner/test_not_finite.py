@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.learner.learner_tools import config, make_learner, parameters, random_batch
+from tests.learner.learner_tools import config, make_learner, parameters, random_batch, run_ranks
 from vla_rl.core.errors import UserError
 from vla_rl.core.finite import all_finite, require_finite
 from vla_rl.core.records import SuperBatch
@@ -52,6 +52,34 @@ def test_a_step_that_is_not_finite_leaves_no_trace(name: str, stage: int, precis
     after = parameters(learner)
     assert all(np.array_equal(value, after[name]) for name, value in parameters(straight).items()), "moments, too"
     assert any(not np.array_equal(before[name], after[name]) for name in after)
+
+
+def _one_rank_is_poisoned(rank: int, world_size: int, port: int) -> list[dict[str, np.ndarray]]:
+    """Weights before and after an update in which only rank 1 sees numbers that are not finite, and after the next."""
+    learner = make_learner(
+        config(learner={"ranks": world_size, "zero_stage": 2, "lr": 1e-3}, policy=NANO), rank, world_size, port
+    )
+    learner.update(random_batch())
+    seen = [parameters(learner)]
+    batch = random_batch(1, policy_version=1)
+    if rank == 1:
+        batch = replace(batch, proprio=np.full_like(batch.proprio, np.nan))
+    metrics = learner.update(batch)
+    assert metrics["learner/skipped_steps"] == metrics["learner/optimizer_steps"]
+    seen.append(parameters(learner))
+    assert learner.update(random_batch(2, policy_version=2))["learner/skipped_steps"] == 0
+    return [*seen, parameters(learner)]
+
+
+@pytest.mark.slow
+def test_what_one_rank_finds_all_skip(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    ranks = run_ranks(_one_rank_is_poisoned, 2, tmp_path)
+    for before, after, _ in ranks:
+        assert all(np.array_equal(before[name], value) for name, value in after.items())
+    first, second = (seen[2] for seen in ranks)
+    assert all(np.array_equal(value, second[name]) for name, value in first.items()), "ranks stay alike"
+    assert any(not np.array_equal(value, ranks[0][1][name]) for name, value in first.items())
 
 
 @pytest.mark.parametrize("part", ["trunk", "value"])

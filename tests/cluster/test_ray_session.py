@@ -3,7 +3,7 @@ folder, locks and weights, as they would be apart."""
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,14 @@ from ray.cluster_utils import Cluster as RayNodes
 
 from vla_rl.cluster import gpu_claims
 from vla_rl.cluster.gpu_claims import GpuClaim
+from vla_rl.commands.chaos.training_run import ledger
 from vla_rl.commands.checkpoints import Checkpoints
-from vla_rl.commands.train import train
+from vla_rl.commands.train import run_training, train
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.shared_memory import shared_root
 from vla_rl.core.machine import Machine
+from vla_rl.observability.callbacks import Callback
 from vla_rl.placement.plan import PlanError, Resources, layouts, make_plan
 
 
@@ -25,7 +27,8 @@ def _config(**placement) -> RunConfig:
     return RunConfig.model_validate(
         {
             "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5},
-            "train": {"iterations": 3, "batch_episodes": 8, "eval_episodes": 4, "eval_every": 0, "max_staleness": 0},
+            "train": {"iterations": 3, "batch_episodes": 8, "eval_episodes": 4, "eval_every": 0, "max_staleness": 0}
+            | {"checkpoint_every": 1},
             "algo": {"name": "ppo", "minibatches": 1},
             "placement": {"env_workers": 2, "envs_per_worker": 2, "nodes": 2, "ray_address": "auto"} | placement,
         }
@@ -77,28 +80,48 @@ def test_simulators_on_devices_ask_servers_of_their_node() -> None:
 
 
 @pytest.fixture
-def two_nodes() -> Iterator[str]:
-    """The address of a Ray cluster of two."""
-    nodes = RayNodes(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 200 << 20})
+def two_nodes() -> Iterator[RayNodes]:
+    notices = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}  # a lost node; sooner than usual
+    head = {"num_cpus": 0, "object_store_memory": 200 << 20, "_system_config": notices}
+    nodes = RayNodes(initialize_head=True, head_node_args=head)
     try:
-        nodes.add_node(num_cpus=0, object_store_memory=200 << 20)
-        yield nodes.address
+        _add_node(nodes)
+        yield nodes
     finally:
         nodes.shutdown()
 
 
+def _add_node(nodes: RayNodes) -> None:
+    nodes.add_node(num_cpus=0, object_store_memory=200 << 20)
+
+
+class NodeKiller(Callback):
+    """Takes the second node away after an iteration. Another one has joined, but Ray believes in both for a while."""
+
+    def __init__(self, nodes: RayNodes, iteration: int) -> None:
+        self.nodes, self.iteration = nodes, iteration
+
+    def on_iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        if iteration == self.iteration:
+            (victim,) = self.nodes.worker_nodes
+            _add_node(self.nodes)
+            self.nodes.remove_node(victim, allow_graceful=False)
+            self.iteration = -1  # once: the run goes back
+
+
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_run_over_two_nodes(two_nodes: str, tmp_path: Path) -> None:
+def test_a_run_over_two_nodes_one_of_which_is_lost(two_nodes: RayNodes, tmp_path: Path) -> None:
     before = set(shared_root().iterdir())
-    config = _config(ray_address=two_nodes)
-    config = config.model_copy(update={"log": config.log.model_copy(update={"dir": str(tmp_path), "name": "run"})})
+    config = _config(ray_address=two_nodes.address).with_values({"log.dir": str(tmp_path), "log.name": "run"})
     assert len(make_plan(config, Resources.of(Machine.detect(), config)).learners) == 2
-    assert train(config) == 0
-    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    result = run_training(config, callbacks=[NodeKiller(two_nodes, 2)])
+    metrics = result.metrics
     assert [m["iteration"] for m in metrics] == [0, 1, 2, 3]
+    assert (metrics[1]["restarts_of_run"], metrics[-1]["restarts_of_run"]) == (0, 1)
+    for m in metrics:
+        assert ledger(m)["missing"] == 0
     assert metrics[-1]["episodes/trained"] == 24
-    assert metrics[-1]["restarts"] == 0
     for m in metrics[1:]:
         assert 1 < m["learner/ratio_max"] + 1e-3 < 1.002, "both nodes acted with the weights of the learner"
     evaluation = json.loads((tmp_path / "run/evaluations/000003-greedy.json").read_text())
@@ -126,10 +149,10 @@ def test_two_runs_do_not_take_the_same_gpus(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_cluster_that_is_not_as_configured_is_refused(two_nodes: str, tmp_path: Path) -> None:
+def test_a_cluster_that_is_not_as_configured_is_refused(two_nodes: RayNodes, tmp_path: Path) -> None:
     before = set(shared_root().iterdir())
-    config = _config(ray_address=two_nodes, nodes=3, env_workers=3)
-    config = config.model_copy(update={"log": config.log.model_copy(update={"dir": str(tmp_path), "name": "run"})})
+    placed = {"ray_address": two_nodes.address, "nodes": 3, "env_workers": 3}
+    config = _config(**placed).with_values({"log.dir": str(tmp_path), "log.name": "run"})
     with pytest.raises(UserError, match=r"placement\.nodes=3: the Ray cluster has 2 alive; use at most that many"):
         train(config)
     _nothing_is_left(before)

@@ -38,7 +38,8 @@ class RaySession:
     """Ray, started or joined, and a ``Node`` on every machine; ``close`` ends it all."""
 
     def __init__(self, config: RunConfig, object_store_bytes: int) -> None:
-        """Raises UserError if the Ray cluster does not answer, or does not have the configured nodes."""
+        """Raises UserError if the Ray cluster does not answer, or does not have the configured nodes; ProcessDied if one
+        of them is lost, which Ray may not have noticed yet."""
         address = config.placement.ray_address
         session = [HeldFolder(session_root())] if address is None else []
         self.is_shared = address is not None  # with other machines, or other runs
@@ -58,6 +59,9 @@ class RaySession:
             self._folders = self._roots
             self._gpus = self._claimed_gpus(config) if self.is_shared else [self._here.get_gpus()]
             _require_same_code([other.get_code.remote() for other in self._others])
+        except (RayActorError, GetTimeoutError) as error:
+            self.close()
+            raise ProcessDied(f"a node is lost: {describe(error)}") from None
         except BaseException:
             self.close()
             raise

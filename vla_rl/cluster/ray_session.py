@@ -38,8 +38,10 @@ class RaySession:
     """Ray, started or joined, and a ``Node`` on every machine; ``close`` ends it all."""
 
     def __init__(self, config: RunConfig, object_store_bytes: int) -> None:
-        """Raises UserError if the Ray cluster does not answer, or does not have the configured nodes; ProcessDied if one
-        of them is lost, which Ray may not have noticed yet."""
+        """Raises UserError if the Ray cluster does not answer, or does not have the configured nodes.
+
+        Raises ProcessDied if a node is lost, which Ray may not have noticed yet.
+        """
         address = config.placement.ray_address
         session = [HeldFolder(session_root())] if address is None else []
         self.is_shared = address is not None  # with other machines, or other runs

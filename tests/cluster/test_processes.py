@@ -12,7 +12,7 @@ from vla_rl.cluster.processes.inference import InferenceProcess
 from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
 from vla_rl.core.errors import StallError, UserError
 from vla_rl.core.ipc.weights import WeightReader, WeightRelay, create_weight_buffers
-from vla_rl.placement.plan import Resources, make_plan
+from vla_rl.placement.plan import Process, Resources, make_plan
 from vla_rl.policies.build import build_policy, save_policy
 
 
@@ -33,7 +33,7 @@ def test_weights_that_are_not_finite_are_not_evaluated(tmp_path: Path) -> None:
 def test_a_relay_that_cannot_have_a_version_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise its node acts with old weights, and the run believes that these are published."""
     create_weight_buffers(tmp_path / "weights", 8)
-    relay = WeightRelayProcess(tmp_path / "weights")
+    relay = WeightRelayProcess(Process("weight relay", 0, "cpu", (), 1, None, node=1), tmp_path / "weights")
     relay._relay = WeightRelay(tmp_path / "weights")
     monkeypatch.setattr(relay, "_buckets", lambda version: iter([None]))
     with pytest.raises(StallError, match="weights 3 were replaced at their source"):

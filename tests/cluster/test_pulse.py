@@ -19,10 +19,11 @@ from vla_rl.cluster import supervision as supervision_module
 from vla_rl.cluster.calls import ProcessDied, ProcessFailed
 from vla_rl.cluster.processes import pulse
 from vla_rl.cluster.processes.pulse import Limits, Pulse, Pulses
+from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
 from vla_rl.cluster.supervision import Replacements, RestartRate, Supervision
 from vla_rl.config.run_config import RunConfig
 from vla_rl.observability.meter import Meter
-from vla_rl.placement.plan import Resources, make_plan
+from vla_rl.placement.plan import STORE, Resources, make_plan
 
 LIMITS = Limits(least=60.0, first=600.0, lease=0.0, between=60.0)
 
@@ -110,6 +111,27 @@ def test_a_node_that_does_not_answer_hinders_no_other(tmp_path: Path, frozen: su
     assert supervision.look() == [f"env worker {worker.index} made no progress for 0 s: killed"]
     assert [call.args[0] for call in session.ask.call_args_list] == [0, 1]
     session.call.assert_not_called()
+
+
+def test_all_processes_of_a_run_are_watched_each_on_its_node(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"placement": {"env_workers": 4, "nodes": 3, "ray_address": "auto"}})
+    plan = make_plan(config, Resources(9, 3, "cpu", nodes=3))
+    assert [(relay.index, relay.node) for relay in plan.relays] == [(0, 1), (1, 2)], "the learner's first rank is on 0"
+    session, rows = MagicMock(), dict[int, int]()
+    session.call.side_effect = lambda node, name, count: rows.setdefault(node, count) and tmp_path / f"{node}"
+    supervision = Supervision(session, plan, 60.0, 600.0)
+    watched = [*plan.processes, *plan.relays, STORE]
+    assert [supervision.address(process).row for process in watched] == list(range(len(watched)))
+    assert rows == dict.fromkeys(range(3), len(watched))
+    pulses = Pulses.create(tmp_path / "2", len(watched))
+    relay = WeightRelayProcess(plan.relays[1], tmp_path / "weights")
+    relay.beat(supervision.address(plan.relays[1]))
+    row = supervision.address(plan.relays[1]).row
+    deadline = time.monotonic() + 30.0
+    while allowed(pulses, row) == 0.0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert allowed(pulses, row) == pytest.approx(60.0), "it is killed if it shows nothing for so long"
+    assert pulses._rows[row, 0] == os.getpid()
 
 
 def test_when_everything_was_paused_nothing_is_killed(

@@ -272,6 +272,19 @@ def test_a_checkpoint_is_complete_when_all_have_written(tmp_path):
         elsewhere.complete()
 
 
+def test_training_does_not_wait_for_a_slow_disk() -> None:
+    """After each update the trainer only asks whether a checkpoint is written; before the next one, it waits."""
+    saving = MagicMock()
+    trainer = MagicMock(_saving=saving, _saving_s=0.0, callbacks=[])
+    saving.is_written.return_value = False
+    Trainer.settle(trainer)
+    saving.complete.assert_not_called()
+    assert trainer._saving is saving
+    Trainer.settle(trainer, wait=True)
+    saving.complete.assert_called_once()
+    assert trainer._saving is None
+
+
 def test_a_run_that_was_killed_at_its_start_can_be_started_or_resumed(tmp_path):
     """Whatever a scheduler restarts after it: before config.yaml the command for a new run, then --resume."""
     config = RunConfig.model_validate({"log": {"dir": str(tmp_path), "name": "run", "tensorboard": False}})

@@ -182,10 +182,11 @@ class Cluster:
             for learner, p in zip(self.learners, self.plan.learners, strict=True)
         ]
         self.get(setups, "the learner to be built", self.deadlines.setup)
-        for node in sorted({p.node for p in self.plan.servers} - {home}):
-            relay = self._actor(WeightRelayProcess, concurrency=16, node=node).remote(
-                _weights_path(self._session.folder(node))
+        for p in self.plan.relays:
+            relay = self._actor(WeightRelayProcess, p, concurrency=16).remote(
+                p, _weights_path(self._session.folder(p.node))
             )
+            relay.beat.remote(self._supervision.address(p))
             source = [self.learners[0], *self._relays][relay_source(len(self._relays) + 1)]
             self.get(relay.connect.remote(source), "a relay of weights", self.deadlines.setup)
             self._relays.append(relay)
@@ -207,9 +208,9 @@ class Cluster:
     def _attaches(self, server: int) -> bool:
         return bool(self.learners) and sharing_learner(self.config, self.plan, self.plan.servers[server]) is not None
 
-    def _actor(self, cls: type, process: Process | None = None, concurrency: int = 4, node: int = 0) -> Any:
+    def _actor(self, cls: type, process: Process | None = None, concurrency: int = 4) -> Any:
         """A Ray actor class with options: the plan, not Ray, decides on which node it runs and which device it sees."""
-        node = process.node if process else node
+        node = process.node if process else 0
         environment = variables(self.plan, process, self._session.gpus(node))
         placed = self._session.placed(node)
         here: Any = ray.remote(working_in(Path.cwd(), cls))

@@ -88,7 +88,7 @@ class Layout:
 class Process:
     """One process of the plan."""
 
-    role: str  # "env worker", "inference server", "learner", "world model" or "replay store"
+    role: str  # "env worker", "inference server", "learner", "world model", "weight relay" or "replay store"
     index: int
     kind: Kind  # where it computes
     devices: tuple[int, ...]  # empty: on cores, without a lease
@@ -106,7 +106,7 @@ STORE = Process("replay store", 0, "cpu", (), 1, None)  # of every plan
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All processes except the driver and the replay store."""
+    """All processes except the driver, the replay store and the weight relays that follow from where the others are."""
 
     layout: Layout
     workers: tuple[Process, ...]
@@ -123,6 +123,12 @@ class Plan:
     def processes(self) -> tuple[Process, ...]:
         models = () if self.world_model is None else (self.world_model,)
         return (*self.workers, *self.servers, *self.learners, *models)
+
+    @property
+    def relays(self) -> tuple[Process, ...]:
+        """They bring weights to the nodes of inference servers where the learner's first rank does not run."""
+        away = sorted({s.node for s in self.servers} - {self.learners[0].node}) if self.learners else []
+        return tuple(Process("weight relay", i, "cpu", (), 1, None, node) for i, node in enumerate(away))
 
     @property
     def locks(self) -> list[str]:

@@ -9,8 +9,9 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
-from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
+from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, PulseAddress
 from vla_rl.core.errors import StallError
+from vla_rl.placement.plan import Process
 
 _BUCKETS_AHEAD = 2
 
@@ -22,10 +23,14 @@ def relay_source(number: int) -> int:
 
 
 class WeightRelayProcess:
-    def __init__(self, weights: Path) -> None:
-        self._path = weights
+    def __init__(self, process: Process, weights: Path) -> None:
+        self._process, self._path = process, weights
         self._source: Any = None
         self._relay: Any = None
+
+    def beat(self, pulse: PulseAddress) -> None:
+        """Show that this process is not frozen."""
+        pulse.open(self._process).beat()
 
     def connect(self, source: ActorHandle) -> None:
         """``source``: the learner, which has published its first weights, or a relay that is connected."""

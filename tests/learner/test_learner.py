@@ -320,7 +320,8 @@ def _update_on_rank(rank: int, world_size: int, port: int, zero_stage: int, prec
     metrics = [learner.update(random_batch(seed, policy_version=seed)) for seed in range(2)]
     with learner.whole_policy() as policy:
         saved = {name: tensor.float().numpy().copy() for name, tensor in policy.state_dict().items()}
-    return {"parameters": parameters(learner), "metrics": metrics, "saved": saved}
+        held = sum(parameter.numel() for parameter in policy.parameters())
+    return {"parameters": parameters(learner), "metrics": metrics, "saved": saved, "held": held}
 
 
 @pytest.mark.slow
@@ -331,6 +332,7 @@ def test_ranks_and_zero_stages_do_not_change_the_update(tmp_path, zero_stage, pr
     ranks = run_ranks(_update_on_rank, 2, tmp_path, zero_stage, precision)
     assert _largest_difference(ranks[0]["parameters"], ranks[1]["parameters"]) == 0.0
     assert _largest_difference(ranks[0]["parameters"], ranks[0]["saved"]) == 0.0
+    assert (ranks[1]["held"] < ranks[0]["held"]) == (zero_stage == 3), "only rank 0, which writes, has it whole"
     learner = make_learner(config(learner={"micro_batch": 64, "lr": 1e-3}))
     before = parameters(learner)
     metrics = [learner.update(random_batch(seed, policy_version=seed)) for seed in range(2)]

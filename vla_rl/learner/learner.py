@@ -291,11 +291,27 @@ class Learner:
 
     @contextmanager
     def whole_policy(self) -> Iterator[Policy]:
-        """The policy with all of its weights gathered, within the block; collective under ZeRO-3."""
+        """The policy with whole weights on rank 0, within the block; collective under ZeRO-3.
+
+        Under ZeRO-3 they lie on the host there, gathered one after the other: no device holds the whole policy.
+        """
+        if self.config.learner.zero_stage < 3:
+            yield self.policy
+            return
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters(self.policy.parameters()):  # leaves undivided weights alone
+        parts: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        try:
+            for parameter in self.policy.parameters():
+                with deepspeed.zero.GatheredParameters([parameter]):  # leaves undivided weights alone
+                    whole = parameter.detach().to("cpu", copy=True) if self._rank == 0 else None
+                if whole is not None:
+                    parts.append((parameter, parameter.data))
+                    parameter.data = whole
             yield self.policy
+        finally:
+            for parameter, part in parts:
+                parameter.data = part
 
     def publish(self, policy_version: int, publisher: WeightPublisher | None) -> None:
         """Publish the weights as ``policy_version``. All ranks call it; the one with a publisher writes."""

@@ -130,6 +130,17 @@ def test_float32_is_refused_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatc
             plan_run(cfg, LIBERO, training=False)
 
 
+def test_float32_is_refused_for_7b_where_it_fits() -> None:
+    cfg = RunConfig.model_validate({"policy": SEVEN_B, "learner": {"micro_batch": 1, "activation_checkpointing": True}})
+    with pytest.raises(PlanError, match=r"fp32 for 7\.\d billion weights: .*set learner\.precision=bf16"):
+        fitted(cfg, machine(141))
+    assert fitted(cfg.with_values({"learner.precision": "bf16"}), machine(141))
+    small = RunConfig.model_validate({"policy": {"name": "openvla_oft", "size": "tiny"}})
+    assert fitted(small, machine(141))
+    on_cores = Machine(cpus=32, memory=512 * GIB, gpus=())
+    assert fitted(cfg, on_cores), "as on a machine on which somebody looks for a mistake"
+
+
 @pytest.mark.parametrize(
     ("stage", "precision", "offload"),
     [

@@ -27,6 +27,7 @@ from vla_rl.policies.build import policy_sizes
 ELEMENT = {"fp32": 4, "bf16": 2}  # bytes of a weight
 _TRAINED = {"fp32": 12, "bf16": 16}  # bytes of gradient and optimizer state of a trained weight, on one unsharded rank
 _DRAWING = 0.3  # GiB of the context in which an env worker on cores draws on a device, an assumption
+_LARGEST_IN_FP32 = 1.0  # billion weights of a policy on GPUs
 _CONTEXT = 0.5  # GiB of a CUDA context and its libraries' work space in each process, an assumption
 
 Parts = dict[str, float]  # GiB by what they are for
@@ -82,7 +83,7 @@ def memory_use(plan: Plan, memory: Memory, config: RunConfig, device: int) -> di
 def fit_memory(plan: Plan, memory: Memory, config: RunConfig) -> Plan:
     """The plan; with offloading if inference and learner fit on a shared device only one at a time.
 
-    Raises PlanError, with the arithmetic, if that does not help or is not allowed.
+    Raises PlanError, with the arithmetic, if that does not help or is not allowed, and for a large policy in float32.
     """
     for device in sorted({d for p in plan.processes for d in p.devices}):
         parts = memory_use(plan, memory, config, device)
@@ -100,7 +101,17 @@ def fit_memory(plan: Plan, memory: Memory, config: RunConfig) -> Plan:
         if config.placement.offload == "never":
             raise PlanError("placement.offload", f"{text}; never forbids offloading, use auto")
         plan = offloading
+    _require_fast_precision(plan, memory, config)
     return plan
+
+
+def _require_fast_precision(plan: Plan, memory: Memory, config: RunConfig) -> None:
+    """Raise PlanError for a large policy in float32 on GPUs: the default is meant for small ones."""
+    billions = memory.weights * GIB / ELEMENT["fp32"] / 1e9
+    on_gpus = "cuda" in {p.kind for p in plan.processes} and config.placement.virtual is None
+    if on_gpus and config.learner.precision == "fp32" and billions > _LARGEST_IN_FP32:
+        text = f"fp32 for {billions:.1f} billion weights: GPUs multiply bf16 many times as fast, in half of the memory"
+        raise PlanError("learner.precision", f"{text}; set learner.precision=bf16")
 
 
 def describe_memory(parts: Mapping[str, Parts]) -> str:

@@ -447,13 +447,6 @@ def test_the_script_writes_a_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         main()
 
 
-def test_chunks_that_openvla_did_not_learn(base: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load(base, chunk_size=1)
-    assert caplog.text == ""
-    load(base, chunk_size=2)
-    assert "OpenVLA learned to predict 1 action, policy.chunk_size=2" in caplog.text
-
-
 def test_a_folder_that_does_not_say_it(model: ReferenceOpenVLA, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "folder", model, code=None)
     config = OpenVLAOFTConfig(checkpoint=str(folder), chunk_size=2)

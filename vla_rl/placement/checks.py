@@ -18,7 +18,7 @@ from vla_rl.placement.host_memory import WORKER_BYTES
 from vla_rl.placement.plan import PlanError, Resources, make_plan
 from vla_rl.placement.profile import load_profile
 from vla_rl.policies.base.hub import is_hub_id
-from vla_rl.policies.build import observations_read
+from vla_rl.policies.build import keys_of_checkpoint
 
 _ON_THE_HUB: dict[str, RepoType] = {  # keys that may be addresses there
     "policy.checkpoint": "model",
@@ -26,16 +26,15 @@ _ON_THE_HUB: dict[str, RepoType] = {  # keys that may be addresses there
     "sft.demos": "dataset",
     "algo.bc_demos": "dataset",
 }
-_OBSERVATIONS = {"wrist_camera", "proprio"}  # keys of ``env``
 
 
 def load_checked_config(source: Source, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
     """Load a config that must be able to run on this machine, and download what it names on the hub.
 
-    The simulator observes what the policy's checkpoint reads, unless the config says otherwise. Raises ConfigError, as
+    Keys that follow from the policy's checkpoint are set so, unless the config says otherwise. Raises ConfigError, as
     ``load_config`` does, and UserError if something cannot be downloaded.
     """
-    return with_observations(with_downloads(load_config(source, overrides, machine_checks(Machine.detect()))))
+    return with_keys_of_checkpoint(with_downloads(load_config(source, overrides, machine_checks(Machine.detect()))))
 
 
 def with_downloads(config: RunConfig) -> RunConfig:
@@ -51,19 +50,21 @@ def with_downloads(config: RunConfig) -> RunConfig:
     return config.with_values(values)
 
 
-def with_observations(config: RunConfig) -> RunConfig:
-    """The config with the observations that the policy's checkpoint reads, where ``env`` does not give these keys.
+def with_keys_of_checkpoint(config: RunConfig) -> RunConfig:
+    """The config with the keys that follow from the policy's checkpoint, such as the observations that it reads, where
+    the config does not give them.
 
     A checkpoint that cannot be read changes nothing: ``check_policy`` tells what is wrong with it.
     """
-    free = (type(config.env).model_fields.keys() & _OBSERVATIONS) - config.env.model_fields_set
-    if config.policy.checkpoint is None or is_hub_id(config.policy.checkpoint) or not free:
+    if config.policy.checkpoint is None or is_hub_id(config.policy.checkpoint):
         return config
     try:
-        read = observations_read(config.policy, env_spec(config.env))
+        found = keys_of_checkpoint(config.policy, env_spec(config.env))
     except UserError:
         return config
-    return config.with_values({f"env.{name}": value for name, value in read.items() if name in free})
+    groups = {name: getattr(config, name) for name in ("env", "policy")}
+    free = {f"{name}.{key}" for name, g in groups.items() for key in type(g).model_fields.keys() - g.model_fields_set}
+    return config.with_values({key: value for key, value in found.items() if key in free})
 
 
 def machine_checks(machine: Machine) -> tuple[Check, ...]:

@@ -1,10 +1,10 @@
 """Builds a run's policy from its config: the same one in every process. Importing this file does not load torch.
 
 Each policy has a folder ``vla_rl/policies/NAME`` with ``config.py`` (its keys) and ``build.py``: ``check_policy``,
-``build_policy``, ``policy_sizes`` and ``save_policy``, with the arguments used below; ``observations_read``; for
+``build_policy``, ``policy_sizes`` and ``save_policy``, with the arguments used below; ``keys_of_checkpoint``; for
 `vla-rl export` ``EXPORT_FORMATS``, ``EXPORT_OPTIONS`` and ``export_policy``, and ``is_checkpoint``, which recognizes a
 folder. A policy of another package is a class that has these names (``vla_rl.policies.base.gaussian`` has them); it
-needs neither ``observations_read`` nor those for exporting, and ``is_checkpoint`` is not asked of it.
+needs neither ``keys_of_checkpoint`` nor those for exporting, and ``is_checkpoint`` is not asked of it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ def check_policy(config: PolicyConfig, spec: EnvSpec) -> None:
     _builder(config).check_policy(config, spec)
 
 
-def observations_read(config: PolicyConfig, spec: EnvSpec) -> Mapping[str, bool]:
-    """Which optional observations the checkpoint reads, as far as its files say: ``wrist_camera``, ``proprio``.
+def keys_of_checkpoint(config: PolicyConfig, spec: EnvSpec) -> Mapping[str, Any]:
+    """Values of configuration keys that follow from the checkpoint, as far as its files say, by dotted key:
+    ``env.wrist_camera`` and ``env.proprio``, which it reads, and ``policy.chunk_size``.
 
     Raises UserError if it cannot be read.
     """
     builder = _builder(config)
-    if config.checkpoint is None or not hasattr(builder, "observations_read"):
+    if config.checkpoint is None or not hasattr(builder, "keys_of_checkpoint"):
         return {}
-    read: Mapping[str, bool] = builder.observations_read(config, spec)
-    return read
+    keys: Mapping[str, Any] = builder.keys_of_checkpoint(config, spec)
+    return keys
 
 
 def require_trainable(config: PolicyConfig) -> None:

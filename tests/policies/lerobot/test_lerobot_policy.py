@@ -14,7 +14,7 @@ from vla_rl.commands.cli import main
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
-from vla_rl.policies.build import build_policy, check_policy, observations_read, policy_sizes, require_trainable
+from vla_rl.policies.build import build_policy, check_policy, keys_of_checkpoint, policy_sizes, require_trainable
 from vla_rl.policies.lerobot import build
 from vla_rl.policies.lerobot.config import LeRobotConfig
 
@@ -48,7 +48,7 @@ def test_a_policy_that_fits_passes_without_being_loaded(tmp_path: Path, monkeypa
     monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: name)
     check_policy(config, SPEC)
     assert policy_sizes(config, SPEC, 4).parameters == 12
-    assert observations_read(config, SPEC) == {"wrist_camera": False, "proprio": True}
+    assert keys_of_checkpoint(config, SPEC) == {"env.wrist_camera": False, "env.proprio": True}
     spec = config.spec(SPEC)
     assert (spec.record["actions"].shape, list(spec.draws)) == ((8, 7), ["seed"])
 

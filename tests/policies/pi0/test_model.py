@@ -20,7 +20,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.records import SuperBatch
 from vla_rl.policies.base import flow
 from vla_rl.policies.base.policy import Decisions, PolicyInput
-from vla_rl.policies.build import build_policy, check_policy, observations_read, policy_sizes, save_policy
+from vla_rl.policies.build import build_policy, check_policy, keys_of_checkpoint, policy_sizes, save_policy
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 from vla_rl.policies.pi0.config import Pi0Config
 from vla_rl.policies.pi0.model import Pi0
@@ -203,7 +203,10 @@ def test_a_checkpoint_restores_policy_and_statistics(tmp_path: Path) -> None:
     save_policy(policy.config, policy, tmp_path / "policy", {"by": "a test"})
     settings = policy.config.model_copy(update={"checkpoint": str(tmp_path / "policy")})
     check_policy(settings, SPEC)
-    assert observations_read(settings, SPEC) == {"wrist_camera": len(SPEC.views) > 1, "proprio": SPEC.proprio_dim > 0}
+    assert keys_of_checkpoint(settings, SPEC) == {
+        "env.wrist_camera": len(SPEC.views) > 1,
+        "env.proprio": SPEC.proprio_dim > 0,
+    }
     loaded = build_policy(settings, SPEC, seed=9)
     assert isinstance(loaded, Pi0)
     ours, theirs = policy.state_dict(), loaded.state_dict()

@@ -18,7 +18,7 @@ from vla_rl.commands.cli import main
 from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.checkpoint_folder import CheckpointError
 from vla_rl.policies.base.policy import PolicyInput
-from vla_rl.policies.build import build_policy, check_policy, observations_read, policy_sizes, save_policy
+from vla_rl.policies.build import build_policy, check_policy, keys_of_checkpoint, policy_sizes, save_policy
 from vla_rl.policies.pi0.checkpoint import is_pi0
 from vla_rl.policies.pi0.config import Pi0Config
 from vla_rl.policies.pi0.model import Pi0
@@ -127,7 +127,7 @@ def test_it_goes_out_again(folder: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 def test_the_run_observes_what_it_reads(folder: Path) -> None:
     blind = dataclasses.replace(SPEC, views=("agentview",), proprio_dim=0)
-    assert observations_read(config(folder), blind) == {"wrist_camera": True, "proprio": True}
+    assert keys_of_checkpoint(config(folder), blind) == {"env.wrist_camera": True, "env.proprio": True}
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def _inputs(saved: dict[str, Any]) -> tuple[int, int]:
     return len(cameras), inputs[_STATE]["shape"][0] if _STATE in inputs else 0
 
 
-def observations_read(config: LeRobotConfig, spec: EnvSpec) -> dict[str, bool]:
-    """See ``vla_rl.policies.build.observations_read``."""
+def keys_of_checkpoint(config: LeRobotConfig, spec: EnvSpec) -> dict[str, Any]:
+    """See ``vla_rl.policies.build.keys_of_checkpoint``."""
     folder = Path(config.checkpoint or "")
     if not is_checkpoint(folder):
         return {}
@@ -91,7 +91,7 @@ def observations_read(config: LeRobotConfig, spec: EnvSpec) -> dict[str, bool]:
     saved = read_json(folder, _CONFIG)
     with naming(folder / _CONFIG):
         cameras, width = _inputs(saved)
-    return {"wrist_camera": cameras > 1, "proprio": width > 0}
+    return {"env.wrist_camera": cameras > 1, "env.proprio": width > 0}
 
 
 def build_policy(

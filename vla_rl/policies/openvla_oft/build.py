@@ -56,7 +56,10 @@ def check_policy(config: OpenVLAOFTConfig, spec: EnvSpec) -> None:
     problems = _differences(architecture, config, spec)
     if not is_published(config.checkpoint):
         problems += _wrong_statistics(Path(config.checkpoint), architecture)
-    elif architecture.head == "l1" and architecture.views == 1:
+    elif (learned := _published_chunk(config, architecture) or config.chunk_size) < config.chunk_size:
+        text = "policy.checkpoint=%s learned chunks of %d, and policy.chunk_size=%d"
+        logger.warning(text, config.checkpoint, learned, config.chunk_size)
+    if is_published(config.checkpoint) and architecture.head == "l1" and architecture.views == 1:
         if not problems:
             logger.warning("policy.checkpoint=%s: %s", config.checkpoint, _VIEWS_UNKNOWN)
         problems += [_VIEWS_UNKNOWN] if problems else []
@@ -64,14 +67,25 @@ def check_policy(config: OpenVLAOFTConfig, spec: EnvSpec) -> None:
         raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
 
 
-def observations_read(config: OpenVLAOFTConfig, spec: EnvSpec) -> dict[str, bool]:
-    """See ``vla_rl.policies.build.observations_read``.
+def keys_of_checkpoint(config: OpenVLAOFTConfig, spec: EnvSpec) -> dict[str, Any]:
+    """See ``vla_rl.policies.build.keys_of_checkpoint``.
 
-    Published files say nothing of views; all L1 heads with proprioception that are published saw two.
+    Published files say nothing of views; all L1 heads with proprioception that are published saw two. Few say how many
+    actions were learned at once.
     """
-    architecture, published = _read_architecture(config, spec), is_published(config.checkpoint or "")
-    two_views = architecture.head == "l1" and architecture.proprio_dim > 0 if published else architecture.views > 1
-    return {"wrist_camera": two_views, "proprio": architecture.proprio_dim > 0}
+    architecture = _read_architecture(config, spec)
+    two_views, chunk_size = architecture.views > 1, architecture.chunk_size
+    if is_published(config.checkpoint or ""):
+        two_views = architecture.head == "l1" and architecture.proprio_dim > 0
+        chunk_size = _published_chunk(config, architecture) or config.chunk_size
+    proprio = architecture.proprio_dim > 0
+    return {"env.wrist_camera": two_views, "env.proprio": proprio, "policy.chunk_size": chunk_size}
+
+
+def _published_chunk(config: OpenVLAOFTConfig, architecture: Architecture) -> int | None:
+    """How many actions a published policy learned to predict at once; None if its files do not say."""
+    written = open_published(config.checkpoint or "").config.get("num_action_chunks")
+    return written or (1 if architecture.decoding == "autoregressive" else None)
 
 
 def build_policy(

@@ -1,7 +1,6 @@
 """From config.json, tokenizer.json and the shapes of the weights to an ``Architecture``; does not load torch."""
 
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ from vla_rl.policies.openvla_oft.hf_names import (
 )
 from vla_rl.policies.openvla_oft.hf_statistics import choose_unnorm_key, read_bounds
 from vla_rl.policies.openvla_oft.hf_variant import read_variant
-
-logger = logging.getLogger(__name__)
 
 # Attention heads are in no file: they follow from the names of the networks in timm. So does the number of blocks, of
 # which features skip the last: a file that has lost some would otherwise be taken for a smaller network.
@@ -77,8 +74,6 @@ def describe_published(
     actions, proprio = read_bounds(folder.statistics, key)
     run = {"views": views, "chunk_size": chunk_size, "action_dim": actions.dim}
     architecture = read_architecture(folder, **run, variant=read_variant(folder, variant or {}))
-    if architecture.decoding == "autoregressive" and chunk_size > folder.config.get("num_action_chunks", 1):
-        logger.warning("%s: OpenVLA learned to predict 1 action, policy.chunk_size=%d", folder.path, chunk_size)
     if not architecture.proprio_dim:
         return architecture, actions, None
     if proprio is None or proprio.dim != architecture.proprio_dim:

@@ -47,13 +47,13 @@ def check_policy(config: Pi0Config, spec: EnvSpec) -> None:
         raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
 
 
-def observations_read(config: Pi0Config, spec: EnvSpec) -> dict[str, bool]:
-    """See ``vla_rl.policies.build.observations_read``."""
+def keys_of_checkpoint(config: Pi0Config, spec: EnvSpec) -> dict[str, Any]:
+    """See ``vla_rl.policies.build.keys_of_checkpoint``."""
     from vla_rl.policies.pi0.checkpoint import read_settings
 
     assert config.checkpoint is not None
     found = read_settings(config.checkpoint)
-    return {"wrist_camera": found["views"] > 1, "proprio": found["proprio_dim"] > 0}
+    return {"env.wrist_camera": found["views"] > 1, "env.proprio": found["proprio_dim"] > 0}
 
 
 def build_policy(

@@ -28,6 +28,7 @@ from gpu_checks.setting import (
 from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers
 from vla_rl.core.records import Observation, join_records
 from vla_rl.inference.policy_runner import PolicyRunner
+from vla_rl.policies.base.blocks import compile_blocks
 from vla_rl.policies.build import build_policy
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
@@ -106,8 +107,7 @@ def act(setting: Setting, report: Report) -> None:
     policy = fill_policy(setting).eval()
     for kind in ("eager", "CUDA graphs", "compiled") if setting.on_gpu else ("eager",):
         if kind == "compiled":
-            for layer in policy.language_model.layers:
-                layer.compile()
+            compile_blocks(policy)
         for rows in setting.rows:
             report.attempt(f"act, {kind}", partial(_act_rate, setting, policy, kind, rows), "chunks/s", rows=rows)
             if kind == "eager":

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 from typing import get_args
 
@@ -242,6 +243,7 @@ def test_a_check_that_would_judge_a_default_in_place_of_a_refused_value_is_silen
         (["learner.offload_parameters=cpu", "learner.zero_stage=2"], "set learner.zero_stage=3, not 2"),
         (["env.max_episode_steps=4"], "policy.chunk_size=8: an episode of env.max_episode_steps=4"),
         (["learner.betas=[0.9,1]"], "AdamW needs both below 1"),
+        (["placement.compile_blocks=true", "policy=pi0"], "policy.name=pi0 has none that can be compiled"),
         (
             ["train.publish_every=4"],
             "train.publish_every=4 (command line): update 4 would wait for fresher data than train.max_staleness=2",
@@ -281,6 +283,15 @@ def test_a_simulator_on_the_gpu_needs_a_gpu_and_one_task():
     assert "simulates one of PushCube-v1, PickCube-v1, StackCube-v1 for all environments" in found
     assert "did you mean PushCube-v1?" in problems(None, "env=maniskill", "env.tasks=[PushCub-v1]")[0]
     assert load_config(None, ["env=maniskill"], machine_checks(SMALL_MACHINE)).env.backend == "physx_cpu"
+
+
+def test_compiling_needs_a_compiler(monkeypatch):
+    compiling = "placement.compile_blocks=true"
+    monkeypatch.setattr(shutil, "which", lambda name: name == "g++" or None)
+    assert load_config(None, [compiling], machine_checks(SMALL_MACHINE)).placement.compile_blocks
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    (found,) = problems(None, compiling, machine=SMALL_MACHINE)
+    assert "torch.compile needs a C++ compiler, and there is neither g++ nor clang++" in found
 
 
 def test_a_file_where_a_checkpoint_folder_should_be_is_refused(file):

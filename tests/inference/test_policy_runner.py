@@ -14,6 +14,7 @@ import torch
 from tests.learner.learner_tools import SPEC, config
 from vla_rl.core.records import ActionBatch, Observation
 from vla_rl.inference.policy_runner import PolicyRunner
+from vla_rl.policies.base.blocks import blocks_of
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.build import build_policy
 
@@ -63,6 +64,28 @@ def test_padding_changes_no_answer(kind: str) -> None:
         assert np.abs(found.values - expected.values).max() < 1e-5
         for name, array in expected.record.items():
             assert np.allclose(found.record[name], array, atol=1e-5), name
+
+
+@pytest.mark.slow
+def test_compiled_blocks_answer_alike_also_after_a_weight_sync() -> None:
+    """With adapters, whose weights change in place; the compiler makes one version for each kind of block."""
+    plain = config(policy={"name": "openvla_oft", "size": "nano", "chunk_size": 4, "lora": {"rank": 2}})
+    eager, compiled = (build_policy(plain.policy, SPEC, seed=0) for _ in range(2))
+    servers = [PolicyRunner(eager, plain, None, "cpu")]
+    servers.append(PolicyRunner(compiled, plain.with_values({"placement.compile_blocks": True}), None, "cpu"))
+    assert eager.state_dict().keys() == compiled.state_dict().keys(), "weight syncs find all weights"
+    assert all(block._compiled_call_impl is not None for block in blocks_of(compiled))
+    before = answers(servers[0], 4)[0]
+    for change in (0.0, 0.3):
+        for policy in (eager, compiled):
+            with torch.no_grad():
+                for weight in policy.trained_parameters().values():
+                    weight += change * torch.linspace(-1, 1, weight.numel()).view_as(weight)
+        for rows in (1, 4, 3):
+            expected, found = (answers(server, rows)[0] for server in servers)
+            assert np.abs(found.logprobs - expected.logprobs).max() < 1e-4
+            assert np.abs(found.values - expected.values).max() < 1e-4
+    assert np.abs(answers(servers[1], 4)[0].logprobs - before.logprobs).max() > 0.01
 
 
 class Published:

@@ -21,7 +21,7 @@ from tests.policies.openvla_reference import (
     write_folder,
 )
 from tests.policies.policy_helpers import CODEC, INSTRUCTIONS, few_blocks, inputs, make, nano
-from vla_rl.policies.base.activation_checkpointing import checkpoint_activations
+from vla_rl.policies.base.blocks import checkpoint_activations
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.openvla_oft.architecture import Architecture, openvla_7b
 from vla_rl.policies.openvla_oft.checkpoint import load_policy, save_policy

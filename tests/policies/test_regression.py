@@ -20,7 +20,7 @@ from tests.policies.policy_helpers import INSTRUCTIONS, check_elapsed_time
 from vla_rl.config.loading import ConfigError, load_config
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
-from vla_rl.policies.base.activation_checkpointing import checkpoint_activations
+from vla_rl.policies.base.blocks import checkpoint_activations
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.build import build_policy, check_policy, policy_sizes
 from vla_rl.policies.openvla_oft.architecture import openvla_7b

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.policies.memory_tools import on_fake_cpu, peak_bytes_each, saved_bytes_each, shapes_only
 from tests.policies.policy_helpers import few_blocks, inputs, make, nano, rate
-from vla_rl.policies.base.activation_checkpointing import checkpoint_activations
+from vla_rl.policies.base.blocks import checkpoint_activations
 from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.openvla_oft.architecture import Architecture, openvla_7b
 from vla_rl.policies.openvla_oft.config import LoraConfig

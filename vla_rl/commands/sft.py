@@ -80,7 +80,7 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     from envs import env_spec
     from envs.base.demonstrations import read_demonstrations
     from vla_rl.core.devices.settings import set_up_torch
-    from vla_rl.policies.base.activation_checkpointing import checkpoint_activations
+    from vla_rl.policies.base.blocks import checkpoint_activations
     from vla_rl.policies.build import (
         build_policy,
         require_trainable,

@@ -26,7 +26,8 @@ def config_checks() -> tuple[Check, ...]:
         Check((("env",),), _tasks_exist),
         Check((("env",), ("policy", "chunk_size")), _chunk_fits_episode),
         Check((("policy",), ("sft", "bin_smoothing")), _only_bins_are_smoothed),
-        Check((("policy",), ("learner", "activation_checkpointing")), _only_some_recompute_blocks),
+        Check((("policy",), ("learner", "activation_checkpointing")), _only_blocks_are_recomputed),
+        Check((("policy",), ("placement", "compile_blocks")), _only_blocks_are_compiled),
         Check((("learner", "betas"),), _betas_below_one),
         Check((("learner",),), _only_sharded_state_is_offloaded),
         Check((("algo",), ("train", "batch_episodes")), _batch_holds_whole_groups),
@@ -60,10 +61,16 @@ def _only_bins_are_smoothed(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("sft", "bin_smoothing"), remedy, config.sft.bin_smoothing)
 
 
-def _only_some_recompute_blocks(config: RunConfig) -> Iterator[Problem]:
-    if config.learner.activation_checkpointing and not config.policy.recomputes_blocks:
+def _only_blocks_are_recomputed(config: RunConfig) -> Iterator[Problem]:
+    if config.learner.activation_checkpointing and not config.policy.has_blocks:
         remedy = f"policy.name={config.policy.name} cannot compute its blocks a second time; set it to false"
         yield Problem(("learner", "activation_checkpointing"), remedy, True)
+
+
+def _only_blocks_are_compiled(config: RunConfig) -> Iterator[Problem]:
+    if config.placement.compile_blocks and not config.policy.has_blocks:
+        remedy = f"policy.name={config.policy.name} has none that can be compiled; set it to false"
+        yield Problem(("placement", "compile_blocks"), remedy, True)
 
 
 def _chunk_fits_episode(config: RunConfig) -> Iterator[Problem]:

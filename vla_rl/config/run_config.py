@@ -246,6 +246,11 @@ class PlacementConfig(ConfigGroup):
         description="Sizes to which inference batches are padded with copies of a row, so that a GPU sees few shapes: "
         "the next larger one. Empty: batches stay as they are.",
     )
+    compile_blocks: bool = Field(
+        False,
+        description="Inference servers compile each transformer block (torch.compile): fewer kernels a batch, after a "
+        "minute at the first batches. Needs a C++ compiler, and triton on a GPU. Answers differ in the last digits.",
+    )
     max_wait_ms: float = Field(5.0, ge=0.0, description="Maximum time that a request waits for its batch to fill.")
     inference_threads: Threads | None = Field(
         None, description="CPU threads of one inference server; null: one per core it has, 1 on a GPU."

@@ -36,6 +36,10 @@ class PolicyRunner:
         self._device = torch.device(device)
         self._weights = weights
         self._parameters = policy.trained_parameters()
+        if config.placement.compile_blocks:
+            from vla_rl.policies.base.blocks import compile_blocks
+
+            compile_blocks(self.policy)
         if weights is None:  # otherwise ``refresh`` prepares every version
             policy.prepare_to_act()
         frozen = [weight for weight in policy.parameters() if not weight.requires_grad]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vla_rl.config.run_config import ZERO_BUCKET, ZERO_LIVE, LearnerConfig
 from vla_rl.core.devices.offload import Offloader
-from vla_rl.policies.base.activation_checkpointing import checkpoint_activations
+from vla_rl.policies.base.blocks import checkpoint_activations
 from vla_rl.policies.base.policy import Policy
 
 

@@ -1,6 +1,9 @@
 """Checks of a config against a machine: what a run needs and the machine lacks."""
 
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +78,7 @@ def machine_checks(machine: Machine) -> tuple[Check, ...]:
         Check((("placement",), ("env",), ("learner",)), lambda config: _plan_exists(config, machine)),
         Check((("env",),), lambda config: _simulator_has_gpu(config, machine)),
         Check((("placement",),), lambda config: _processes_fit(config, machine)),
+        Check((("placement", "compile_blocks"),), lambda config: _compiler_exists(config, machine)),
         Check((("placement", "profile"), ("placement", "virtual")), _profiles_can_be_read),
         Check((("log", "dataset"),), _dataset_can_be_written),
     )
@@ -134,6 +138,17 @@ def _processes_fit(config: RunConfig, machine: Machine) -> Iterator[Problem]:
             f"{machine.memory / GIB:.0f}; use fewer, with more placement.envs_per_worker"
         )
         yield Problem(("placement", "env_workers"), text, placement.env_workers)
+
+
+def _compiler_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    if not config.placement.compile_blocks:
+        return
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++")):
+        text = "torch.compile needs a C++ compiler, and there is neither g++ nor clang++; install one, or use false"
+        yield Problem(("placement", "compile_blocks"), text, True)
+    elif machine.gpus and find_spec("triton") is None:
+        text = "torch.compile needs triton on a GPU; pip install triton, or use false"
+        yield Problem(("placement", "compile_blocks"), text, True)
 
 
 def _profiles_can_be_read(config: RunConfig) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ class PolicyConfigBase(ConfigGroup):
     """What every policy has. Each derives its own configuration from this, with its ``name``."""
 
     merged: ClassVar[dict[str, Any]] = {}  # values of keys with which a checkpoint that a run wrote is loaded
-    recomputes_blocks: ClassVar[bool] = True  # whether activation checkpointing is possible
+    has_blocks: ClassVar[bool] = True  # which can be computed again, or compiled, one by one
 
     name: str
 

@@ -15,7 +15,7 @@ class FlowConfig(PolicyConfigBase):
     have log-probabilities: the density of the random steps is taken for the policy's.
     """
 
-    recomputes_blocks: ClassVar[bool] = False  # the library's blocks drop their keys and values then
+    has_blocks: ClassVar[bool] = False  # the library's blocks drop their keys and values then
 
     denoise_steps: Positive | None = Field(
         None, description="Denoising steps of an action chunk; null: as many as the checkpoint says."

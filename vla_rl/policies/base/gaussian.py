@@ -43,7 +43,7 @@ _NARROWEST = 1e-3  # range of a dimension that hardly moves in demonstrations
 class GaussianPolicyConfig(PolicyConfigBase):
     """Keys of every ``GaussianPolicy``."""
 
-    recomputes_blocks: ClassVar[bool] = False
+    has_blocks: ClassVar[bool] = False
     name: str = "gaussian"
     initial_std: PositiveFloat = Field(
         0.3, description="Standard deviation of normalized actions (about -1 to 1) before training; it is learned."

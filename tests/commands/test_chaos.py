@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from vla_rl.commands.chaos.faults import FAULTS
 from vla_rl.commands.chaos.report import is_sound, summarize, write_report
 from vla_rl.commands.chaos.resources import draw_resources, sampled
 from vla_rl.commands.chaos.training_run import TrainingRun, adds_up, ledger
-from vla_rl.commands.cli import FAULT_NAMES
+from vla_rl.commands.cli import FAULT_NAMES, main
 from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.shared_memory import shared_root
 
@@ -70,10 +71,9 @@ def test_what_processes_hold_is_sampled_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "resources.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.timeout(720)
-def test_a_run_gets_over_faults_of_all_kinds(tmp_path: Path) -> None:
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Of a run in ``tmp_path/run``."""
     values = {
         "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5, "step_ms": 10.0},
         "policy": {"name": "openvla_oft", "size": "nano", "chunk_size": 8},
@@ -81,8 +81,32 @@ def test_a_run_gets_over_faults_of_all_kinds(tmp_path: Path) -> None:
         "placement": {"env_workers": 2, "envs_per_worker": 2, "stall_timeout_s": 6.0},
         "log": {"dir": str(tmp_path), "name": "run", "video": False, "tensorboard": False},
     }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    run = TrainingRun(tmp_path / "config.yaml", tmp_path / "run", tmp_path / "orders")
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_report_and_says_whether_the_ledger_adds_up(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without faults, for a few seconds: one run is both sides."""
+    assert main(["chaos", str(config), "--faults", "none", "--minutes", "0.05"]) == 0
+    summary = json.loads((tmp_path / "run/report.json").read_text())
+    assert summary["count"] == summary["resumed"] == summary["ledger"]["missing"] == 0
+    assert summary["ledger"]["trained"] > 0
+    assert summary["throughput"] == 1.0
+    assert "Longest time between two updates" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "run").glob("*.png")} == {"report.png", "resources.png"}
+    (iteration, *_) = (tmp_path / "run/run/metrics.jsonl").read_text().splitlines()
+    assert json.loads(iteration)["iteration"] == 1, "an ordinary run folder"
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(720)
+def test_a_run_gets_over_faults_of_all_kinds(config: Path, tmp_path: Path) -> None:
+    run = TrainingRun(config, tmp_path / "run", tmp_path / "orders")
     kinds = [*CHEAP, *DEAR]
     schedule = Schedule(kinds, seconds=540.0, every=0.5, seed=1, count=len(kinds))
     events, processes, drivers = [], set(), set()

@@ -272,6 +272,21 @@ def test_a_checkpoint_is_complete_when_all_have_written(tmp_path):
         elsewhere.complete()
 
 
+def test_processes_elsewhere_are_told_the_whole_path_of_a_checkpoint(tmp_path, monkeypatch):
+    """They may have another working directory than the driver: ``log.dir`` is relative by default."""
+    monkeypatch.chdir(tmp_path)
+    cluster = MagicMock(deadlines=Deadlines())
+    cluster.snapshot.return_value = {"started": 0}, []
+    saving = Saving.begin(cluster, RunFolder(Path("runs/one"), RunConfig()), 1, {}, {"policy_version": 1})
+    (told, _), _ = cluster.snapshot.call_args
+    assert told.is_absolute()
+    assert told.parent == tmp_path / "runs/one/checkpoints"
+    cluster.get.return_value = [Written()]
+    (told / "trajectories.npz").write_text("")
+    saving.complete()
+    assert (tmp_path / "runs/one/checkpoints/000001/state.json").is_file()
+
+
 def test_training_does_not_wait_for_a_slow_disk() -> None:
     """After each update the trainer only asks whether a checkpoint is written; before the next one, it waits."""
     saving = MagicMock()

@@ -10,7 +10,8 @@ from typing import Any
 
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.commands.dataset import complete_dataset
-from vla_rl.commands.run_folder import RunFolder, git_commit, write_video
+from vla_rl.commands.metadata import git_commit
+from vla_rl.commands.run_folder import RunFolder, write_video
 from vla_rl.config.loading import load_config, modules_named
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import StallError, UserError

@@ -25,7 +25,8 @@ from vla_rl.commands.evaluate import (
     play_episodes,
 )
 from vla_rl.commands.evaluation_folder import EvaluationFolder
-from vla_rl.commands.run_folder import git_commit, machine_record, package_versions, write_video
+from vla_rl.commands.metadata import git_commit, machine_record, package_versions
+from vla_rl.commands.run_folder import write_video
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError

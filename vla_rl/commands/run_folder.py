@@ -14,14 +14,10 @@ runs/NAME/
     curves.png       drawn at the end
 """
 
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +27,7 @@ import numpy as np
 
 from vla_rl.commands.checkpoints import Checkpoints, read_state
 from vla_rl.commands.loggers import Logger, open_loggers
+from vla_rl.commands.metadata import metadata
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -41,10 +38,6 @@ from vla_rl.observability.callbacks import TrainResult
 from vla_rl.observability.metrics_file import read_records
 from vla_rl.placement.profile import Profile, save_profile
 
-_PACKAGES = (
-    *("torch", "ray", "deepspeed", "transformers", "peft", "gymnasium", "numpy"),
-    *("mujoco", "robosuite", "hf-libero", "mani_skill", "sapien", "lerobot"),
-)
 _VIDEO_FPS = 20  # LIBERO's control rate: videos play in real time
 
 
@@ -78,7 +71,7 @@ class RunFolder:
             run = cls(path, config)
             run._is_new = True
             run._take_lock()
-            write_json(path / "metadata.json", metadata(spec, argv))
+            write_json(path / "metadata.json", metadata(config, spec, argv))
             with replacing(path / "config.yaml") as partial:  # the last: with it, the run can be resumed
                 partial.write_text(dump_config(config))
             run._loggers = open_loggers(path, config, None)
@@ -251,65 +244,6 @@ def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
     with imageio.get_writer(path, fps=_VIDEO_FPS, codec="libx264", macro_block_size=2) as writer:
         for frame in frames:
             writer.append_data(frame)  # type: ignore[attr-defined]
-
-
-def metadata(spec: EnvSpec, argv: Sequence[str]) -> dict[str, Any]:
-    """JSON-able facts that are needed to trust or repeat a result."""
-    return {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": [Path(argv[0]).name, *argv[1:]],
-        "git_commit": git_commit(),
-        "python": sys.version.split()[0],
-        "packages": package_versions(),
-        "machine": machine_record(),
-        "simulator": spec.name,
-        "assets": spec.assets,
-        "instructions": list(spec.instructions),
-    }
-
-
-def package_versions() -> dict[str, str | None]:
-    """The libraries that results depend on; None for those that are missing."""
-    return {name: _package_version(name) for name in _PACKAGES}
-
-
-def machine_record() -> dict[str, Any]:
-    """This machine's system, processor and memory, JSON-able: part of every result."""
-    return {
-        "system": platform.platform(),
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-    }
-
-
-def git_commit() -> str | None:
-    """The commit of this source tree, with ``+changes`` if it was edited since; None outside a git checkout."""
-    root = Path(__file__).resolve().parents[2]
-    try:
-        commit = _git(root, "rev-parse", "HEAD")
-        return commit + ("+changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
-    return done.stdout.strip()
-
-
-def _package_version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def _evaluation(record: Mapping[str, float]) -> tuple[int, float] | None:

@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from vla_rl.commands.demonstrations import collect_demonstrations
-from vla_rl.commands.run_folder import metadata
+from vla_rl.commands.metadata import metadata
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
@@ -121,7 +121,7 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
         "final_loss": round(float(np.mean(losses[-100:])), 4),
         "seconds": round(time.monotonic() - start, 1),
     }
-    save_policy(config.policy, policy, config.sft.output, figures | metadata(spec, sys.argv))
+    save_policy(config.policy, policy, config.sft.output, figures | metadata(config, spec, sys.argv))
     console.print(f"checkpoint: {config.sft.output}, trained in {figures['seconds']} s", highlight=False)
     return figures
 

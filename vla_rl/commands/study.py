@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rich.console import Console
 
-from vla_rl.commands.run_folder import machine_record
+from vla_rl.commands.metadata import machine_record
 from vla_rl.commands.study_figures import (
     Saving,
     evaluations,

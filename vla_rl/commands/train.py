@@ -20,6 +20,7 @@ from vla_rl.cluster.cluster import Cluster
 from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.ray_session import require_cluster
 from vla_rl.commands.dataset import complete_dataset
+from vla_rl.commands.metadata import knows_conditions
 from vla_rl.commands.recovery import Recovery, Start
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.signals import StopRequest
@@ -34,6 +35,11 @@ from vla_rl.placement.plan import Plan
 from vla_rl.placement.planner import plan_run
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.rules import StoreRules
+
+_NEW_CONDITIONS = (
+    "policy.checkpoint={checkpoint}: nothing says that it knows what algo={algo} adds to its instructions; a policy "
+    "that does not know it fails under it. Make a warm start that does: vla-rl sft CONFIG algo={algo}"
+)
 
 
 def train(
@@ -85,6 +91,8 @@ def _run(
     done = start.state["policy_version"]
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {folder.path}"
     with StopRequest() as stop, TrainingView(title, spec, config.train.iterations, done) as view:
+        if not knows_conditions(config.policy.checkpoint, config.algo.conditions):
+            view.say(_NEW_CONDITIONS.format(checkpoint=config.policy.checkpoint, algo=config.algo.name))
         recovery = Recovery(config, folder, start.state["seconds"], view.say)
 
         def recover(error: Exception) -> Start:

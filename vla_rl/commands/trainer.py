@@ -12,7 +12,8 @@ import psutil
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.commands.divergence import DivergenceGuard
 from vla_rl.commands.evaluate import STALL_S, run_evaluation
-from vla_rl.commands.run_folder import RunFolder, metadata
+from vla_rl.commands.metadata import metadata
+from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.saving import Saving
 from vla_rl.commands.signals import StopRequest
 from vla_rl.config.run_config import RunConfig
@@ -265,12 +266,13 @@ class Trainer:
         self.settle(wait=True)
         self.view.status("copying for a checkpoint")
         start = time.monotonic()
+        about = {"run": self.folder.path.name, "iteration": self.policy_version}
         with self._attempt("a checkpoint"):
             self._saving = Saving.begin(
                 self.cluster,
                 self.folder,
                 self.policy_version,
-                about={"run": self.folder.path.name, "iteration": self.policy_version} | metadata(self.spec, sys.argv),
+                about=about | metadata(self.config, self.spec, sys.argv),
                 state={
                     "policy_version": self.policy_version,
                     "seconds": self._elapsed(),

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from vla_rl.commands.run_folder import machine_record
+from vla_rl.commands.metadata import machine_record
 from vla_rl.commands.short_run import short_run
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.files import write_json

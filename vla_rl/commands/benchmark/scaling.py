@@ -30,7 +30,7 @@ from vla_rl.commands.benchmark.scaling_points import (
     write_csv,
     write_points,
 )
-from vla_rl.commands.run_folder import machine_record
+from vla_rl.commands.metadata import machine_record
 from vla_rl.commands.short_run import short_run
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from envs.libero.benchmark_worker import Setup, contestants_here
 from envs.libero.protocol.tasks import STEP_LIMITS
-from vla_rl.commands.run_folder import git_commit, machine_record, package_versions
+from vla_rl.commands.metadata import git_commit, machine_record, package_versions
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
 from vla_rl.observability.console import ProgressDisplay, make_console

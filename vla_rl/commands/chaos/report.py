@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_rl.commands.chaos.training_run import adds_up, ledger
 from vla_rl.commands.checkpoints import Checkpoints
-from vla_rl.commands.run_folder import machine_record
+from vla_rl.commands.metadata import machine_record
 from vla_rl.core.files import write_json
 from vla_rl.observability.plots import Metrics, figure, read_metrics, rollouts_key, smoothed
 

@@ -3,8 +3,14 @@
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 
+from tests.learner.learner_tools import SPEC
 from vla_rl.cluster import calls
+from vla_rl.cluster.cluster import Cluster
+from vla_rl.config.run_config import RunConfig
+from vla_rl.placement.plan import Resources, make_plan
+from vla_rl.replay.rules import StoreRules
 
 
 class Watched:
@@ -29,3 +35,22 @@ def test_a_loop_that_ends_while_two_calls_are_waited_for_is_seen_once(monkeypatc
     watch = Watched()
     assert calls.gather(["outer"], "the outer call", 5.0, watch) == ["outer"]
     assert watch.ended == ["loop"]
+
+
+def test_the_death_of_the_store_is_seen_while_something_else_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a new inference server, on a node that is gone as a whole."""
+    config = RunConfig.model_validate({"env": {"name": "workload"}})
+    rules = StoreRules.of(config, SPEC)
+    cluster: Any = Cluster(config, make_plan(config, Resources(2, 1, "cpu")), SPEC, rules)
+    cluster._vital = {"stay": "replay store"}
+    cluster.look = lambda: None
+
+    def get(refs: Any) -> Any:
+        if refs == "stay":
+            raise RayActorError
+        return refs
+
+    monkeypatch.setattr(calls.ray, "wait", lambda refs, **_: ([ref for ref in refs if ref == "stay"], refs))
+    monkeypatch.setattr(calls.ray, "get", get)
+    with pytest.raises(calls.ProcessDied, match="the replay store died: The actor died"):
+        cluster.get("build", "a new inference server", 600.0)

@@ -59,7 +59,8 @@ class Cluster:
 
     def _forget(self) -> None:
         """All processes."""
-        self.loops: dict[ray.ObjectRef, Loop] = {}
+        self._loops: dict[ray.ObjectRef, Loop] = {}  # of processes that are replaced if they die
+        self._vital: dict[ray.ObjectRef, str] = {}  # calls that end with processes without which nothing goes on
         self._stats = Stats()
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
@@ -86,6 +87,11 @@ class Cluster:
             raise ProcessDied(f"Ray has lost a process: {describe(error)}") from error
 
     @property
+    def loops(self) -> dict[ray.ObjectRef, Any]:
+        """Calls that do not end while all is well."""
+        return self._loops | self._vital
+
+    @property
     def restarts(self) -> int:
         """Of env workers and inference servers."""
         return self._replacements.count
@@ -101,7 +107,7 @@ class Cluster:
             stops = [a.stop.remote() for a in (*self._workers, *self._servers, *models)]
             if hasattr(self, "store"):
                 stops.append(self.store.stop.remote())
-            ray.wait([*stops, *self.loops], num_returns=len(stops) + len(self.loops), timeout=5.0)
+            ray.wait([*stops, *self._loops], num_returns=len(stops) + len(self._loops), timeout=5.0)
 
     def retire(self) -> bool:
         """After a failure: end all processes, but keep simulators and policies that are loaded for the next ``start``.
@@ -119,7 +125,7 @@ class Cluster:
             else:
                 candidates["inference server", i] = server
         try:
-            self._survivors = Survivors.of(self.loops, candidates, others)
+            self._survivors = Survivors.of(self._loops, candidates, others)
         except RayError:
             return False
         self._forget()
@@ -144,8 +150,11 @@ class Cluster:
             self._actor(self._roles[1], p).remote(self.config, spec, p, len(plan.learners), self._lock_server(p))
             for p in plan.learners
         ]
+        for learner, p in zip(self.learners, plan.learners, strict=True):
+            self._vital[learner.stay.remote()] = f"{p.role} {p.index}"
         self._servers = [kept.get(("inference server", p.index)) or self._new_server(p) for p in plan.servers]
-        self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 16).remote(self._rules)
+        self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 17).remote(self._rules)
+        self._vital[self.store.stay.remote()] = STORE.role
         self.store.beat.remote(self._supervision.address(STORE))
         self._workers = [self._new_worker(p, kept.get(("env worker", p.index))) for p in plan.workers]
         builds = [
@@ -169,7 +178,7 @@ class Cluster:
         self.call_store("attach_world_model", self.world_model)
         position = len(self.plan.workers_of(0))
         loop = self.world_model.run.remote(self._address(0), position, self.plan, self._supervision.address(process))
-        self.loops[loop] = ("world model", 0)
+        self._loops[loop] = ("world model", 0)
 
     def _set_up_learners(self, state: Path | None, policy_version: int) -> None:
         address = None  # on one machine, the ranks find each other by a file, and nothing listens
@@ -183,9 +192,10 @@ class Cluster:
         ]
         self.get(setups, "the learner to be built", self.deadlines.setup)
         for p in self.plan.relays:
-            relay = self._actor(WeightRelayProcess, p, concurrency=16).remote(
+            relay = self._actor(WeightRelayProcess, p, concurrency=17).remote(
                 p, _weights_path(self._session.folder(p.node))
             )
+            self._vital[relay.stay.remote()] = f"{p.role} {p.index}"
             relay.beat.remote(self._supervision.address(p))
             source = [self.learners[0], *self._relays][relay_source(len(self._relays) + 1)]
             self.get(relay.connect.remote(source), "a relay of weights", self.deadlines.setup)
@@ -203,12 +213,12 @@ class Cluster:
         frozen = None if sharing is None else self.learners[sharing].share_frozen_weights.remote(path)
         connection: ray.ObjectRef = server.connect.remote(self._address(index), weights, self.plan.max_batch, frozen)
         self.get(connection, "an inference server to be connected", self.deadlines.setup)
-        self.loops[server.run.remote(self._supervision.address(self.plan.servers[index]))] = ("inference server", index)
+        self._loops[server.run.remote(self._supervision.address(self.plan.servers[index]))] = "inference server", index
 
     def _attaches(self, server: int) -> bool:
         return bool(self.learners) and sharing_learner(self.config, self.plan, self.plan.servers[server]) is not None
 
-    def _actor(self, cls: type, process: Process | None = None, concurrency: int = 4) -> Any:
+    def _actor(self, cls: type, process: Process | None = None, concurrency: int = 5) -> Any:
         """A Ray actor class with options: the plan, not Ray, decides on which node it runs and which device it sees."""
         node = process.node if process else 0
         environment = variables(self.plan, process, self._session.gpus(node))
@@ -230,7 +240,7 @@ class Cluster:
         loop = worker.run.remote(
             self._address(server), position, self.plan, self.store, self._supervision.address(process)
         )
-        self.loops[loop] = ("env worker", process.index)
+        self._loops[loop] = ("env worker", process.index)
         return worker
 
     def _address(self, server: int) -> PoolAddress:
@@ -304,7 +314,9 @@ class Cluster:
         failure = failure_of(ref)
         if has_lost_another(failure):  # the worker itself is well: ``retire`` keeps it
             raise ProcessDied(f"an env worker has lost the replay store: {describe(failure)}")
-        role, index = self.loops.pop(ref)
+        if (name := self._vital.pop(ref, None)) is not None:
+            raise ProcessDied(f"the {name} died: {'it returned' if failure is None else describe(failure)}")
+        role, index = self._loops.pop(ref)
         if isinstance(failure, RayTaskError) and isinstance(failure.cause, UserError):
             raise failure.cause from None
         if role == "world model":  # what it has learned is in the last checkpoint

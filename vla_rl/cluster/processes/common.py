@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,14 @@ def working_in(folder: Path, cls: type) -> type:
 
     Working.__name__ = Working.__qualname__ = cls.__name__  # what Ray calls the process
     return Working
+
+
+class Vital:
+    """A process without which the run cannot go on."""
+
+    def stay(self) -> None:
+        """Does not return: whoever has called it sees the process die, whatever else is waited for."""
+        threading.Event().wait()
 
 
 @dataclass(frozen=True, slots=True)

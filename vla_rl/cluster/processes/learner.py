@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from vla_rl.cluster.processes.common import PulseAddress, device_lease
+from vla_rl.cluster.processes.common import PulseAddress, Vital, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import free_port
 from vla_rl.core.postponed import Writes, Written, postponed
@@ -14,7 +14,7 @@ from vla_rl.core.records import EnvSpec, SuperBatch
 from vla_rl.placement.plan import Process
 
 
-class LearnerProcess:
+class LearnerProcess(Vital):
     def __init__(self, config: RunConfig, spec: EnvSpec, process: Process, world_size: int, lock_server: Path) -> None:
         self._config, self._spec, self._process = config, spec, process
         self._world_size, self._lock_server = world_size, lock_server

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from vla_rl.cluster.processes.common import PulseAddress
+from vla_rl.cluster.processes.common import PulseAddress, Vital
 from vla_rl.core.postponed import Writes, Written
 from vla_rl.core.records import EpisodeResult, Trajectory
 from vla_rl.placement.plan import STORE
@@ -15,7 +15,7 @@ from vla_rl.replay.store import ReplayStore
 from vla_rl.replay.trajectory_file import save_trajectories
 
 
-class StoreProcess(ReplayStore):
+class StoreProcess(Vital, ReplayStore):
     """Closed until ``open``: env workers start with everything else, and wait until the run's state is restored."""
 
     def __init__(self, rules: StoreRules) -> None:

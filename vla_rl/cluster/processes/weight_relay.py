@@ -9,7 +9,7 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
-from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, PulseAddress
+from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, PulseAddress, Vital
 from vla_rl.core.errors import StallError
 from vla_rl.placement.plan import Process
 
@@ -22,7 +22,7 @@ def relay_source(number: int) -> int:
     return (number - 1) // 2
 
 
-class WeightRelayProcess:
+class WeightRelayProcess(Vital):
     def __init__(self, process: Process, weights: Path) -> None:
         self._process, self._path = process, weights
         self._source: Any = None

@@ -52,5 +52,5 @@ def test_the_death_of_the_store_is_seen_while_something_else_is_waited_for(monke
 
     monkeypatch.setattr(calls.ray, "wait", lambda refs, **_: ([ref for ref in refs if ref == "stay"], refs))
     monkeypatch.setattr(calls.ray, "get", get)
-    with pytest.raises(calls.ProcessDied, match="the replay store died: The actor died"):
+    with pytest.raises(calls.ProcessDied, match="the replay store died: The actor experienced an error"):
         cluster.get("build", "a new inference server", 600.0)

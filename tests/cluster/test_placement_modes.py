@@ -5,6 +5,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,16 @@ _TURNS = {"collocated": True, "pipelined": False, "hybrid": True}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", _TURNS)
-@pytest.mark.parametrize("simulator", ["libero_ppo", pytest.param("maniskill_ppo", marks=pytest.mark.maniskill)])
+def _case(simulator: str, mode: str) -> Any:
+    """With ManiSkill, whose processes take long to start, two modes are enough for every run."""
+    marks = [] if simulator == "libero_ppo" else [pytest.mark.maniskill]
+    marks += [pytest.mark.exhaustive] if (simulator, mode) == ("maniskill_ppo", "hybrid") else []
+    return pytest.param(simulator, mode, marks=marks, id=f"{simulator}-{mode}")
+
+
+@pytest.mark.parametrize(
+    ("simulator", "mode"), [_case(simulator, mode) for simulator in ("libero_ppo", "maniskill_ppo") for mode in _TURNS]
+)
 def test_the_mode_is_one_key(simulator: str, mode: str, tmp_path: Path) -> None:
     """An update on all episodes played; devices are shared, and held in turns, where the mode says so."""
     where = [f"placement.mode={mode}", f"log.dir={tmp_path}", "log.name=run"]

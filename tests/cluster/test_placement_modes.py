@@ -22,7 +22,6 @@ _QUIET = ["log.video=false", "log.tensorboard=false", "algo.value_warmup=0", "pl
 _TURNS = {"collocated": True, "pipelined": False, "hybrid": True}
 
 
-@pytest.mark.slow
 def _case(simulator: str, mode: str) -> Any:
     """With ManiSkill, whose processes take long to start, two modes are enough for every run."""
     marks = [] if simulator == "libero_ppo" else [pytest.mark.maniskill]
@@ -30,6 +29,7 @@ def _case(simulator: str, mode: str) -> Any:
     return pytest.param(simulator, mode, marks=marks, id=f"{simulator}-{mode}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("simulator", "mode"), [_case(simulator, mode) for simulator in ("libero_ppo", "maniskill_ppo") for mode in _TURNS]
 )

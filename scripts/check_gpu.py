@@ -1,11 +1,12 @@
 #!/usr/bin/env python
-"""Finds out, in ten steps, what this project does on a machine with a GPU.
+"""Finds out, in eleven steps, what this project does on a machine with a GPU.
 
-    python scripts/check_gpu.py --json FILE [--steps 1,2,3] [--limit SECONDS]
+    python scripts/check_gpu.py --json FILE [--steps 1,2,3] [--limit SECONDS] [--small]
 
 Each step runs in a process of its own with a time limit. A result is printed as soon as it is known, FILE is written
 after each step, and a step that fails does not end the rest. Steps 1 to 7 need neither Ray nor a simulator; a step
-whose packages are absent is skipped. Without a GPU, small shapes run on the processor: that checks the code alone.
+whose packages are absent is skipped. Without a GPU, small shapes run on the processor: that checks the code alone; so
+does --small on a GPU, in two minutes.
 """
 
 import argparse
@@ -34,6 +35,7 @@ STEPS = (
     Step(8, "LIBERO: frames by number of workers, while the GPU trains", simulators.libero, 300, ["mujoco", "libero"]),
     Step(9, "ManiSkill: steps and frames by number of rows, partial resets", simulators.maniskill, 300, ["mani_skill"]),
     Step(10, "vla-rl train, by placement", runs.train, 600, ["ray", "deepspeed"]),
+    Step(11, "vla-rl train, a large policy with LoRA on LIBERO", runs.train_large, 600, ["ray", "deepspeed", "libero"]),
 )
 
 
@@ -43,13 +45,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True, help="file for the results")
     parser.add_argument("--steps", default=",".join(str(step.number) for step in STEPS), help="such as 1,2,7")
     parser.add_argument("--limit", type=float, help="seconds of each step, instead of its own limit")
+    parser.add_argument("--small", action="store_true", help="small shapes also on a GPU")
     args = parser.parse_args()
     wanted = {int(number) for number in args.steps.split(",")}
     steps = [step for step in STEPS if step.number in wanted]
     if args.limit is not None:
         steps = [replace(step, limit_s=args.limit) for step in steps]
-    setting = choose_setting()
-    print(f"on {setting.device}" if setting.on_gpu else "no GPU that torch can use: small shapes on the processor")
+    setting = choose_setting(args.small)
+    print(f"on {setting.device}, {setting.size}" if setting.on_gpu else "no GPU that torch can use: small shapes on the processor")
     results = run_steps(steps, setting, args.json)
     return int(any(result["state"].startswith(("failed", "stopped")) for result in results))
 

@@ -1,4 +1,4 @@
-"""Step 10: whole runs on Ray."""
+"""Steps 10 and 11: whole runs on Ray."""
 
 import json
 import subprocess
@@ -14,6 +14,17 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SHORT = ("train.iterations=3", "train.batch_episodes=16", "train.eval_episodes=0", "log.tensorboard=false")
 
 
+_REPORTED = {
+    "learner/ratio_max": "",
+    "learner/ess": "",
+    "time/iteration_s": "s",
+    "throughput/chunks_per_s": "chunks/s",
+    "busy/inference": "",
+    "busy/learner": "",
+    "busy/env_workers": "",
+}
+
+
 def train(setting: Setting, report: Report) -> None:
     """Step 10."""
     for mode in ("collocated", "pipelined", "hybrid"):
@@ -22,6 +33,17 @@ def train(setting: Setting, report: Report) -> None:
     if setting.on_gpu:
         _run(report, "configs/tabletop.yaml", "placement.offload=always")
         _run(report, "configs/tabletop.yaml", "learner.precision=bf16", "learner.zero_stage=1")
+
+
+def train_large(setting: Setting, report: Report) -> None:
+    """Step 11: random weights, so that no episode succeeds; PPO has a gradient all the same."""
+    pixels = 256 if setting.size == "7b" else 64
+    shapes = [f"policy.size={setting.size}", f"env.image_size={pixels}", f"learner.precision={setting.dtype}"]
+    rows = setting.rows[-1] // 2
+    rows_at_once = [f"learner.micro_batch={rows}", f"placement.max_batch={rows}"]
+    short = ["algo=ppo", "env.tasks=[0]", "env.max_episode_steps=64", "placement.stall_timeout_s=300"]
+    for extra in ([], ["placement.compile_blocks=true"]) if setting.on_gpu else ([],):
+        _run(report, "configs/recipes/openvla_oft_lora_1gpu.yaml", *shapes, *rows_at_once, *short, *extra)
 
 
 def _run(report: Report, config: str, *overrides: str) -> None:
@@ -34,9 +56,10 @@ def _run(report: Report, config: str, *overrides: str) -> None:
         done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
         about = {"config": config, "overrides": " ".join(overrides)}
         if done.returncode:
-            last = (done.stderr or done.stdout).strip().splitlines()[-3:]
-            report.add("training", f"status {done.returncode}: {' '.join(last)}", **about)
+            last = (done.stderr or done.stdout).strip().splitlines()[-12:]
+            report.add("training", f"status {done.returncode}: {chr(10).join(last)}", **about)
             return
         report.add("training", time.perf_counter() - start, "s", **about)
         found = json.loads(metrics.read_text())["metrics"]
-        report.add("largest probability ratio", found["learner/ratio_max"], **about)
+        for name, unit in _REPORTED.items():
+            report.add(name, found[name], unit, **about)

@@ -39,7 +39,7 @@ class Setting:
         return self.device == "cuda"
 
     def describe(self) -> dict[str, Any]:
-        about = asdict(self) | {"torch": torch.__version__, "cuda": torch.version.cuda, "small_shapes": not self.on_gpu}
+        about = asdict(self) | {"torch": torch.__version__, "cuda": torch.version.cuda, "small_shapes": self.size != "7b"}
         if self.on_gpu:
             from vla_rl.core.gpus import GpuReport
 
@@ -48,11 +48,13 @@ class Setting:
         return about
 
 
-def choose_setting() -> Setting:
+def choose_setting(small: bool = False) -> Setting:
     """By the presence of an NVIDIA driver; the process that asks must not touch the device, since it forks."""
     from vla_rl.core.gpus import GpuReport
 
     if GpuReport.detect().usable:
+        if small:
+            return Setting("cuda", "nano", "bf16", (2, 4), 1024, 1 << 26, 3)
         return Setting("cuda", "7b", "bf16", (1, 2, 4, 8, 16, 32), 8192, 1 << 30, 10)
     return Setting("cpu", "nano", "fp32", (1, 2), 256, 1 << 22, 2)
 

@@ -45,15 +45,16 @@ class Report:
         with self.file.open("a") as out:
             out.write(json.dumps({"name": name, "value": value, "unit": unit} | about) + "\n")
 
-    def attempt(self, name: str, call: Callable[[], Any], unit: str = "", **about: Any) -> bool:
-        """Report what a call returns, or that it failed; the step goes on. Returns whether it succeeded."""
+    def attempt(self, name: str, call: Callable[[], Any], unit: str = "", **about: Any) -> Any:
+        """Report what a call returns, and return it; None if it failed, which is reported: the step goes on."""
         try:
-            self.add(name, call(), unit, **about)
+            value = call()
         except Exception as error:  # such as memory that ran out: a result, too
             first = (str(error).splitlines() or [""])[0]
             self.add(name, f"failed: {type(error).__name__}: {first}", **about)
-            return False
-        return True
+            return None
+        self.add(name, value, unit, **about)
+        return value
 
 
 def run_steps(steps: Sequence[Step], setting: Setting, output: Path) -> list[dict[str, Any]]:

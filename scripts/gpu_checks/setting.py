@@ -55,7 +55,7 @@ def choose_setting(small: bool = False) -> Setting:
     if GpuReport.detect().usable:
         if small:
             return Setting("cuda", "nano", "bf16", (2, 4), 1024, 1 << 26, 3)
-        return Setting("cuda", "7b", "bf16", (1, 2, 4, 8, 16, 32), 8192, 1 << 30, 10)
+        return Setting("cuda", "7b", "bf16", (1, 2, 4, 8, 16, 32), 8192, 1 << 30, 5)
     return Setting("cpu", "nano", "fp32", (1, 2), 256, 1 << 22, 2)
 
 

@@ -44,10 +44,11 @@ def micro_batches(setting: Setting, report: Report) -> None:
             part.gradient_checkpointing_enable() if checkpointed else part.gradient_checkpointing_disable()
         for rows in setting.rows:
             about: dict[str, Any] = {"rows": rows, "checkpointing": checkpointed}
-            if not report.attempt("micro-batch", partial(_milliseconds, setting, policy, rows), "ms", **about):
+            milliseconds = report.attempt("micro-batch", partial(_milliseconds, setting, policy, rows), "ms", **about)
+            if milliseconds is None:
                 policy.zero_grad()
                 continue
-            taken = _milliseconds(setting, policy, rows) / 1e3
+            taken = milliseconds / 1e3
             flops = flops_of(partial(_pass, setting, policy, rows), training=True)
             report.add("share of the ceiling", flops / taken / ceiling, **about)
             tokens = policy.attended.shape[1] + policy.architecture.tail_tokens

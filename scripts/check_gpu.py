@@ -27,7 +27,7 @@ from gpu_checks.setting import choose_setting  # noqa: E402
 STEPS = (
     Step(1, "tiny policy: act, update, weight sync; log-probabilities", inference.same_numbers, 180, ["deepspeed"]),
     Step(2, "a policy of random weights, filled on the device", inference.fill, 120),
-    Step(3, "act by number of rows: eager, CUDA graphs, compiled", inference.act, 420),
+    Step(3, "act by number of rows: eager, CUDA graphs, compiled, with adapters", inference.act, 420),
     Step(4, "LoRA micro-batches, with and without activation checkpointing", training.micro_batches, 300),
     Step(5, "a LoRA update from end to end", training.update, 240, ["deepspeed", "peft"]),
     Step(6, "hand-over of weights, and lending frozen ones", memory.hand_over, 240, ["peft"]),
@@ -52,7 +52,8 @@ def main() -> int:
     if args.limit is not None:
         steps = [replace(step, limit_s=args.limit) for step in steps]
     setting = choose_setting(args.small)
-    print(f"on {setting.device}, {setting.size}" if setting.on_gpu else "no GPU that torch can use: small shapes on the processor")
+    small = "no GPU that torch can use: small shapes on the processor"
+    print(f"on {setting.device}, policy {setting.size}" if setting.on_gpu else small)
     results = run_steps(steps, setting, args.json)
     return int(any(result["state"].startswith(("failed", "stopped")) for result in results))
 

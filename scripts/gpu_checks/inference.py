@@ -30,9 +30,12 @@ from vla_rl.core.records import Observation, join_records
 from vla_rl.inference.policy_runner import PolicyRunner
 from vla_rl.policies.base.blocks import compile_blocks
 from vla_rl.policies.build import build_policy
+from vla_rl.policies.openvla_oft.config import LoraConfig
+from vla_rl.policies.openvla_oft.lora import MergedAdapters, add_adapters
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
 _ROWS, _FEWER = 12, 5  # equal and unequal batch sizes
+_ADAPTED = ("with adapters", "with merged adapters")
 
 
 def same_numbers(setting: Setting, report: Report) -> None:
@@ -55,7 +58,7 @@ def same_numbers(setting: Setting, report: Report) -> None:
         for rows in (_ROWS, _FEWER):
             report.add(
                 "largest difference of log-probabilities",
-                _disagreement(small, runner, learner.policy, rows),
+                disagreement(small, runner, rows, _ROWS, learner.policy),
                 dtype=dtype,
                 server_rows=rows,
                 learner_rows=_ROWS,
@@ -68,11 +71,14 @@ def _differing(ours: OpenVLAOFT, theirs: OpenVLAOFT) -> int:
 
 
 @torch.no_grad()
-def _disagreement(setting: Setting, runner: PolicyRunner, policy: OpenVLAOFT, rows: int) -> float:
-    """``rows`` at a time on the server, all at once on the learner."""
-    seen = observations(setting, _ROWS)
+def disagreement(
+    setting: Setting, runner: PolicyRunner, rows: int, learner_rows: int, policy: OpenVLAOFT | None = None
+) -> float:
+    """Of log-probabilities: ``rows`` at a time on the server, all at once on the learner's policy (None: the same)."""
+    policy = policy or runner.policy
+    seen = observations(setting, learner_rows)
     records, logprobs = [], []
-    for start in range(0, _ROWS, rows):
+    for start in range(0, learner_rows, rows):
         part = [getattr(seen, f.name)[start : start + rows].cpu().numpy() for f in fields(seen)]
         uniforms = np.random.default_rng(start).random((len(part[0]), 8, 7)).astype(np.float32)
         answer = runner.act(Observation(*part), {"uniforms": uniforms}, np.zeros(len(part[0]), bool))
@@ -105,13 +111,24 @@ def act(setting: Setting, report: Report) -> None:
     for way, rate in copy_rates(setting).items():
         report.add(f"copy {way}", rate / 1e9, "GB/s")
     policy = fill_policy(setting).eval()
-    for kind in ("eager", "CUDA graphs", "compiled") if setting.on_gpu else ("eager",):
-        if kind == "compiled":
-            compile_blocks(policy)
+    for kind in ("eager", "CUDA graphs", *_ADAPTED, "compiled") if setting.on_gpu else ("eager", *_ADAPTED):
+        _change(setting, policy, kind)
         for rows in setting.rows:
             report.attempt(f"act, {kind}", partial(_act_rate, setting, policy, kind, rows), "chunks/s", rows=rows)
             if kind == "eager":
                 _shares(setting, report, policy, rows, ceiling)
+
+
+def _change(setting: Setting, policy: OpenVLAOFT, kind: str) -> None:
+    """What is changed stays: adapters, then merged ones, which cost nothing, then compiled blocks."""
+    if kind == "compiled":
+        compile_blocks(policy)
+    elif kind == _ADAPTED[0]:
+        with torch.device(setting.device):
+            add_adapters(policy, LoraConfig(), seed=0)
+        policy.to(next(policy.language_model.parameters()).dtype)
+    elif kind == _ADAPTED[1]:
+        MergedAdapters(policy.adapted)()
 
 
 def _call(setting: Setting, policy: OpenVLAOFT, rows: int) -> Callable[[], Any]:

@@ -7,6 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import yaml
+
 from gpu_checks.report import Report
 from gpu_checks.setting import Setting
 
@@ -38,12 +40,14 @@ def train(setting: Setting, report: Report) -> None:
 
 def train_large(setting: Setting, report: Report) -> None:
     """Step 11: random weights, so that no episode succeeds; PPO has a gradient all the same."""
-    pixels = 256 if setting.size == "7b" else 64
-    shapes = [f"policy.size={setting.size}", f"env.image_size={pixels}", f"learner.precision={setting.dtype}"]
-    rows = setting.rows[-1] // 2
-    rows_at_once = [f"learner.micro_batch={rows}", f"placement.max_batch={rows}"]
+    large = setting.size == "7b"
+    shapes = [f"policy.size={setting.size}", f"env.image_size={256 if large else 64}"]
     short = ["algo=ppo", "env.tasks=[0]", "env.max_episode_steps=64", "train.iterations=5"]
-    _run(report, "configs/recipes/openvla_oft_lora_1gpu.yaml", *shapes, *rows_at_once, *short)
+    roomy = ["learner.activation_checkpointing=false", "policy.lora.merge_to_act=true"]
+    half = setting.rows[-1] // 2
+    for rows, extra in ((half, []), (2 * half, [*roomy, "placement.compile_blocks=true"])) if large else ((half, []),):
+        sizes = [f"learner.micro_batch={rows}", f"placement.max_batch={rows}", f"learner.precision={setting.dtype}"]
+        _run(report, "configs/recipes/openvla_oft_lora_1gpu.yaml", *shapes, *sizes, *short, *extra)
 
 
 def _run(report: Report, config: str, *overrides: str) -> None:
@@ -59,6 +63,9 @@ def _run(report: Report, config: str, *overrides: str) -> None:
             report.add("training", f"status {done.returncode}: {chr(10).join(last)}", **about)
             return
         report.add("training", time.perf_counter() - start, "s", **about)
-        metrics = (Path(folder) / "check" / "metrics.jsonl").read_text().splitlines()
+        run = Path(folder) / "check"
+        metrics = (run / "metrics.jsonl").read_text().splitlines()
         for name, unit in _REPORTED.items():
             report.add(name, [round(json.loads(line).get(name, 0.0), 4) for line in metrics], unit, **about)
+        for profile in run.glob("profile.yaml"):
+            report.add("profile", yaml.safe_load(profile.read_text()), **about)

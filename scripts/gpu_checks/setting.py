@@ -39,7 +39,8 @@ class Setting:
         return self.device == "cuda"
 
     def describe(self) -> dict[str, Any]:
-        about = asdict(self) | {"torch": torch.__version__, "cuda": torch.version.cuda, "small_shapes": self.size != "7b"}
+        about = asdict(self) | {"torch": torch.__version__, "cuda": torch.version.cuda}
+        about |= {"small_shapes": self.size != "7b"}
         if self.on_gpu:
             from vla_rl.core.gpus import GpuReport
 

@@ -1,11 +1,11 @@
 """Steps 4 and 5: micro-batches of a policy with adapters, and a whole update."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from gpu_checks.inference import disagreement
 from gpu_checks.learning import make_learner, super_batch
 from gpu_checks.report import Report
 from gpu_checks.setting import (
@@ -19,12 +19,12 @@ from gpu_checks.setting import (
     peak_gib,
     seconds,
 )
-from vla_rl.placement.profile import load_profile
+from vla_rl.inference.policy_runner import PolicyRunner
+from vla_rl.policies.base.blocks import checkpoint_activations
 from vla_rl.policies.openvla_oft.config import LoraConfig
 from vla_rl.policies.openvla_oft.lora import add_adapters
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
-
-_PROFILE = Path(__file__).resolve().parents[2] / "configs/profiles/libero_openvla_oft_h100.yaml"
+from vla_rl.policies.openvla_oft.sizes import openvla_sizes
 
 
 def adapted_policy(setting: Setting) -> OpenVLAOFT:
@@ -37,26 +37,28 @@ def adapted_policy(setting: Setting) -> OpenVLAOFT:
 
 def micro_batches(setting: Setting, report: Report) -> None:
     """Step 4."""
-    ceiling, memory = matrix_rate(setting), load_profile(_PROFILE).memory
-    policy = adapted_policy(setting).train()
+    ceiling, policy = matrix_rate(setting), adapted_policy(setting).train()
+    width = next(policy.parameters()).element_size()
     for checkpointed in (False, True):
-        for part in (policy.dino, policy.siglip, policy.language_model):
-            part.gradient_checkpointing_enable() if checkpointed else part.gradient_checkpointing_disable()
+        if checkpointed:
+            checkpoint_activations(policy)
         for rows in setting.rows:
             about: dict[str, Any] = {"rows": rows, "checkpointing": checkpointed}
             milliseconds = report.attempt("micro-batch", partial(_milliseconds, setting, policy, rows), "ms", **about)
             if milliseconds is None:
                 policy.zero_grad()
                 continue
-            taken = milliseconds / 1e3
+            peak, taken = peak_gib(setting), milliseconds / 1e3
             flops = flops_of(partial(_pass, setting, policy, rows), training=True)
             report.add("share of the ceiling", flops / taken / ceiling, **about)
             tokens = policy.attended.shape[1] + policy.architecture.tail_tokens
             report.add("tokens", rows * tokens / taken, "tokens/s", **about)
-            report.add("peak memory", peak_gib(setting), "GiB", **about)
-            if setting.on_gpu:
-                predicted = memory.weights + memory.trained + memory.train_each * rows
-                report.add("peak memory by the profile", predicted, "GiB", **about)
+            report.add("peak memory", peak, "GiB", **about)
+            sizes = openvla_sizes(
+                policy.architecture, LoraConfig(), element_size=width, activation_checkpointing=checkpointed
+            )
+            planned = (width * sizes.parameters + rows * sizes.train_each) / 2**30
+            report.add("weights and activations by the plan", planned, "GiB", **about)
         policy.zero_grad()
 
 
@@ -86,3 +88,7 @@ def update(setting: Setting, report: Report) -> None:
         for part, total in learner.meter.seconds.items():
             report.add(part, total - before.get(part, 0.0), "s", update=iteration, chunks=chunks)
     report.add("peak memory", peak_gib(setting), "GiB", micro_batch=micro_batch)
+    rows = setting.rows[-1]
+    for served in {rows, max(1, rows // 2 - 1)}:
+        difference = disagreement(setting, PolicyRunner(learner.policy, config, None, setting.device), served, rows)
+        report.add("largest difference of log-probabilities", difference, server_rows=served, learner_rows=rows)

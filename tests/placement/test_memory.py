@@ -51,16 +51,19 @@ def fitted(cfg: RunConfig, where: Machine) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("profile", "chunk_size", "spec"),
+    ("profile", "chunk_size", "spec", "recomputed"),
     [
-        ("libero_openvla_oft_h100", 8, TWO_VIEWS),
-        ("libero_hf_openvla_oft_h100", 8, TWO_VIEWS),
-        ("maniskill_openvla_h100", 1, LIBERO),
+        ("libero_openvla_oft_h100", 8, TWO_VIEWS, True),
+        ("libero_hf_openvla_oft_h100", 8, TWO_VIEWS, True),
+        ("maniskill_openvla_h100", 1, LIBERO, True),
+        ("libero_openvla_oft_lora_h200", 8, LIBERO, False),
     ],
 )
-def test_the_shipped_profiles_have_the_memory_of_their_policies(profile: str, chunk_size: int, spec: EnvSpec) -> None:
+def test_the_shipped_profiles_have_the_memory_of_their_policies(
+    profile: str, chunk_size: int, spec: EnvSpec, recomputed: bool
+) -> None:
     found = load_profile(ROOT / f"configs/profiles/{profile}.yaml").memory
-    cfg = large().with_values({"policy.chunk_size": chunk_size})
+    cfg = large(activation_checkpointing=recomputed).with_values({"policy.chunk_size": chunk_size})
     adapted = RunConfig.model_validate(cfg.model_dump() | {"policy": cfg.policy.model_dump() | {"lora": {}}})
     expected = expected_memory(adapted, spec, machine(80))
     for name in ("weights", "trained", "infer_each", "train_each"):

@@ -20,7 +20,7 @@ from gpu_checks.setting import (
     seconds,
 )
 from vla_rl.inference.policy_runner import PolicyRunner
-from vla_rl.policies.base.blocks import checkpoint_activations
+from vla_rl.policies.base.blocks import blocks_of, checkpoint_activations, compile_blocks
 from vla_rl.policies.openvla_oft.config import LoraConfig
 from vla_rl.policies.openvla_oft.lora import add_adapters
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
@@ -39,11 +39,10 @@ def micro_batches(setting: Setting, report: Report) -> None:
     """Step 4."""
     ceiling, policy = matrix_rate(setting), adapted_policy(setting).train()
     width = next(policy.parameters()).element_size()
-    for checkpointed in (False, True):
-        if checkpointed:
-            checkpoint_activations(policy)
+    for kind in ("recomputed", "kept", "kept, compiled") if setting.on_gpu else ("recomputed", "kept"):
+        _change(policy, kind)
         for rows in setting.rows:
-            about: dict[str, Any] = {"rows": rows, "checkpointing": checkpointed}
+            about: dict[str, Any] = {"rows": rows, "activations": kind}
             milliseconds = report.attempt("micro-batch", partial(_milliseconds, setting, policy, rows), "ms", **about)
             if milliseconds is None:
                 policy.zero_grad()
@@ -55,11 +54,22 @@ def micro_batches(setting: Setting, report: Report) -> None:
             report.add("tokens", rows * tokens / taken, "tokens/s", **about)
             report.add("peak memory", peak, "GiB", **about)
             sizes = openvla_sizes(
-                policy.architecture, LoraConfig(), element_size=width, activation_checkpointing=checkpointed
+                policy.architecture, LoraConfig(), element_size=width, activation_checkpointing=kind == "recomputed"
             )
             planned = (width * sizes.parameters + rows * sizes.train_each) / 2**30
             report.add("weights and activations by the plan", planned, "GiB", **about)
         policy.zero_grad()
+
+
+def _change(policy: OpenVLAOFT, kind: str) -> None:
+    """What was set before is undone, except that compiled blocks stay so."""
+    if kind == "recomputed":
+        checkpoint_activations(policy)
+        return
+    for block in blocks_of(policy):
+        block.gradient_checkpointing = False
+    if kind == "kept, compiled":
+        compile_blocks(policy)
 
 
 def _milliseconds(setting: Setting, policy: OpenVLAOFT, rows: int) -> float:

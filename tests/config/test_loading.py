@@ -244,6 +244,8 @@ def test_a_check_that_would_judge_a_default_in_place_of_a_refused_value_is_silen
         (["env.max_episode_steps=4"], "policy.chunk_size=8: an episode of env.max_episode_steps=4"),
         (["learner.betas=[0.9,1]"], "AdamW needs both below 1"),
         (["placement.compile_blocks=true", "policy=pi0"], "policy.name=pi0 has none that can be compiled"),
+        (["learner.compile_blocks=true", "policy=pi0"], "policy.name=pi0 has none that can be compiled"),
+        (["learner.compile_blocks=true", "learner.zero_stage=3"], "learner.zero_stage=3 gathers weights inside"),
         (
             ["train.publish_every=4"],
             "train.publish_every=4 (command line): update 4 would wait for fresher data than train.max_staleness=2",
@@ -285,10 +287,11 @@ def test_a_simulator_on_the_gpu_needs_a_gpu_and_one_task():
     assert load_config(None, ["env=maniskill"], machine_checks(SMALL_MACHINE)).env.backend == "physx_cpu"
 
 
-def test_compiling_needs_a_compiler(monkeypatch):
-    compiling = "placement.compile_blocks=true"
+@pytest.mark.parametrize("group", ["placement", "learner"])
+def test_compiling_needs_a_compiler(monkeypatch, group):
+    compiling = f"{group}.compile_blocks=true"
     monkeypatch.setattr(shutil, "which", lambda name: name == "g++" or None)
-    assert load_config(None, [compiling], machine_checks(SMALL_MACHINE)).placement.compile_blocks
+    assert load_config(None, [compiling], machine_checks(SMALL_MACHINE))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     (found,) = problems(None, compiling, machine=SMALL_MACHINE)
     assert "torch.compile needs a C++ compiler, and there is neither g++ nor clang++" in found

@@ -80,7 +80,7 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     from envs import env_spec
     from envs.base.demonstrations import read_demonstrations
     from vla_rl.core.devices.settings import set_up_torch
-    from vla_rl.policies.base.blocks import checkpoint_activations
+    from vla_rl.policies.base.blocks import prepare_training
     from vla_rl.policies.build import (
         build_policy,
         require_trainable,
@@ -105,8 +105,7 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
         policy.set_statistics(demos.actions, demos.proprio)
     else:
         _check_expressible(policy, demos.chunks(config.policy.chunk_size)[0], config.sft.start_from)
-    if config.learner.activation_checkpointing:
-        checkpoint_activations(policy)
+    prepare_training(policy, config.learner)
     start = time.monotonic()
     losses = _train(config, policy, demos, console)
     if not np.isfinite(losses).all():

@@ -27,7 +27,7 @@ def config_checks() -> tuple[Check, ...]:
         Check((("env",), ("policy", "chunk_size")), _chunk_fits_episode),
         Check((("policy",), ("sft", "bin_smoothing")), _only_bins_are_smoothed),
         Check((("policy",), ("learner", "activation_checkpointing")), _only_blocks_are_recomputed),
-        Check((("policy",), ("placement", "compile_blocks")), _only_blocks_are_compiled),
+        Check((("policy",), ("placement", "compile_blocks"), ("learner",)), _only_blocks_are_compiled),
         Check((("learner", "betas"),), _betas_below_one),
         Check((("learner",),), _only_sharded_state_is_offloaded),
         Check((("algo",), ("train", "batch_episodes")), _batch_holds_whole_groups),
@@ -68,9 +68,13 @@ def _only_blocks_are_recomputed(config: RunConfig) -> Iterator[Problem]:
 
 
 def _only_blocks_are_compiled(config: RunConfig) -> Iterator[Problem]:
-    if config.placement.compile_blocks and not config.policy.has_blocks:
-        remedy = f"policy.name={config.policy.name} has none that can be compiled; set it to false"
-        yield Problem(("placement", "compile_blocks"), remedy, True)
+    for group in ("placement", "learner"):
+        if getattr(config, group).compile_blocks and not config.policy.has_blocks:
+            remedy = f"policy.name={config.policy.name} has none that can be compiled; set it to false"
+            yield Problem((group, "compile_blocks"), remedy, True)
+    if config.learner.compile_blocks and config.learner.zero_stage == 3:
+        remedy = "learner.zero_stage=3 gathers weights inside the blocks; use zero_stage=2, or set it to false"
+        yield Problem(("learner", "compile_blocks"), remedy, True)
 
 
 def _chunk_fits_episode(config: RunConfig) -> Iterator[Problem]:

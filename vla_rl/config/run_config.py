@@ -149,6 +149,12 @@ class LearnerConfig(ConfigGroup):
         description="Keep only the inputs of blocks for the backward pass and compute the rest again: far less memory "
         "for a third more computing (arXiv:1604.06174).",
     )
+    compile_blocks: bool = Field(
+        False,
+        description="Compile each transformer block for training (torch.compile): fewer kernels a micro-batch, after a "
+        "minute or two at the first ones. Needs a C++ compiler, and triton on a GPU. Gradients differ in the last "
+        "digits. Not with zero_stage=3.",
+    )
     micro_batch: Positive = Field(64, description="Chunks per forward and backward pass of one rank.")
     lr: float = Field(1e-5, ge=0.0, description="Learning rate; fits training all weights (RL4VLA: 1e-4 with LoRA).")
     value_lr: float | None = Field(None, ge=0.0, description="Learning rate of the value head; null: the same as lr.")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vla_rl.config.run_config import ZERO_BUCKET, ZERO_LIVE, LearnerConfig
 from vla_rl.core.devices.offload import Offloader
-from vla_rl.policies.base.blocks import checkpoint_activations
+from vla_rl.policies.base.blocks import prepare_training
 from vla_rl.policies.base.policy import Policy
 
 
@@ -17,8 +17,7 @@ def make_engine(policy: Policy, settings: LearnerConfig) -> tuple[Any, Any]:
     """The engine and its optimizer: AdamW, with a separate learning rate for the value head. Collective."""
     import deepspeed
 
-    if settings.activation_checkpointing:
-        checkpoint_activations(policy)
+    prepare_training(policy, settings)
     policy.train()
     value_lr = settings.lr if settings.value_lr is None else settings.value_lr
     groups: list[dict[str, Any]] = [

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ def machine_checks(machine: Machine) -> tuple[Check, ...]:
         Check((("placement",), ("env",), ("learner",)), lambda config: _plan_exists(config, machine)),
         Check((("env",),), lambda config: _simulator_has_gpu(config, machine)),
         Check((("placement",),), lambda config: _processes_fit(config, machine)),
-        Check((("placement", "compile_blocks"),), lambda config: _compiler_exists(config, machine)),
+        Check((("placement", "compile_blocks"),), partial(_compiler_exists, "placement", machine)),
+        Check((("learner", "compile_blocks"),), partial(_compiler_exists, "learner", machine)),
         Check((("placement", "profile"), ("placement", "virtual")), _profiles_can_be_read),
         Check((("log", "dataset"),), _dataset_can_be_written),
     )
@@ -140,15 +142,15 @@ def _processes_fit(config: RunConfig, machine: Machine) -> Iterator[Problem]:
         yield Problem(("placement", "env_workers"), text, placement.env_workers)
 
 
-def _compiler_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:
-    if not config.placement.compile_blocks:
+def _compiler_exists(group: str, machine: Machine, config: RunConfig) -> Iterator[Problem]:
+    if not getattr(config, group).compile_blocks:
         return
     if not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++")):
         text = "torch.compile needs a C++ compiler, and there is neither g++ nor clang++; install one, or use false"
-        yield Problem(("placement", "compile_blocks"), text, True)
+        yield Problem((group, "compile_blocks"), text, True)
     elif machine.gpus and find_spec("triton") is None:
         text = "torch.compile needs triton on a GPU; pip install triton, or use false"
-        yield Problem(("placement", "compile_blocks"), text, True)
+        yield Problem((group, "compile_blocks"), text, True)
 
 
 def _profiles_can_be_read(config: RunConfig) -> Iterator[Problem]:

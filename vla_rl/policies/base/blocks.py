@@ -8,6 +8,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from vla_rl.config.run_config import LearnerConfig
+
 _MOST_SHAPES = 64  # of batches for which the compiler makes a version, before it gives up
 
 
@@ -27,6 +29,14 @@ def checkpoint_activations(policy: nn.Module) -> None:
     for block in blocks_of(policy):
         block._gradient_checkpointing_func = function  # type: ignore[assignment]
         block.gradient_checkpointing = True
+
+
+def prepare_training(policy: nn.Module, settings: LearnerConfig) -> None:
+    """As ``learner.activation_checkpointing`` and ``learner.compile_blocks`` say."""
+    if settings.activation_checkpointing:
+        checkpoint_activations(policy)
+    if settings.compile_blocks:
+        compile_blocks(policy)
 
 
 def compile_blocks(policy: nn.Module) -> None:

@@ -1,15 +1,16 @@
 #!/usr/bin/env python
 """Finds out, in eleven steps, what this project does on a machine with a GPU.
 
-    python scripts/check_gpu.py --json FILE [--steps 1,2,3] [--limit SECONDS] [--small]
+    python scripts/check_gpu.py --json FILE [--steps 1,2,3] [--limit SECONDS] [--small] [--output PICTURE]
 
 Each step runs in a process of its own with a time limit. A result is printed as soon as it is known, FILE is written
 after each step, and a step that fails does not end the rest. Steps 1 to 7 need neither Ray nor a simulator; a step
 whose packages are absent is skipped. Without a GPU, small shapes run on the processor: that checks the code alone; so
-does --small on a GPU, in two minutes.
+does --small on a GPU, in two minutes. With --steps "" nothing runs, and what FILE has is drawn.
 """
 
 import argparse
+import json
 import os
 import sys
 import warnings
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 warnings.filterwarnings("ignore", category=FutureWarning)
 
-from gpu_checks import inference, memory, runs, simulators, training  # noqa: E402
+from gpu_checks import drawing, inference, memory, runs, simulators, training  # noqa: E402
 from gpu_checks.report import Step, run_steps  # noqa: E402
 from gpu_checks.setting import choose_setting  # noqa: E402
 
@@ -46,8 +47,9 @@ def main() -> int:
     parser.add_argument("--steps", default=",".join(str(step.number) for step in STEPS), help="such as 1,2,7")
     parser.add_argument("--limit", type=float, help="seconds of each step, instead of its own limit")
     parser.add_argument("--small", action="store_true", help="small shapes also on a GPU")
+    parser.add_argument("--output", type=Path, help="draw steps 3 and 4, a png file")
     args = parser.parse_args()
-    wanted = {int(number) for number in args.steps.split(",")}
+    wanted = {int(number) for number in args.steps.split(",") if number}
     steps = [step for step in STEPS if step.number in wanted]
     if args.limit is not None:
         steps = [replace(step, limit_s=args.limit) for step in steps]
@@ -55,6 +57,8 @@ def main() -> int:
     small = "no GPU that torch can use: small shapes on the processor"
     print(f"on {setting.device}, policy {setting.size}" if setting.on_gpu else small)
     results = run_steps(steps, setting, args.json)
+    if args.output:
+        drawing.draw(json.loads(args.json.read_text()), args.output)
     return int(any(result["state"].startswith(("failed", "stopped")) for result in results))
 
 

@@ -41,7 +41,9 @@ def is_running(pid: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(620)
 def test_the_steps_without_ray_and_simulators(tmp_path: Path):
-    steps, output = check(tmp_path, "--steps", "1,2,3,4,5,6,7")
+    picture = tmp_path / "result.png"
+    steps, output = check(tmp_path, "--steps", "1,2,3,4,5,6,7", "--output", str(picture))
+    assert picture.stat().st_size > 10_000
     assert output.startswith("no GPU that torch can use: small shapes on the processor\n1. tiny policy")
     assert {number: step["state"] for number, step in steps.items()} == dict.fromkeys(range(1, 8), "ok")
     assert values(steps[1], "weights differ") == [0, 0]
@@ -64,11 +66,12 @@ def test_the_steps_without_ray_and_simulators(tmp_path: Path):
 @pytest.mark.timeout(1900)
 def test_the_steps_with_simulators_and_ray(tmp_path: Path):
     """Minutes; what they find is in the result file, and here only that they go through."""
-    steps, _ = check(tmp_path, "--steps", "8,9,10")
-    assert {number: step["state"] for number, step in steps.items()} == dict.fromkeys((8, 9, 10), "ok")
+    steps, _ = check(tmp_path, "--steps", "8,9,10,11")
+    assert {number: step["state"] for number, step in steps.items()} == dict.fromkeys((8, 9, 10, 11), "ok")
     assert all(rate > 0 for rate in values(steps[8], "frames"))
     assert values(steps[9], "a partial reset changes its row alone") == [True]
     assert len(values(steps[10], "training")) == 4
+    assert min(values(steps[11], "profile")[0]["train"].values()) >= 0
 
 
 def test_what_fails_or_lacks_a_package_does_not_end_the_rest(tmp_path: Path):

@@ -63,6 +63,14 @@ def same_numbers(setting: Setting, report: Report) -> None:
                 server_rows=rows,
                 learner_rows=_ROWS,
             )
+        if setting.on_gpu:
+            graphs = config.with_values({"placement.cuda_graphs": True})
+            recorded = PolicyRunner(served, graphs, None, setting.device)
+            report.attempt(
+                "largest difference of log-probabilities, CUDA graphs",
+                partial(disagreement, small, recorded, _FEWER, _ROWS, learner.policy),
+                dtype=dtype,
+            )
 
 
 def _differing(ours: OpenVLAOFT, theirs: OpenVLAOFT) -> int:

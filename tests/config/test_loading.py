@@ -244,6 +244,11 @@ def test_a_check_that_would_judge_a_default_in_place_of_a_refused_value_is_silen
         (["env.max_episode_steps=4"], "policy.chunk_size=8: an episode of env.max_episode_steps=4"),
         (["learner.betas=[0.9,1]"], "AdamW needs both below 1"),
         (["placement.compile_blocks=true", "policy=pi0"], "policy.name=pi0 has none that can be compiled"),
+        (
+            ["placement.cuda_graphs=true", "policy.temperature_end=0.5"],
+            "policy.temperature_end changes the temperature",
+        ),
+        (["placement.cuda_graphs=true", "policy.jpeg=true"], "policy.jpeg=true compresses images on the host"),
         (["learner.compile_blocks=true", "policy=pi0"], "policy.name=pi0 has none that can be compiled"),
         (["learner.compile_blocks=true", "learner.zero_stage=3"], "learner.zero_stage=3 gathers weights inside"),
         (
@@ -285,6 +290,11 @@ def test_a_simulator_on_the_gpu_needs_a_gpu_and_one_task():
     assert "simulates one of PushCube-v1, PickCube-v1, StackCube-v1 for all environments" in found
     assert "did you mean PushCube-v1?" in problems(None, "env=maniskill", "env.tasks=[PushCub-v1]")[0]
     assert load_config(None, ["env=maniskill"], machine_checks(SMALL_MACHINE)).env.backend == "physx_cpu"
+
+
+def test_cuda_graphs_need_a_gpu():
+    (found,) = problems(None, "placement.cuda_graphs=true", machine=SMALL_MACHINE)
+    assert "placement.cuda_graphs=true (command line): torch can use no NVIDIA GPU here; set it to false" in found
 
 
 @pytest.mark.parametrize("group", ["placement", "learner"])

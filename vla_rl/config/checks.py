@@ -28,6 +28,7 @@ def config_checks() -> tuple[Check, ...]:
         Check((("policy",), ("sft", "bin_smoothing")), _only_bins_are_smoothed),
         Check((("policy",), ("learner", "activation_checkpointing")), _only_blocks_are_recomputed),
         Check((("policy",), ("placement", "compile_blocks"), ("learner",)), _only_blocks_are_compiled),
+        Check((("policy",), ("placement", "cuda_graphs")), _only_fixed_launches_are_recorded),
         Check((("learner", "betas"),), _betas_below_one),
         Check((("learner",),), _only_sharded_state_is_offloaded),
         Check((("algo",), ("train", "batch_episodes")), _batch_holds_whole_groups),
@@ -75,6 +76,17 @@ def _only_blocks_are_compiled(config: RunConfig) -> Iterator[Problem]:
     if config.learner.compile_blocks and config.learner.zero_stage == 3:
         remedy = "learner.zero_stage=3 gathers weights inside the blocks; use zero_stage=2, or set it to false"
         yield Problem(("learner", "compile_blocks"), remedy, True)
+
+
+def _only_fixed_launches_are_recorded(config: RunConfig) -> Iterator[Problem]:
+    if not config.placement.cuda_graphs:
+        return
+    if config.policy.temperature_end is not None:
+        remedy = "policy.temperature_end changes the temperature, which a graph holds fixed; set it to false"
+        yield Problem(("placement", "cuda_graphs"), remedy, True)
+    if getattr(config.policy, "jpeg", None):
+        remedy = "policy.jpeg=true compresses images on the host, which a graph cannot hold; set it to false"
+        yield Problem(("placement", "cuda_graphs"), remedy, True)
 
 
 def _chunk_fits_episode(config: RunConfig) -> Iterator[Problem]:

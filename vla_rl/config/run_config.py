@@ -257,6 +257,11 @@ class PlacementConfig(ConfigGroup):
         description="Inference servers compile each transformer block (torch.compile): fewer kernels a batch, after a "
         "minute at the first batches. Needs a C++ compiler, and triton on a GPU. Answers differ in the last digits.",
     )
+    cuda_graphs: bool = Field(
+        False,
+        description="Inference servers record what a batch launches on the GPU, once for each size of batch, and "
+        "replay it: faster where batches have few rows or the policy is small. batch_sizes keeps the sizes few.",
+    )
     max_wait_ms: float = Field(5.0, ge=0.0, description="Maximum time that a request waits for its batch to fill.")
     inference_threads: Threads | None = Field(
         None, description="CPU threads of one inference server; null: one per core it has, 1 on a GPU."

@@ -13,6 +13,7 @@ from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.devices.offload import Offloader
 from vla_rl.core.ipc.weights import WeightReader
 from vla_rl.core.records import ActionBatch, Array, Observation
+from vla_rl.inference.graphed_act import GraphedAct
 from vla_rl.observability.meter import Meter
 from vla_rl.policies.base.policy import Policy, PolicyInput
 
@@ -40,6 +41,7 @@ class PolicyRunner:
             from vla_rl.policies.base.blocks import compile_blocks
 
             compile_blocks(self.policy)
+        self._graphs = GraphedAct(policy.act) if config.placement.cuda_graphs else None
         if weights is None:  # otherwise ``refresh`` prepares every version
             policy.prepare_to_act()
         frozen = [weight for weight in policy.parameters() if not weight.requires_grad]
@@ -67,6 +69,8 @@ class PolicyRunner:
 
     def offload(self) -> None:
         with self._lease(), self.meter.time("offload", 1):
+            if self._graphs is not None:
+                self._graphs.forget()
             self._memory.offload()
 
     def onload(self) -> None:
@@ -86,7 +90,7 @@ class PolicyRunner:
             condition = self._config.algo.acting_condition(self._progress)
             seen = replace(seen, task=seen.task + condition * self._num_tasks)
             temperature = self._config.policy.temperature_at(self._progress)
-            chosen = self.policy.act(seen, numbers, most_likely, temperature)
+            chosen = (self._graphs or self.policy.act)(seen, numbers, most_likely, temperature)
             # copies to the host: waits until the device has finished
             record = {name: tensor[:rows].cpu().numpy() for name, tensor in chosen.record.items()}
             logprobs, values = (x[:rows].float().cpu().numpy() for x in (chosen.logprobs, chosen.values))

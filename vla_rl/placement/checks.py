@@ -81,6 +81,7 @@ def machine_checks(machine: Machine) -> tuple[Check, ...]:
         Check((("placement",),), lambda config: _processes_fit(config, machine)),
         Check((("placement", "compile_blocks"),), partial(_compiler_exists, "placement", machine)),
         Check((("learner", "compile_blocks"),), partial(_compiler_exists, "learner", machine)),
+        Check((("placement", "cuda_graphs"),), lambda config: _graphs_have_a_gpu(config, machine)),
         Check((("placement", "profile"), ("placement", "virtual")), _profiles_can_be_read),
         Check((("log", "dataset"),), _dataset_can_be_written),
     )
@@ -151,6 +152,11 @@ def _compiler_exists(group: str, machine: Machine, config: RunConfig) -> Iterato
     elif machine.gpus and find_spec("triton") is None:
         text = "torch.compile needs triton on a GPU; pip install triton, or use false"
         yield Problem((group, "compile_blocks"), text, True)
+
+
+def _graphs_have_a_gpu(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    if config.placement.cuda_graphs and not machine.gpus:
+        yield Problem(("placement", "cuda_graphs"), "torch can use no NVIDIA GPU here; set it to false", True)
 
 
 def _profiles_can_be_read(config: RunConfig) -> Iterator[Problem]:

@@ -21,7 +21,7 @@ overrides: [env.max_episode_steps=8, policy.checkpoint=null, train.iterations=2,
   train.eval_every=0, train.eval_episodes=2, log.video=false, log.tensorboard=false]
 variants:
   plain: []
-  grpo, small: [algo=grpo, algo.group_size=2, algo.max_filtered=0]
+  grpo, 0.5 small: [algo=grpo, algo.group_size=2, algo.max_filtered=0]
 seeds: [3]
 threshold: 0.5
 """
@@ -52,7 +52,7 @@ def test_mistakes_are_named_before_anything_runs(tmp_path):
     with pytest.raises(UserError, match=r"(?s)seeds: .*colour: "):
         read_study(file)
     for lines, mistake in (
-        ("baseline: PPO\nthresholds: {{greedy: 0.5}}", "baseline 'PPO' is none of the variants plain, grpo, small"),
+        ("baseline: PPO\nthresholds: {{greedy: 0.5}}", "baseline 'PPO' is none of the variants plain, grpo, 0.5 small"),
         ("baseline: plain", "baseline and thresholds are given together"),
         ("baseline: plain\nthresholds: {{greedy: 2}}", "thresholds.greedy: "),
         ("baseline: plain\nthresholds: {{best: 0.5}}", "thresholds.best"),
@@ -124,11 +124,13 @@ def test_a_study_runs_and_shows_and_repeats_nothing(tmp_path, capsys):
     command = ["study", str(file), "--runs", str(tmp_path), "--json", str(tmp_path / "a.json")]
     assert main([*command, "--jobs", "2", "--output", str(tmp_path / "a.png")]) == 0
     record = json.loads((tmp_path / "a.json").read_text())
-    assert set(record["variants"]) == {"plain", "grpo, small"}
+    assert set(record["variants"]) == {"plain", "grpo, 0.5 small"}
     assert all(len(row["greedy success"]) == 1 for row in record["variants"].values())
-    assert set(record["savings"]["grpo, small"]["50% greedy"]) == {"steps", "reached", "ratio", "low", "high"}
+    assert set(record["savings"]["grpo, 0.5 small"]["50% greedy"]) == {"steps", "reached", "ratio", "low", "high"}
     assert all(row["minutes of a core"][0] > 0 for row in record["variants"].values())
     assert (tmp_path / "a.png").stat().st_size > 10_000
+    logs = {path.name for path in (tmp_path / "costs").glob("*.log")}
+    assert logs == {"plain-seed3.log", "grpo,_0.5_small-seed3.log"}
     kept = tmp_path / "costs" / "plain-seed3" / "metrics.jsonl"
     before = kept.stat().st_mtime_ns
     capsys.readouterr()

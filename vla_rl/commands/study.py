@@ -178,7 +178,7 @@ def execute(config: Path, run: Run) -> None:
     else:
         command += [str(config), *run.overrides]
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    log = run.folder.with_suffix(".log")
+    log = run.folder.with_name(f"{run.folder.name}.log")  # a variant's name may have dots
     with log.open("ab") as out:  # Ctrl-C reaches the run as well: it writes a checkpoint and ends
         status = subprocess.run(
             command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False

@@ -88,8 +88,12 @@ class AlgorithmConfig(ConfigGroup):
         return 0
 
     def demonstration_conditions(self, draws: Array) -> Array:
-        """Conditions under which chunks of demonstrations are cloned, from one uniform number each."""
+        """Conditions under which a run clones chunks of demonstrations (``bc_coef``), from one uniform number each."""
         return np.zeros(len(draws), np.int64)
+
+    def warm_start_conditions(self, draws: Array) -> Array:
+        """Conditions under which `vla-rl sft` does."""
+        return self.demonstration_conditions(draws)
 
     @property
     def discount(self) -> float:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from algos.targets import RowTargets
 
 _ANY, _GOOD, _BAD = range(3)
+_ALSO_BAD = 0.1  # share of a warm start's chunks
 
 
 class RECAPConfig(ClippedValueConfig):
@@ -63,6 +64,11 @@ class RECAPConfig(ClippedValueConfig):
 
     def demonstration_conditions(self, draws: Array) -> Array:
         return np.where(draws < self.condition_dropout, _ANY, _GOOD)
+
+    def warm_start_conditions(self, draws: Array) -> Array:
+        """Some under the condition for bad chunks as well: a run then has to teach the difference alone. Under words that
+        the policy has never met it acts at random, and what corrects that disturbs all that it knows."""
+        return np.where(draws >= 1.0 - _ALSO_BAD, _BAD, self.demonstration_conditions(draws))
 
 
 class RECAP(ClippedValue):

@@ -185,4 +185,7 @@ def test_prompts_name_every_task_under_every_condition() -> None:
     late = RECAPConfig(condition_after=3)
     assert [late.acting_condition(version) for version in (0, 2, 3)] == [0, 0, 1]
     assert (config.acting_condition(0), plain.acting_condition(9)) == (1, 0)
-    assert config.demonstration_conditions(np.array([0.3, 0.5])).tolist() == [0, 1]
+    draws = np.array([0.3, 0.5, 0.89, 0.91])
+    assert config.demonstration_conditions(draws).tolist() == [0, 1, 1, 1]
+    assert config.warm_start_conditions(draws).tolist() == [0, 1, 1, 2], "it has met all conditions"
+    assert not plain.warm_start_conditions(draws).any()

@@ -166,7 +166,7 @@ def _train(config: RunConfig, policy: Policy, demos: Demonstrations, console: Co
         for update in range(sft.updates):
             rows = rng.integers(len(chunks), size=sft.batch)
             images = shift_images(demos.images[rows], rng, sft.max_shift)
-            conditions = config.algo.demonstration_conditions(condition_rng.random(sft.batch))
+            conditions = config.algo.warm_start_conditions(condition_rng.random(sft.batch))
             task = demos.task[rows] + conditions * tasks
             masters.zero_grad()
             total = 0.0

@@ -66,8 +66,10 @@ class RECAPConfig(ClippedValueConfig):
         return np.where(draws < self.condition_dropout, _ANY, _GOOD)
 
     def warm_start_conditions(self, draws: Array) -> Array:
-        """Some under the condition for bad chunks as well: a run then has to teach the difference alone. Under words that
-        the policy has never met it acts at random, and what corrects that disturbs all that it knows."""
+        """Some under the condition for bad chunks as well: a run then teaches the difference alone.
+
+        Under words that the policy has never met it acts at random, and what corrects that disturbs all that it knows.
+        """
         return np.where(draws >= 1.0 - _ALSO_BAD, _BAD, self.demonstration_conditions(draws))
 
 

@@ -105,7 +105,7 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
         policy.set_statistics(demos.actions, demos.proprio)
     else:
         _check_expressible(policy, demos.chunks(config.policy.chunk_size)[0], config.sft.start_from)
-    prepare_training(policy, config.learner)
+    prepare_training(policy, recomputed=config.learner.activation_checkpointing, compiled=config.learner.compile_blocks)
     start = time.monotonic()
     losses = _train(config, policy, demos, console)
     if not np.isfinite(losses).all():

@@ -17,7 +17,7 @@ def make_engine(policy: Policy, settings: LearnerConfig) -> tuple[Any, Any]:
     """The engine and its optimizer: AdamW, with a separate learning rate for the value head. Collective."""
     import deepspeed
 
-    prepare_training(policy, settings)
+    prepare_training(policy, recomputed=settings.activation_checkpointing, compiled=settings.compile_blocks)
     policy.train()
     value_lr = settings.lr if settings.value_lr is None else settings.value_lr
     groups: list[dict[str, Any]] = [

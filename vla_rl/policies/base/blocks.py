@@ -8,8 +8,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from vla_rl.config.run_config import LearnerConfig
-
 _MOST_SHAPES = 64  # of batches for which the compiler makes a version, before it gives up
 
 
@@ -31,11 +29,11 @@ def checkpoint_activations(policy: nn.Module) -> None:
         block.gradient_checkpointing = True
 
 
-def prepare_training(policy: nn.Module, settings: LearnerConfig) -> None:
+def prepare_training(policy: nn.Module, *, recomputed: bool, compiled: bool) -> None:
     """As ``learner.activation_checkpointing`` and ``learner.compile_blocks`` say."""
-    if settings.activation_checkpointing:
+    if recomputed:
         checkpoint_activations(policy)
-    if settings.compile_blocks:
+    if compiled:
         compile_blocks(policy)
 
 

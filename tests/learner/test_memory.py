@@ -53,7 +53,7 @@ def test_checkpointing_and_offloading_leave_the_update_as_it_is(name: str, plain
         assert apart == 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # compiling takes a minute; tests/inference compiles the same blocks in every run
 def test_compiled_blocks_leave_the_update_as_it_is(plain: dict[str, np.ndarray]) -> None:
     """Also where they are computed twice, and through ZeRO's hooks. Names stay those of the weights."""
     found = updated(compile_blocks=True, activation_checkpointing=True, zero_stage=1)

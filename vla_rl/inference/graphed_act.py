@@ -35,8 +35,8 @@ class GraphedAct:
     """
 
     def __init__(self, act: Act, record: Record | None = None) -> None:
-        """``record`` calls a function, and returns its decisions and what computes them anew in place; None: a CUDA
-        graph does."""
+        """``record`` is given a function without arguments. It returns the function's decisions, and a function that
+        computes the same tensors again from the present inputs. None: recorded as a CUDA graph."""
         self._act, self._record = act, record or _CudaGraphs()
         self._recorded: dict[Any, _Recorded] = {}
 

@@ -37,12 +37,12 @@ def test_a_loop_that_ends_while_two_calls_are_waited_for_is_seen_once(monkeypatc
     assert watch.ended == ["loop"]
 
 
-def test_the_death_of_the_store_is_seen_while_something_else_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_death_of_a_learner_is_seen_while_something_else_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a new inference server, on a node that is gone as a whole."""
     config = RunConfig.model_validate({"env": {"name": "workload"}})
     rules = StoreRules.of(config, SPEC)
     cluster: Any = Cluster(config, make_plan(config, Resources(2, 1, "cpu")), SPEC, rules)
-    cluster._vital = {"stay": "replay store"}
+    cluster._vital, cluster._store_stays = {"stay": "learner 0"}, "another"
     cluster.look = lambda: None
 
     def get(refs: Any) -> Any:
@@ -52,5 +52,5 @@ def test_the_death_of_the_store_is_seen_while_something_else_is_waited_for(monke
 
     monkeypatch.setattr(calls.ray, "wait", lambda refs, **_: ([ref for ref in refs if ref == "stay"], refs))
     monkeypatch.setattr(calls.ray, "get", get)
-    with pytest.raises(calls.ProcessDied, match="the replay store died: The actor experienced an error"):
+    with pytest.raises(calls.ProcessDied, match="the learner 0 died: The actor experienced an error"):
         cluster.get("build", "a new inference server", 600.0)

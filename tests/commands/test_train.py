@@ -97,9 +97,11 @@ def test_a_time_limit_ends_the_run_after_one_update_at_least_with_an_evaluation_
 
 
 def test_resume_continues_counters_versions_and_metrics(tmp_path):
-    assert train(_config(tmp_path, train={"publish_every": 2, "eval_every": 0})) == 0
+    """With a flow policy; the other tests have OpenVLA-OFT."""
+    policy = {"name": "pi0", "random_steps": "last"}
+    assert train(_config(tmp_path, policy=policy, train={"publish_every": 2, "eval_every": 0})) == 0
     run = tmp_path / "run"
-    config = _config(tmp_path, train={"iterations": 5, "publish_every": 3})
+    config = _config(tmp_path, policy=policy, train={"iterations": 5, "publish_every": 3})
     assert train(config, resume=run) == 0
     metrics = _metrics(run)
     assert [m["iteration"] for m in metrics] == [0, 1, 2, 3, 4, 5]
@@ -160,21 +162,24 @@ def _send_to_one(driver: subprocess.Popen, role: str, number: int) -> None:
     raise AssertionError(f"no {role} among the processes of the run")
 
 
-def test_dead_workers_and_servers_are_replaced_during_an_update(tmp_path):
+def test_dead_workers_servers_and_stores_are_replaced_during_an_update(tmp_path):
     """While inference is offloaded. Other deaths: test_chaos."""
     costs = {"env": {"step_ms": 10.0}, "learner": {"latency_ms": 300.0}, "placement": {"offload": "always"}}
     process = _start(tmp_path, train=LONG | {"iterations": 24}, **costs)
     run = tmp_path / "run"
     _wait_for_iteration(run, 2, process)
-    for role in ("EnvWorkerProcess", "InferenceProcess"):
+    for role in ("EnvWorkerProcess", "InferenceProcess", "StoreProcess"):
         _send_to_one(process, role, signal.SIGKILL)
         _wait_for_iteration(run, _metrics(run)[-1]["iteration"] + 4, process)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     assert "env worker 0 is replaced: " in output
     assert "inference server 0 is replaced: " in output
+    assert "replay store 0 is replaced: " in output
+    assert [m["iteration"] for m in _metrics(run)] == list(range(1, 25))
+    assert all(map(_balanced, _metrics(run)))
     last = _metrics(run)[-1]
-    assert last["restarts"] >= 2
+    assert last["restarts"] >= 3
     assert last["restarts_of_run"] == 0
     assert last["episodes/lost"] > 0
     assert last["episodes/trained"] == 144

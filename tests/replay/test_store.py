@@ -350,6 +350,33 @@ def _finish(store: ReplayStore, episodes, successes, version=0) -> None:
         store.add(0, trajectory(episode, version=version, success=bool(success)))
 
 
+def test_another_store_goes_on_from_an_outline(make_store):
+    """What was running or waited to be trained is played again; what is being trained stays so."""
+    store = make_store(max_staleness=1)
+    episodes = store.take(0, 8, 0.0)
+    for episode in episodes[:6]:
+        store.add(0, trajectory(episode))
+    assert store.next_batch(5.0) is not None
+    outline = json.loads(json.dumps(store.outline()))
+    other = make_store(max_staleness=1)
+    other.restore(outline, [])
+    counters = other.counters()
+    assert {name: counters[name] for name in ("started", "lost", "in_training", "trained")} == {
+        "started": 8,
+        "lost": 4,
+        "in_training": 4,
+        "trained": 0,
+    }
+    assert _balanced(other)
+    again = other.take(0, 8, 0.0)
+    lost = [*episodes[6:], *episodes[4:6]]
+    assert [replace(e, id=0) for e in again] == [replace(e, id=0) for e in lost], "the gate admits no more"
+    other.advance(1)
+    assert other.counters()["trained"] == 4
+    assert len(other.take(0, 8, 0.0)) == 4
+    assert _balanced(other)
+
+
 def test_groups_begin_whole_and_share_task_and_placement(make_store):
     store = make_store(max_staleness=0, groups=GroupRules(2))
     first = store.take(0, 1, 0.0)

@@ -19,6 +19,10 @@ class ProcessDied(RecoverableError):
     """A process that the run needs has died."""
 
 
+class StoreLost(ProcessDied):
+    """The replay store has died: it can be replaced alone."""
+
+
 class ProcessFailed(RecoverableError):
     """A process that the run needs has raised an error."""
 

@@ -17,28 +17,24 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from vla_rl.cluster.calls import ProcessDied, ProcessFailed, describe, failure_of, gather
+from vla_rl.cluster.calls import ProcessDied, ProcessFailed, StoreLost, describe, failure_of, gather
 from vla_rl.cluster.deadlines import Deadlines
 from vla_rl.cluster.held_folder import sweep_leftovers
-from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, working_in
-from vla_rl.cluster.processes.env_worker import EnvWorkerProcess
-from vla_rl.cluster.processes.inference import InferenceProcess
-from vla_rl.cluster.processes.learner import LearnerProcess
-from vla_rl.cluster.processes.store import StoreProcess
-from vla_rl.cluster.processes.weight_relay import WeightRelayProcess, relay_source
-from vla_rl.cluster.processes.world_model import WorldModelProcess
+from vla_rl.cluster.launcher import Launcher
+from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
+from vla_rl.cluster.processes.weight_relay import relay_source
 from vla_rl.cluster.ray_session import RaySession
 from vla_rl.cluster.stats import Stats
 from vla_rl.cluster.supervision import Replacements, Supervision
 from vla_rl.cluster.survivors import Loop, Survivors, has_lost_another
-from vla_rl.cluster.variables import variables
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import RecoverableError, UserError
-from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.plan import STORE, Plan, Process, sharing_learner
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.rules import StoreRules
+
+_NOTICE_S = 2.0  # in which Ray tells of a death whose consequences were seen
 
 
 class Cluster:
@@ -48,11 +44,10 @@ class Cluster:
         self.config, self.plan, self.spec = config, plan, spec
         self.deadlines = Deadlines.of(config, spec)
         self._rules = rules
-        self._roles = _roles(config)
         self.notify: Callable[[str], None] = lambda text: None  # called with what happens to processes
         self.meanwhile: Callable[[], None] = lambda: None  # called every few seconds while somebody waits
         self._incarnations = Counter[int]()  # how often each env worker was replaced
-        self._replacements = Replacements([f"{p.role} {p.index}" for p in (*plan.workers, *plan.servers)])
+        self._replacements = Replacements([f"{p.role} {p.index}" for p in (*plan.workers, *plan.servers, STORE)])
         self._survivors = Survivors()
         self.store: ActorHandle
         self._forget()
@@ -61,6 +56,7 @@ class Cluster:
         """All processes."""
         self._loops: dict[ray.ObjectRef, Loop] = {}  # of processes that are replaced if they die
         self._vital: dict[ray.ObjectRef, str] = {}  # calls that end with processes without which nothing goes on
+        self._stranded: dict[ray.ObjectRef, Loop] = {}  # of env workers that have lost the store
         self._stats = Stats()
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
@@ -76,6 +72,7 @@ class Cluster:
         needs = SharedMemoryNeeds.of(self.config, self.spec, self.plan)
         needs.check()
         self._session = RaySession(self.config, needs.trajectories)
+        self._launch = Launcher(self.config, self.spec, self.plan, self._session)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -93,7 +90,7 @@ class Cluster:
 
     @property
     def restarts(self) -> int:
-        """Of env workers and inference servers."""
+        """Of env workers, inference servers and the store."""
         return self._replacements.count
 
     def progressed(self) -> None:
@@ -125,7 +122,7 @@ class Cluster:
             else:
                 candidates["inference server", i] = server
         try:
-            self._survivors = Survivors.of(self._loops, candidates, others)
+            self._survivors = Survivors.of(self._loops | self._stranded, candidates, others)
         except RayError:
             return False
         self._forget()
@@ -140,22 +137,17 @@ class Cluster:
         spec, plan = self.spec, self.plan
         self._session.begin()
         for node in {p.node for p in plan.servers}:
-            addresses = [self._address(p.index) for p in plan.servers if p.node == node]
+            addresses = [self._launch.pool(p.index) for p in plan.servers if p.node == node]
             self._session.call(node, "create_pools", addresses, spec, self.config.policy.spec(spec))
         placement = self.config.placement
         stall_s = max(placement.stall_timeout_s, 2e-3 * placement.max_wait_ms)  # requests may wait for others so long
         self._supervision = Supervision(self._session, plan, stall_s, self.deadlines.setup)
         kept, self._survivors = self._survivors.processes, Survivors()
-        self.learners = [  # first, as Ray starts processes in turn, and these take longest
-            self._actor(self._roles[1], p).remote(self.config, spec, p, len(plan.learners), self._lock_server(p))
-            for p in plan.learners
-        ]
+        self.learners = [self._launch.learner(p) for p in plan.learners]  # first: they take longest to start
         for learner, p in zip(self.learners, plan.learners, strict=True):
             self._vital[learner.stay.remote()] = f"{p.role} {p.index}"
-        self._servers = [kept.get(("inference server", p.index)) or self._new_server(p) for p in plan.servers]
-        self.store = self._actor(StoreProcess, concurrency=2 * len(plan.workers) + 17).remote(self._rules)
-        self._vital[self.store.stay.remote()] = STORE.role
-        self.store.beat.remote(self._supervision.address(STORE))
+        self._servers = [kept.get(("inference server", p.index)) or self._launch.server(p) for p in plan.servers]
+        self._start_store()
         self._workers = [self._new_worker(p, kept.get(("env worker", p.index))) for p in plan.workers]
         builds = [
             server.build.remote(self._attaches(i))
@@ -171,30 +163,27 @@ class Cluster:
             self._start_world_model(plan.world_model, state.parent if state else None)
 
     def _start_world_model(self, process: Process, checkpoint: Path | None) -> None:
-        self.world_model = self._actor(WorldModelProcess, process).remote(
-            self.config, self.spec, process, self._lock_server(process)
-        )
+        self.world_model = self._launch.world_model(process)
         self.get(self.world_model.setup.remote(self.store, checkpoint), "the world model", self.deadlines.setup)
         self.call_store("attach_world_model", self.world_model)
         position = len(self.plan.workers_of(0))
-        loop = self.world_model.run.remote(self._address(0), position, self.plan, self._supervision.address(process))
+        loop = self.world_model.run.remote(
+            self._launch.pool(0), position, self.plan, self._supervision.address(process)
+        )
         self._loops[loop] = ("world model", 0)
 
     def _set_up_learners(self, state: Path | None, policy_version: int) -> None:
         address = None  # on one machine, the ranks find each other by a file, and nothing listens
         if self._session.is_shared:
             address = self.get(self.learners[0].address.remote(), "the learner's address", self.deadlines.setup)
-        home = self.plan.learners[0].node
-        weights = _weights_path(self._session.folder(home))
+        weights = self._launch.weights(self.plan.learners[0].node)
         setups = [
             learner.setup.remote(address, weights, state, policy_version, self._supervision.address(p))
             for learner, p in zip(self.learners, self.plan.learners, strict=True)
         ]
         self.get(setups, "the learner to be built", self.deadlines.setup)
         for p in self.plan.relays:
-            relay = self._actor(WeightRelayProcess, p, concurrency=17).remote(
-                p, _weights_path(self._session.folder(p.node))
-            )
+            relay = self._launch.relay(p)
             self._vital[relay.stay.remote()] = f"{p.role} {p.index}"
             relay.beat.remote(self._supervision.address(p))
             source = [self.learners[0], *self._relays][relay_source(len(self._relays) + 1)]
@@ -206,46 +195,38 @@ class Cluster:
 
     def _connect(self, index: int) -> None:
         """Start the loop of an inference server that has been built."""
-        server, folder = self._servers[index], self._session.folder(self.plan.servers[index].node)
-        weights = _weights_path(folder) if self.learners else None
-        sharing = sharing_learner(self.config, self.plan, self.plan.servers[index])
-        path = folder / f"frozen{sharing}"
-        frozen = None if sharing is None else self.learners[sharing].share_frozen_weights.remote(path)
-        connection: ray.ObjectRef = server.connect.remote(self._address(index), weights, self.plan.max_batch, frozen)
+        server, process = self._servers[index], self.plan.servers[index]
+        weights = self._launch.weights(process.node) if self.learners else None
+        frozen: ray.ObjectRef | None = None
+        if (sharing := sharing_learner(self.config, self.plan, process)) is not None:
+            path = self._launch.frozen_weights(process, sharing)
+            frozen = self.learners[sharing].share_frozen_weights.remote(path)
+        connection: ray.ObjectRef = server.connect.remote(
+            self._launch.pool(index), weights, self.plan.max_batch, frozen
+        )
         self.get(connection, "an inference server to be connected", self.deadlines.setup)
-        self._loops[server.run.remote(self._supervision.address(self.plan.servers[index]))] = "inference server", index
+        self._loops[server.run.remote(self._supervision.address(process))] = "inference server", index
 
     def _attaches(self, server: int) -> bool:
         return bool(self.learners) and sharing_learner(self.config, self.plan, self.plan.servers[server]) is not None
 
-    def _actor(self, cls: type, process: Process | None = None, concurrency: int = 5) -> Any:
-        """A Ray actor class with options: the plan, not Ray, decides on which node it runs and which device it sees."""
-        node = process.node if process else 0
-        environment = variables(self.plan, process, self._session.gpus(node))
-        placed = self._session.placed(node)
-        here: Any = ray.remote(working_in(Path.cwd(), cls))
-        return here.options(max_concurrency=concurrency, runtime_env={"env_vars": environment}, **placed)
-
-    def _new_server(self, process: Process) -> ActorHandle:
-        return self._actor(self._roles[0], process).remote(self.config, self.spec, process, self._lock_server(process))
+    def _start_store(self) -> None:
+        self.store = self._launch.store(self._rules)
+        self._store_stays: ray.ObjectRef = self.store.stay.remote()
+        self._vital[self._store_stays] = STORE.role
+        self.store.beat.remote(self._supervision.address(STORE))
 
     def _new_worker(self, process: Process, kept: ActorHandle | None = None) -> ActorHandle:
         """Plays at once. ``kept``: a process that has played before."""
         number = process.index + self._incarnations[process.index] * len(self.plan.workers)
-        worker = kept or self._actor(EnvWorkerProcess, process).remote(
-            self.config, process, number, self._lock_server(process)
-        )
+        worker = kept or self._launch.worker(process, number)
         server = self.plan.server_of(process.index)
         position = self.plan.workers_of(server).index(process.index)
-        loop = worker.run.remote(
-            self._address(server), position, self.plan, self.store, self._supervision.address(process)
+        loop: ray.ObjectRef = worker.run.remote(
+            self._launch.pool(server), position, self.plan, self.store, self._supervision.address(process)
         )
         self._loops[loop] = ("env worker", process.index)
         return worker
-
-    def _address(self, server: int) -> PoolAddress:
-        folder = self._session.folder(self.plan.servers[server].node)
-        return PoolAddress(str(folder), f"server{server}", self.plan.clients_of(server), self.plan.envs_per_worker)
 
     def look(self) -> None:
         """Kill processes that make no progress, as if they had died; replace those whose pause is over."""
@@ -256,9 +237,6 @@ class Cluster:
             del self._to_replace[due]  # first, since this is called again while a new server is waited for
             self._replace(*due)
         self.meanwhile()
-
-    def _lock_server(self, process: Process) -> Path:
-        return self._session.lock_server(process.node)
 
     def publish(self, policy_version: int) -> None:
         """Weight sync: publish the learner's weights to the inference servers of all nodes."""
@@ -298,8 +276,8 @@ class Cluster:
     def get(self, refs: Any, what: str, timeout: float) -> Any:
         """The results of remote calls; all processes are watched while waiting.
 
-        An env worker or inference server that has ended is replaced; without a learner or the store, the cluster is
-        at its end. Raises as ``gather``.
+        An env worker or inference server that has ended is replaced; without a learner, the cluster is at its end. The
+        death of the store is left to whoever calls it next. Raises as ``gather``.
         """
         wanted = refs if isinstance(refs, list) else [refs]
         results = gather(wanted, what, timeout, self)
@@ -312,8 +290,14 @@ class Cluster:
         many, cannot be replaced.
         """
         failure = failure_of(ref)
-        if has_lost_another(failure):  # the worker itself is well: ``retire`` keeps it
-            raise ProcessDied(f"an env worker has lost the replay store: {describe(failure)}")
+        if ref == self._store_stays:
+            del self._vital[ref]
+            return
+        if has_lost_another(failure):  # the worker itself is well, and is kept
+            if self._loops[ref][0] != "env worker" or not self._has_lost_store():
+                raise ProcessDied(f"a process has lost the replay store: {describe(failure)}")
+            self._stranded[ref] = self._loops.pop(ref)
+            return
         if (name := self._vital.pop(ref, None)) is not None:
             raise ProcessDied(f"the {name} died: {'it returned' if failure is None else describe(failure)}")
         role, index = self._loops.pop(ref)
@@ -338,7 +322,7 @@ class Cluster:
         if role == "env worker":
             self._workers[index] = self._new_worker(self.plan.workers[index])
         else:
-            self._servers[index] = self._new_server(self.plan.servers[index])
+            self._servers[index] = self._launch.server(self.plan.servers[index])
             self.get(
                 self._servers[index].build.remote(self._attaches(index)), "a new inference server", self.deadlines.setup
             )
@@ -348,8 +332,50 @@ class Cluster:
                 self._connect(index)
 
     def call_store(self, method: str, *args: Any) -> Any:
-        """A quick call of the store."""
-        return self.get(getattr(self.store, method).remote(*args), f"the replay store ({method})", CALL_TIMEOUT_S)
+        """A quick call of the store. Raises StoreLost if it has died."""
+        with self.asking_store():
+            return self.get(getattr(self.store, method).remote(*args), f"the replay store ({method})", CALL_TIMEOUT_S)
+
+    @contextlib.contextmanager
+    def asking_store(self) -> Iterator[None]:
+        """Within the block, StoreLost says that it was the store that has died."""
+        try:
+            yield
+        except ProcessDied as error:
+            if self._has_lost_store():
+                raise StoreLost(f"the replay store died: {str(error).splitlines()[0]}") from error
+            raise
+
+    def _has_lost_store(self) -> bool:
+        return bool(ray.wait([self._store_stays], timeout=_NOTICE_S)[0])
+
+    def replace_store(self, record: dict[str, Any]) -> bool:
+        """A new store, open, in place of one that has died. Learners and inference go on; simulators are kept.
+
+        ``record``: of ``ReplayStore.outline``. Returns False where a whole restart is needed: another process is gone,
+        too, or a world model knows the old store. Raises ProcessDied or ProcessFailed if it has died too often.
+        """
+        vital = [ref for ref in self._vital if ref != self._store_stays]
+        if self.world_model is not None or (vital and ray.wait(vital, timeout=0.0)[0]):
+            return False
+        name = f"{STORE.role} {STORE.index}"
+        reason = self._replacements.admit(name, failure_of(self._store_stays))
+        self.notify(f"{name} is replaced: {reason}")
+        time.sleep(self._replacements.pause(name, time.monotonic()))
+        workers: dict[Loop, ActorHandle] = {("env worker", i): worker for i, worker in enumerate(self._workers)}
+        try:
+            kept = Survivors.of(self._loops | self._stranded, workers, [self.store]).processes
+        except RayError:
+            return False
+        self._loops = {ref: loop for ref, loop in self._loops.items() if loop not in workers}
+        self._to_replace = {loop: when for loop, when in self._to_replace.items() if loop not in workers}
+        self._stranded.clear()
+        self._vital.pop(self._store_stays, None)
+        self._start_store()
+        self.call_store("restore", record, [])
+        self.call_store("open")
+        self._workers = [self._new_worker(p, kept.get(("env worker", p.index))) for p in self.plan.workers]
+        return True
 
     def snapshot(self, folder: Path, metadata: dict[str, Any]) -> tuple[dict[str, Any], list[ray.ObjectRef]]:
         """Copy everything that a checkpoint holds, between two updates, and begin to write it into ``folder``.
@@ -375,15 +401,3 @@ class Cluster:
         use = self._session.lock_use()
         shared = [use[name] for name in self.plan.locks if name in use]
         return self._stats.ask(groups) | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
-
-
-def _weights_path(folder: Path) -> Path:
-    return folder / "weights"
-
-
-def _roles(config: RunConfig) -> tuple[type[InferenceProcess], type[LearnerProcess]]:
-    if config.placement.virtual is None:
-        return InferenceProcess, LearnerProcess
-    from vla_rl.cluster.processes.virtual import VirtualInferenceProcess, VirtualLearnerProcess
-
-    return VirtualInferenceProcess, VirtualLearnerProcess

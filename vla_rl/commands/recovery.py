@@ -1,8 +1,9 @@
-"""How a run goes on after it has lost a learner, its store or a node, or after something took too long.
+"""How a run goes on after it has lost a learner or a node, or after something took too long.
 
     failure ──▶ processes are ended ──▶ newest undamaged checkpoint ──▶ new processes
 
-Env workers and inference servers are replaced without that (``vla_rl.cluster``). What keeps coming ends the run.
+Env workers, inference servers and the store are replaced without that (``vla_rl.cluster``). What keeps coming ends the
+run.
 """
 
 import time

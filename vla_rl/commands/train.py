@@ -151,7 +151,7 @@ def main_loop(t: Trainer) -> bool:
             last = t.is_last()
             if last or t.due(t.config.publish_every) or t.due(train.eval_every):
                 t.publish()
-            t.cluster.call_store("advance", t.published_version)
+            t.ask_store("advance", t.published_version)
         metrics |= t.measure()
         if train.eval_episodes and (last or t.due(train.eval_every)):
             metrics |= t.evaluate()
@@ -164,7 +164,7 @@ def main_loop(t: Trainer) -> bool:
             t.settle(wait=True)
             if t.is_saved() and not t.stop.requested:
                 return True
-            t.cluster.call_store("open")
+            t.ask_store("open")
         elif last or t.stop.requested or (not t.diverges and (t.due(train.checkpoint_every) or t.improved())):
             t.checkpoint(t.cluster.plan)
     t.finish()

@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 
+from vla_rl.cluster.calls import StoreLost
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.commands.divergence import DivergenceGuard
 from vla_rl.commands.evaluate import STALL_S, run_evaluation
@@ -58,6 +59,7 @@ class Trainer:
         self._earlier_s = 0.0  # training time of earlier sessions of this run
         self._throughput = Throughput()
         self._imagines = False  # whether the world model passed its audit when it was asked last
+        self._outline: dict[str, Any] = {}  # of the store: what a new one would go on from
         self._outcomes = (0, 0)  # training episodes played and succeeded, at the previous iteration
         self._replanner: Replanner
 
@@ -79,6 +81,7 @@ class Trainer:
         self._replanner = Replanner(self.config, self.spec, name, memory, state.get("replanner"))
         if checkpoint:
             self.cluster.call_store("restore", state["store"], trajectories)
+        self._outline = self.cluster.call_store("outline")
         self.cluster.call_store("open")
         self.stop.graceful = True
 
@@ -106,10 +109,17 @@ class Trainer:
         deadline, progress = time.monotonic() + STALL_S, -1
         while not self.stop.requested:
             ref: Any = self.cluster.store.next_batch.remote(2.0)
-            if self.cluster.get(ref, "the next super-batch", 120.0) is not None:
-                self.cluster.progressed()
-                return ref
-            counters = self.cluster.call_store("counters")
+            try:
+                with self.cluster.asking_store():
+                    is_filled = self.cluster.get(ref, "the next super-batch", 120.0) is not None
+                if is_filled:
+                    self._outline = self.cluster.call_store("outline")
+                    self.cluster.progressed()
+                    return ref
+                counters = self.cluster.call_store("counters")
+            except StoreLost as lost:
+                self._replace_store(lost)
+                continue
             self.view.status(
                 f"filling the next super-batch: {counters['buffered']} of {self.config.train.batch_episodes} episodes, "
                 f"{counters['running']} running"
@@ -119,6 +129,25 @@ class Trainer:
             if time.monotonic() > deadline:
                 raise StallError(f"no episode finished for {STALL_S:.0f} s; the store's counters: {counters}")
         return None
+
+    def ask_store(self, method: str, *args: Any) -> Any:
+        """``Cluster.call_store``; a store that has died is replaced first."""
+        try:
+            return self.cluster.call_store(method, *args)
+        except StoreLost as lost:
+            self._replace_store(lost)
+            return self.cluster.call_store(method, *args)
+
+    def _replace_store(self, lost: StoreLost) -> None:
+        """The new one goes on from the last outline. Raises ``lost`` if there can be none."""
+        record = self._outline | {"published_version": self.published_version}
+        if self.policy_version == record["policy_version"]:  # the batch that was in training has been trained
+            ledger = record["ledger"]
+            trained = {"trained": ledger["trained"] + record["in_training"]}
+            record |= {"ledger": ledger | trained, "in_training": 0}
+        if not self.cluster.replace_store(record):
+            raise lost
+        self._outcomes = (0, 0)
 
     def update(self, batch_ref: Any) -> dict[str, float]:
         """Train on a super-batch; afterwards the policy version is one higher. Returns metrics.
@@ -195,7 +224,8 @@ class Trainer:
 
     def log(self, metrics: dict[str, float]) -> None:
         """Write the metrics of an iteration, and show them."""
-        counters = self.cluster.call_store("counters")
+        counters = self.ask_store("counters")
+        self._outline = self.ask_store("outline")
         played, succeeded = counters["played"] - self._outcomes[0], counters["succeeded"] - self._outcomes[1]
         self._outcomes = counters["played"], counters["succeeded"]
         if played:  # includes the episodes that GRPO filters out: what the policy can do
@@ -219,10 +249,11 @@ class Trainer:
 
     @contextlib.contextmanager
     def _attempt(self, what: str) -> Iterator[None]:
-        """A full disk does not end a run: within the block it is said, and what is left out is not vital."""
+        """Within the block, what is not vital: a full disk does not end a run, nor does a store that has died."""
         try:
-            yield
-        except OSError as error:
+            with self.cluster.asking_store():
+                yield
+        except (OSError, StoreLost) as error:
             self.view.say(f"iteration {self.policy_version}: {what} could not be written ({error}); the run goes on")
 
     def _elapsed(self) -> float:
@@ -250,9 +281,9 @@ class Trainer:
 
     def drain(self) -> None:
         """Let all running episodes end, so that the checkpoint that follows loses none."""
-        self.cluster.call_store("close")
+        self.ask_store("close")
         deadline = time.monotonic() + STALL_S
-        while (running := self.cluster.call_store("counters")["running"]) and time.monotonic() < deadline:
+        while (running := self.ask_store("counters")["running"]) and time.monotonic() < deadline:
             if self.stop.requested:
                 return
             self.view.status(f"migrating: waiting for {running} episodes to end")

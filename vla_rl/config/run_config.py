@@ -113,7 +113,7 @@ class TrainConfig(ConfigGroup):
     restarts: NonNegative = Field(
         5,
         description="How often within an hour the run is restarted from its newest checkpoint after it has lost a "
-        "learner, the replay store or a node, or something took too long; one more failure ends it.",
+        "learner or a node, or something took too long; one more failure ends it.",
     )
     max_minutes: PositiveFloat | None = Field(
         None,

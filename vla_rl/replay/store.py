@@ -313,32 +313,47 @@ class ReplayStore:
             self._changed.wait_for(lambda: not self._taken or self._filled is not None, timeout=60.0)
             if self._in_training:
                 raise RuntimeError(f"{self._in_training} episodes are being trained: checkpoint after advance()")
-            running = [
-                asdict(e) for _, e in self._running.values() if not e.evaluation and e.group not in self._given_up
-            ]
-            record = {
-                "ledger": asdict(self.ledger),
-                "policy_version": self._next_version,
-                "next_id": self._next_id,
-                "next_group": self._next_group,
-                "task_failure": list(self._tasks.failure),
-                "due": running + [asdict(e) for e in (*self._retries, *self._due) if not e.evaluation],
-                "lost": len(self._running),
-                "set_aside": self._set_aside,
-                "control_steps": self._steps,
-                "earlier": [len(part) for part in self._earlier],
-                "imagined": self._bundles.state(),
-            }
             again = [trajectory for part in self._earlier for trajectory in part]
+            record = self._record([]) | {"earlier": [len(part) for part in self._earlier]}
             return record, again + self._taken + list(self._buffer)
 
+    def outline(self) -> dict[str, Any]:
+        """``state`` without trajectories, at any moment: what another store goes on from if this one dies.
+
+        What waits to be trained will have been lost with it, and is played again.
+        """
+        with self._changed:
+            record = self._record([t.episode for t in (*self._taken, *self._buffer)])
+            return record | {"in_training": self._in_training, "published_version": self.published_version}
+
+    def _record(self, waiting: Sequence[EpisodeSpec]) -> dict[str, Any]:
+        """What ``restore`` needs, but trajectories. ``waiting``: finished episodes that will have been lost."""
+        running = [e for _, e in self._running.values() if not e.evaluation and e.group not in self._given_up]
+        due = [e for e in (*self._retries, *self._due) if not e.evaluation]
+        return {
+            "ledger": asdict(self.ledger),
+            "policy_version": self._next_version,
+            "next_id": self._next_id,
+            "next_group": self._next_group,
+            "task_failure": list(self._tasks.failure),
+            "due": [asdict(e) for e in (*running, *waiting, *due)],
+            "lost": len(self._running) + len(waiting),
+            "set_aside": self._set_aside,
+            "control_steps": self._steps,
+            "earlier": [],
+            "imagined": self._bundles.state(),
+        }
+
     def restore(self, record: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
-        """Continue from ``state()``. Episodes that were running then are counted as lost and scheduled again."""
+        """Continue from ``state()`` or ``outline()``. Episodes that were running then are counted as lost and
+        scheduled again."""
         with self._changed:
             self.ledger = Ledger(**record["ledger"])
             self.ledger.lost += record["lost"]
+            self._next_version = record["policy_version"]
             # a resumed run starts by publishing its newest weights
-            self.published_version = self._next_version = record["policy_version"]
+            self.published_version = record.get("published_version", self._next_version)
+            self._in_training = record.get("in_training", 0)
             self._next_id = record["next_id"]
             self._next_group = record["next_group"]
             self._tasks.restore(record["task_failure"])

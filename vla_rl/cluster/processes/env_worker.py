@@ -6,6 +6,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
 
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, PulseAddress, device_lease
 from vla_rl.config.run_config import RunConfig
@@ -46,12 +47,12 @@ class EnvWorkerProcess:
         from vla_rl.core.ipc.mailbox import WorkerMailbox
         from vla_rl.rollout.env_worker import EnvWorker
 
-        config = self._config
+        config, mailbox = self._config, WorkerMailbox(address, position)
         self._env, self._keeps_env = self._env or self._make_env(plan.envs_per_worker), False
         self._worker = EnvWorker(
             worker=self._number,
             env=self._env,
-            mailbox=WorkerMailbox(address, position),
+            mailbox=mailbox,
             assignments=StoreClient(store),
             policy=config.policy.spec(self._env.spec),
             splits=plan.splits,
@@ -62,9 +63,13 @@ class EnvWorkerProcess:
         self._worker.meter.observer = progress
         try:
             self._worker.run()
+        except RayActorError:  # the store is gone, and the simulator is well
+            self._keeps_env = True
+            raise
         finally:
             progress.rest()
             self._worker = None
+            mailbox.close()
             if not self._keeps_env:
                 self._env.close()
                 self._env = None

@@ -44,8 +44,10 @@ def _one(run: TrainingRun, rng: random.Random) -> tuple[str, psutil.Process] | N
 def _kill(run: TrainingRun, rng: random.Random) -> Injected | None:
     if (victim := _one(run, rng)) is None:
         return None
-    victim[1].kill()
-    return Injected(victim[0])
+    role, process = victim
+    is_over = _replacement(run, role, process)
+    process.kill()
+    return Injected(role, is_over)
 
 
 def _freeze(run: TrainingRun, rng: random.Random) -> Injected | None:
@@ -53,8 +55,20 @@ def _freeze(run: TrainingRun, rng: random.Random) -> Injected | None:
     if (victim := _one(run, rng)) is None:
         return None
     role, process = victim
+    is_over = _replacement(run, role, process)
     process.suspend()
-    return Injected(role, lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    return Injected(role, is_over)
+
+
+def _replacement(run: TrainingRun, role: str, process: psutil.Process) -> Callable[[], bool]:
+    """Whether there is another one in the place of ``process``."""
+    before = len(run.named(ROLES[role]))
+
+    def found() -> bool:
+        now = run.named(ROLES[role])
+        return process not in now and len(now) >= before
+
+    return found
 
 
 def _delay(run: TrainingRun, rng: random.Random) -> Injected | None:

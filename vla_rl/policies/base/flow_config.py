@@ -28,10 +28,10 @@ class FlowConfig(PolicyConfigBase):
     noise_level: PositiveFloat = Field(0.5, description="sde: scale of the noise, a in sigma = a sqrt(t / (1 - t)).")
     noise_low: PositiveFloat = Field(0.08, description="learned: smallest standard deviation of a random step.")
     noise_high: PositiveFloat = Field(0.16, description="learned: largest standard deviation of a random step.")
-    random_steps: Literal["one", "all"] = Field(
+    random_steps: Literal["one", "last", "all"] = Field(
         "one",
         description="Which denoising steps are random, and recorded. one: a step drawn for each chunk; learning then "
-        "evaluates the action expert once. all: every step.",
+        "evaluates the action expert once. last: the last step, whose noise no later step takes back. all: every step.",
     )
 
     @model_validator(mode="after")
@@ -52,7 +52,7 @@ class FlowConfig(PolicyConfigBase):
     @property
     def recorded_steps(self) -> int:
         """R, the number of random steps of one chunk."""
-        return 1 if self.random_steps == "one" else self.steps
+        return self.steps if self.random_steps == "all" else 1
 
     def spec(self, env: EnvSpec) -> PolicySpec:
         """With H actions of D numbers in the model, the record is, all of it normalized:

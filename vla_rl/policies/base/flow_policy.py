@@ -82,8 +82,7 @@ class FlowPolicy(Policy):
         """See ``Policy.act``. Greedy rows take every step without noise."""
         prefix = self.read(seen)
         recorded, total = self.recorded_steps, self.steps
-        last_first = total - recorded
-        first = (draws["which"] * (last_first + 1)).long().clamp(max=last_first)
+        first = self._first_random_step(draws["which"])
         x, chain, logprobs = draws["start"], [], []
         for number in range(total):
             step = torch.full_like(first, number)
@@ -151,6 +150,13 @@ class FlowPolicy(Policy):
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         return self.value_head.parameters()
+
+    def _first_random_step(self, drawn: Tensor) -> Tensor:
+        """Numbers [N], by numbers [N] drawn from [0, 1)."""
+        latest = self.steps - self.recorded_steps
+        if self.config.random_steps == "last":
+            return torch.full_like(drawn, latest, dtype=torch.long)
+        return (drawn * (latest + 1)).long().clamp(max=latest)
 
     def _step(self, prefix: FlowPrefix, x: Tensor, number: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and deviation of random denoising steps [N], and the velocity; [N, H, D] each."""

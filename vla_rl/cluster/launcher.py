@@ -1,0 +1,85 @@
+"""How the processes of a run are made: the options of each Ray actor, and the paths at which they find each other."""
+
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from vla_rl.cluster.processes.common import working_in
+from vla_rl.cluster.processes.env_worker import EnvWorkerProcess
+from vla_rl.cluster.processes.inference import InferenceProcess
+from vla_rl.cluster.processes.learner import LearnerProcess
+from vla_rl.cluster.processes.store import StoreProcess
+from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
+from vla_rl.cluster.processes.world_model import WorldModelProcess
+from vla_rl.cluster.ray_session import RaySession
+from vla_rl.cluster.variables import variables
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.ipc.mailbox import PoolAddress
+from vla_rl.core.records import EnvSpec
+from vla_rl.placement.plan import Plan, Process
+from vla_rl.replay.rules import StoreRules
+
+
+class Launcher:
+    """Makes the processes of a plan in a Ray session. They do nothing until they are called."""
+
+    def __init__(self, config: RunConfig, spec: EnvSpec, plan: Plan, session: RaySession) -> None:
+        self._config, self._spec, self._plan, self._session = config, spec, plan, session
+        self._server_class, self._learner_class = _roles(config)
+
+    def learner(self, process: Process) -> ActorHandle:
+        made = self._actor(self._learner_class, process)
+        return made.remote(self._config, self._spec, process, len(self._plan.learners), self._lock_server(process))
+
+    def server(self, process: Process) -> ActorHandle:
+        made = self._actor(self._server_class, process)
+        return made.remote(self._config, self._spec, process, self._lock_server(process))
+
+    def worker(self, process: Process, number: int) -> ActorHandle:
+        """``number``: see ``EnvWorkerProcess``."""
+        return self._actor(EnvWorkerProcess, process).remote(self._config, process, number, self._lock_server(process))
+
+    def store(self, rules: StoreRules) -> ActorHandle:
+        return self._actor(StoreProcess, concurrency=2 * len(self._plan.workers) + 17).remote(rules)
+
+    def relay(self, process: Process) -> ActorHandle:
+        """Of weights, to the process's node."""
+        return self._actor(WeightRelayProcess, process, concurrency=17).remote(process, self.weights(process.node))
+
+    def world_model(self, process: Process) -> ActorHandle:
+        made = self._actor(WorldModelProcess, process)
+        return made.remote(self._config, self._spec, process, self._lock_server(process))
+
+    def pool(self, server: int) -> PoolAddress:
+        """Where an inference server and its env workers meet."""
+        folder = self._session.folder(self._plan.servers[server].node)
+        return PoolAddress(str(folder), f"server{server}", self._plan.clients_of(server), self._plan.envs_per_worker)
+
+    def weights(self, node: int) -> Path:
+        """Of the published weights on a node."""
+        return self._session.folder(node) / "weights"
+
+    def frozen_weights(self, server: Process, learner: int) -> Path:
+        """Of the weights that a server attaches, of a learner on cores."""
+        return self._session.folder(server.node) / f"frozen{learner}"
+
+    def _lock_server(self, process: Process) -> Path:
+        return self._session.lock_server(process.node)
+
+    def _actor(self, cls: type, process: Process | None = None, concurrency: int = 5) -> Any:
+        """A Ray actor class with options: the plan, not Ray, decides on which node it runs and which device it sees."""
+        node = process.node if process else 0
+        environment = variables(self._plan, process, self._session.gpus(node))
+        placed = self._session.placed(node)
+        here: Any = ray.remote(working_in(Path.cwd(), cls))
+        return here.options(max_concurrency=concurrency, runtime_env={"env_vars": environment}, **placed)
+
+
+def _roles(config: RunConfig) -> tuple[type[InferenceProcess], type[LearnerProcess]]:
+    if config.placement.virtual is None:
+        return InferenceProcess, LearnerProcess
+    from vla_rl.cluster.processes.virtual import VirtualInferenceProcess, VirtualLearnerProcess
+
+    return VirtualInferenceProcess, VirtualLearnerProcess

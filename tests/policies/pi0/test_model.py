@@ -27,6 +27,7 @@ from vla_rl.policies.pi0.model import Pi0
 
 KINDS: dict[str, dict[str, Any]] = {
     "one": {},
+    "last": {"random_steps": "last", "noise_level": 0.9},
     "all": {"random_steps": "all"},
     "learned": {"random_steps": "all", "noise": "learned"},
     "padded": {"horizon": 6, "padded_dim": 9},
@@ -112,6 +113,14 @@ def test_noise_follows_the_temperature() -> None:
     greedy = choose(policy, greedy=True).record["actions"]
     distances = [(choose(policy, temperature=t).record["actions"] - greedy).abs().mean() for t in (1e-4, 0.5, 1.0)]
     assert distances[0] < distances[1] < distances[2]
+
+
+def test_the_last_step_alone_is_random() -> None:
+    policy = make(random_steps="last")
+    chosen, greedy = choose(policy), choose(policy, greedy=True)
+    assert (chosen.record["first"] == policy.steps - 1).all()
+    torch.testing.assert_close(chosen.record["chain"][:, 0], greedy.record["chain"][:, 0], atol=0, rtol=0)
+    assert (chosen.record["actions"] != greedy.record["actions"]).all()
 
 
 def test_a_constant_dimension_has_neither_noise_nor_density() -> None:

@@ -34,6 +34,13 @@ class RECAPConfig(ClippedValueConfig):
     positive_share: Fraction = Field(
         0.3, description="Share of a task's chunks that are called good: those with the highest advantages."
     )
+    bad_weight: float = Field(
+        1.0,
+        ge=0.0,
+        le=1.0,
+        description="Weight of the chunks that are not called good, under their own condition. 1: as published. As long "
+        "as a policy does not tell the conditions apart, good and bad chunks then cancel: it clones itself.",
+    )
     condition_after: NonNegative = Field(
         0,
         description="First iterations, in which the policy acts without a condition: needed if the warm start does not "
@@ -101,5 +108,7 @@ class RECAP(ClippedValue):
     def policy_loss(self, logprobs: Tensor, rows: RowTargets, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         from algos.cloning import weighted_cloning  # loads torch
 
+        bad = rows.condition == _BAD
+        weights = rows.weights.where(~bad, self.config.bad_weight * rows.weights)
         acted = rows.condition == _GOOD  # the others would be compared across prompts
-        return weighted_cloning(logprobs, rows, tokens, rows.weights, compared=acted)
+        return weighted_cloning(logprobs, rows, tokens, weights, compared=acted)

@@ -109,11 +109,20 @@ def test_conditioned_cloning_is_the_mean_of_all_chunks() -> None:
     assert_allclose(advantages, reference_advantages(case, config), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("value_clip", [0.2, None])
+@pytest.mark.parametrize(("value_clip", "bad_weight"), [(0.2, 1.0), (None, 0.25)])
 @pytest.mark.parametrize("seed", range(2))
-def test_conditioned_cloning_with_values_equals_the_reference(seed: int, value_clip: float | None) -> None:
+def test_conditioned_cloning_with_values_equals_the_reference(
+    seed: int, value_clip: float | None, bad_weight: float
+) -> None:
     """The loss of half of the chunks, as of a minibatch: every chunk is cloned, few of them train the value."""
-    config = RECAPConfig(value_coef=0.7, value_clip=value_clip, huber_delta=0.8, gamma=0.9, bootstrap="truncated")
+    config = RECAPConfig(
+        bad_weight=bad_weight,
+        value_coef=0.7,
+        value_clip=value_clip,
+        huber_delta=0.8,
+        gamma=0.9,
+        bootstrap="truncated",
+    )
     case = Case(config, seed, episodes=12)
     old = case.targets.old_values.astype(float)
     returns = np.array(reference_advantages(case, config)) + old
@@ -125,7 +134,7 @@ def test_conditioned_cloning_with_values_equals_the_reference(seed: int, value_c
     steps = valued = 0
     for m in rows.tolist():
         for k in range(case.batch.num_steps[m]):
-            policy -= sum(logprobs[m, k].tolist())
+            policy -= sum(logprobs[m, k].tolist()) * (bad_weight if case.targets.condition[m] == 2 else 1.0)
             steps += 1
         if case.targets.condition[m] == 0:
             value += value_loss_reference(values[m], returns[m], old[m], value_clip, config.huber_delta)

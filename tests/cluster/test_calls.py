@@ -37,20 +37,38 @@ def test_a_loop_that_ends_while_two_calls_are_waited_for_is_seen_once(monkeypatc
     assert watch.ended == ["loop"]
 
 
-def test_the_death_of_a_learner_is_seen_while_something_else_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a new inference server, on a node that is gone as a whole."""
+def _cluster(monkeypatch: pytest.MonkeyPatch, *dead: str) -> Any:
+    """One with calls that have ended because their processes have died."""
     config = RunConfig.model_validate({"env": {"name": "workload"}})
     rules = StoreRules.of(config, SPEC)
     cluster: Any = Cluster(config, make_plan(config, Resources(2, 1, "cpu")), SPEC, rules)
-    cluster._vital, cluster._store_stays = {"stay": "learner 0"}, "another"
+    cluster._vital, cluster._store_stays = {"learner stays": "learner 0", "store stays": "replay store"}, "store stays"
     cluster.look = lambda: None
 
     def get(refs: Any) -> Any:
-        if refs == "stay":
+        if refs in dead:
             raise RayActorError
         return refs
 
-    monkeypatch.setattr(calls.ray, "wait", lambda refs, **_: ([ref for ref in refs if ref == "stay"], refs))
+    monkeypatch.setattr(calls.ray, "wait", lambda refs, **_: ([ref for ref in refs if ref in dead], refs))
     monkeypatch.setattr(calls.ray, "get", get)
-    with pytest.raises(calls.ProcessDied, match="the learner 0 died: The actor experienced an error"):
-        cluster.get("build", "a new inference server", 600.0)
+    return cluster
+
+
+def test_the_death_of_a_learner_is_seen_while_something_else_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a new inference server, on a node that is gone as a whole."""
+    cluster = _cluster(monkeypatch, "learner stays")
+    for _ in range(2):  # also by whoever goes on in spite of it
+        with pytest.raises(calls.ProcessDied, match="the learner 0 died: The actor experienced an error"):
+            cluster.get("build", "a new inference server", 600.0)
+
+
+def test_a_store_is_replaced_alone_if_nothing_else_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = _cluster(monkeypatch, "store stays", "call")
+    with pytest.raises(calls.StoreLost, match="the replay store died: a process died"), alone.asking_store():
+        alone.get("call", "the next super-batch", 60.0)
+    both = _cluster(monkeypatch, "store stays", "learner stays", "call")
+    with pytest.raises(calls.ProcessDied) as error, both.asking_store():
+        both.get("call", "the next super-batch", 60.0)
+    assert not isinstance(error.value, calls.StoreLost), "with a node, all that it held is lost"
+    assert not both.replace_store({})

@@ -298,7 +298,7 @@ class Cluster:
                 raise ProcessDied(f"a process has lost the replay store: {describe(failure)}")
             self._stranded[ref] = self._loops.pop(ref)
             return
-        if (name := self._vital.pop(ref, None)) is not None:
+        if (name := self._vital.get(ref)) is not None:  # it stays there: whoever goes on in spite of it sees it, too
             raise ProcessDied(f"the {name} died: {'it returned' if failure is None else describe(failure)}")
         role, index = self._loops.pop(ref)
         if isinstance(failure, RayTaskError) and isinstance(failure.cause, UserError):
@@ -338,16 +338,21 @@ class Cluster:
 
     @contextlib.contextmanager
     def asking_store(self) -> Iterator[None]:
-        """Within the block, StoreLost says that it was the store that has died."""
+        """Within the block, StoreLost says that it was the store that has died, and nothing else that is vital."""
         try:
             yield
         except ProcessDied as error:
-            if self._has_lost_store():
+            if self._has_lost_store() and not self._has_lost_more():
                 raise StoreLost(f"the replay store died: {str(error).splitlines()[0]}") from error
             raise
 
     def _has_lost_store(self) -> bool:
         return bool(ray.wait([self._store_stays], timeout=_NOTICE_S)[0])
+
+    def _has_lost_more(self) -> bool:
+        """Than the store: what cannot be replaced alone."""
+        vital = [ref for ref in self._vital if ref != self._store_stays]
+        return bool(vital and ray.wait(vital, timeout=0.0)[0])
 
     def replace_store(self, record: dict[str, Any]) -> bool:
         """A new store, open, in place of one that has died. Learners and inference go on; simulators are kept.
@@ -355,8 +360,7 @@ class Cluster:
         ``record``: of ``ReplayStore.outline``. Returns False where a whole restart is needed: another process is gone,
         too, or a world model knows the old store. Raises ProcessDied or ProcessFailed if it has died too often.
         """
-        vital = [ref for ref in self._vital if ref != self._store_stays]
-        if self.world_model is not None or (vital and ray.wait(vital, timeout=0.0)[0]):
+        if self.world_model is not None or self._has_lost_more():
             return False
         name = f"{STORE.role} {STORE.index}"
         reason = self._replacements.admit(name, failure_of(self._store_stays))

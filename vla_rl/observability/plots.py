@@ -127,7 +127,7 @@ def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str
                 axis.fill_between(x / scale, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
             axis.set(title="rollouts (moving mean of 5)", xlabel=label, ylim=(0, 1), ylabel="success")
             axis.grid(alpha=0.3)
-        axes[0].legend(loc="lower right", fontsize=8)
+        axes[0].legend(loc="best", fontsize=8)
         _last_evaluations(axes[-1], variants)
 
 

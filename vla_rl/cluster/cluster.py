@@ -342,7 +342,7 @@ class Cluster:
         try:
             yield
         except ProcessDied as error:
-            if self._has_lost_store() and not self._has_lost_more():
+            if not self._has_lost_more() and self._has_lost_store():
                 raise StoreLost(f"the replay store died: {str(error).splitlines()[0]}") from error
             raise
 

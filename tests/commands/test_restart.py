@@ -20,6 +20,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.observability.callbacks import Callback
 
 LEARNER, STORE, KEPT = "ray::LearnerProc", "ray::StoreProces", ("ray::EnvWorkerPr", "ray::InferenceP")
+RAYLET = "raylet"
 
 
 def processes() -> dict[str, set[int]]:
@@ -27,7 +28,7 @@ def processes() -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for process in psutil.Process().children(recursive=True):
         found.setdefault(process.name()[:15], set()).add(process.pid)
-    return {name: found.get(name[:15], set()) for name in (LEARNER, STORE, *KEPT)}
+    return {name: found.get(name[:15], set()) for name in (LEARNER, STORE, *KEPT, RAYLET)}
 
 
 class Killer(Callback):
@@ -133,19 +134,21 @@ def test_what_is_loaded_is_kept(tmp_path: Path) -> None:
     values = {
         "env": {"name": "workload", "image_size": 24, "max_episode_steps": 8, "step_ms": 1.0},
         "policy": {"name": "openvla_oft", "size": "nano", "chunk_size": 8},
-        "train": {"iterations": 6, "batch_episodes": 4, "eval_episodes": 0, "checkpoint_every": 1},
+        "train": {"iterations": 20, "batch_episodes": 4, "eval_episodes": 0, "checkpoint_every": 1},
         "placement": {"env_workers": 2, "envs_per_worker": 2},
         "log": {"dir": str(tmp_path), "name": "run", "video": False, "tensorboard": False},
     }
-    killer = Killer({2: LEARNER, 4: STORE})
+    killer = Killer({2: LEARNER, 4: STORE, 6: RAYLET})
     result = run_training(RunConfig.model_validate(values), callbacks=[killer])
-    assert (result.iterations, result.metrics[-1]["restarts_of_run"]) == (6, 1), "the store is replaced alone"
-    assert [m["iteration"] for m in result.metrics] == [1, 2, 3, 4, 5, 6], "and every metric once"
-    first, between, last = killer.seen[1], killer.seen[3], killer.seen[6]
+    assert (result.iterations, result.metrics[-1]["restarts_of_run"]) == (20, 2), "the store is replaced alone"
+    assert [m["iteration"] for m in result.metrics] == list(range(1, 21)), "and every metric once"
+    first, between, last, without_ray = (killer.seen[i] for i in (1, 3, 6, 20))
     for name in KEPT:
         assert len(first[name]) == (2 if name.startswith("ray::Env") else 1)
         assert first[name] == between[name] == last[name], "the same processes"
     assert len({*first[STORE], *between[STORE], *last[STORE]}) == 3, "a new one each time"
     assert first[LEARNER] != between[LEARNER] == last[LEARNER], "new with the run, not with the store"
+    assert not any(last[name] & without_ray[name] for name in last), "without Ray, nothing goes on"
+    assert not any(psutil.pid_exists(pid) for pids in last.values() for pid in pids)
     assert all(ledger(m)["missing"] == 0 for m in result.metrics)
-    assert ledger(result.metrics[-1])["trained"] == 24
+    assert ledger(result.metrics[-1])["trained"] == 80

@@ -122,8 +122,9 @@ class Cluster:
             else:
                 candidates["inference server", i] = server
         try:
+            self._session.require_ray()
             self._survivors = Survivors.of(self._loops | self._stranded, candidates, others)
-        except RayError:
+        except (RayError, ProcessDied):
             return False
         self._forget()
         return True
@@ -360,6 +361,7 @@ class Cluster:
         ``record``: of ``ReplayStore.outline``. Returns False where a whole restart is needed: another process is gone,
         too, or a world model knows the old store. Raises ProcessDied or ProcessFailed if it has died too often.
         """
+        self._session.require_ray()
         if self.world_model is not None or self._has_lost_more():
             return False
         name = f"{STORE.role} {STORE.index}"

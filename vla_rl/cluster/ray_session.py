@@ -128,6 +128,17 @@ class RaySession:
         except RayActorError as error:
             raise ProcessDied(f"node {node} is lost: {describe(error)}") from None
 
+    def require_ray(self) -> None:
+        """Raise ProcessDied if Ray's own processes, which this run has started here, have ended.
+
+        The run's processes may live on and answer, while new ones are waited for in vain. Ray itself notices late.
+        """
+        node = getattr(ray._private.worker, "_global_node", None)
+        started = getattr(node, "all_processes", {})
+        for name in (ray_constants.PROCESS_TYPE_RAYLET, ray_constants.PROCESS_TYPE_GCS_SERVER):
+            if any(one.process.poll() is not None for one in started.get(name, ())):
+                raise ProcessDied(f"Ray's own process {name} has ended")
+
     def lock_use(self) -> dict[str, dict[str, float]]:
         """Totals of every device of every node that was leased."""
         use: dict[str, dict[str, float]] = {}

@@ -117,12 +117,13 @@ class Supervision:
     def look(self) -> list[str]:
         """What was killed just now. Call often; looks at most once a second, and waits for no other node.
 
-        Raises ProcessDied if another node is lost.
+        Raises ProcessDied if another node is lost, or Ray's own processes are.
         """
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_S:
             return []
         self._looked = now
+        self._session.require_ray()
         killed = []
         for node in sorted(self._paths):  # this one first, whatever becomes of the others
             for row, silent in (self._session.ask(node, "kill_overdue") or {}).items():

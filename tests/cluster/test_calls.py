@@ -1,5 +1,6 @@
 """vla_rl.cluster.calls: waiting for remote calls, with Ray replaced by calls that have all ended."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ def _cluster(monkeypatch: pytest.MonkeyPatch, *dead: str) -> Any:
     cluster: Any = Cluster(config, make_plan(config, Resources(2, 1, "cpu")), SPEC, rules)
     cluster._vital, cluster._store_stays = {"learner stays": "learner 0", "store stays": "replay store"}, "store stays"
     cluster.look = lambda: None
+    cluster._session = SimpleNamespace(require_ray=lambda: None)
 
     def get(refs: Any) -> Any:
         if refs in dead:

@@ -16,6 +16,7 @@ from vla_rl.commands.study import Run, execute_all, plan_runs, read_study
 
 STUDY = read_study(ROOT / "configs" / "studies" / "variants.yaml")
 SHORT = [
+    "train.iterations=14",
     "train.max_staleness=1",  # at 2, ratios of plain PPO stay clipped, and it gains little in so few updates
     "train.eval_episodes=100",
     "learner.warmup_iterations=3",
@@ -32,8 +33,7 @@ IN_EVERY_RUN = {
     "ppo, reuse 2",
     "recap",
 }
-# learn more slowly here: the warm start is too good for them
-ITERATIONS = {"awr": 24, "success-filtered cloning": 24, "iql, reuse 2": 24, "recap": 30}
+CLONING = {"awr", "success-filtered cloning", "iql, reuse 2", "recap"}  # learn more slowly: the start is too good
 # whose most likely actions hardly change in so few updates (from -4 to 11 points in eight runs): rollouts count instead
 SAMPLED_ALONE = {"recap"}
 JOBS = 2  # a run is given a core for inference and one for the learner, and needs about one in all
@@ -48,9 +48,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         variants = {name: changes for name, changes in STUDY.variants.items() if name in selected}
-        variants |= {
-            name: [*changes, f"train.iterations={ITERATIONS.get(name, 14)}"] for name, changes in variants.items()
-        }
+        variants |= {name: [*variants[name], "train.iterations=24"] for name in selected & CLONING}
         of_its_start = {_warm_start(changes): name for name, changes in reversed(variants.items())}
         others = set(variants) - set(of_its_start.values())
         variants |= {name: [*variants[name], "train.eval_start=false"] for name in others}

@@ -38,8 +38,8 @@ class RECAPConfig(ClippedValueConfig):
         1.0,
         ge=0.0,
         le=1.0,
-        description="Weight of the chunks that are not called good, under their own condition. 1: as published. As long "
-        "as a policy does not tell the conditions apart, good and bad chunks then cancel: it clones itself.",
+        description="Weight of the chunks that are not called good, under their own condition. 1: as published. As "
+        "long as a policy does not tell the conditions apart, good and bad chunks then cancel: it clones itself.",
     )
     condition_after: NonNegative = Field(
         0,

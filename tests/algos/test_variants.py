@@ -34,7 +34,7 @@ IN_EVERY_RUN = {
     "recap",
 }
 CLONING = {"awr", "success-filtered cloning", "iql, reuse 2", "recap"}  # learn more slowly: the start is too good
-# whose most likely actions hardly change in so few updates (from -4 to 11 points in eight runs): rollouts count instead
+# whose most likely actions hardly change in so few updates (from -4 to 11 points in ten runs): rollouts count instead
 SAMPLED_ALONE = {"recap"}
 JOBS = 2  # a run is given a core for inference and one for the learner, and needs about one in all
 

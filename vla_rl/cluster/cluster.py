@@ -359,7 +359,8 @@ class Cluster:
         """A new store, open, in place of one that has died. Learners and inference go on; simulators are kept.
 
         ``record``: of ``ReplayStore.outline``. Returns False where a whole restart is needed: another process is gone,
-        too, or a world model knows the old store. Raises ProcessDied or ProcessFailed if it has died too often.
+        too, or a world model knows the old store. Raises ProcessDied or ProcessFailed if it has died too often, and
+        ProcessDied if Ray's own processes have ended.
         """
         self._session.require_ray()
         if self.world_model is not None or self._has_lost_more():

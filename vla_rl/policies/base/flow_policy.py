@@ -152,7 +152,7 @@ class FlowPolicy(Policy):
         return self.value_head.parameters()
 
     def _first_random_step(self, drawn: Tensor) -> Tensor:
-        """Numbers [N], by numbers [N] drawn from [0, 1)."""
+        """Its number, int64 [N], in each row. ``drawn``: numbers [N] from [0, 1), by which it is chosen."""
         latest = self.steps - self.recorded_steps
         if self.config.random_steps == "last":
             return torch.full_like(drawn, latest, dtype=torch.long)

@@ -15,7 +15,17 @@ from torch import Tensor
 
 from gpu_checks.learning import make_learner, shared_folder, super_batch
 from gpu_checks.report import Report
-from gpu_checks.setting import Setting, checksum, config_of, copy_rates, fill_policy, make_policy, seconds, wait
+from gpu_checks.setting import (
+    Setting,
+    checksum,
+    config_of,
+    copy_rates,
+    fill_policy,
+    forget_peak,
+    make_policy,
+    seconds,
+    wait,
+)
 from gpu_checks.training import adapted_policy
 from vla_rl.core.ipc.frozen_weights import attach_frozen_weights, share_frozen_weights
 from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers, weights_nbytes
@@ -65,8 +75,9 @@ def _frozen(policy: Any) -> Iterable[Tensor]:
 
 
 def _lend(setting: Setting, report: Report, policy: Any) -> str:
-    before = torch.cuda.mem_get_info()[0] if setting.on_gpu else 0
     expected, root = checksum(_frozen(policy)), Path(__file__).resolve().parents[2]
+    forget_peak(setting)  # and what the checksum took
+    before = torch.cuda.mem_get_info()[0] if setting.on_gpu else 0
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "message"
         file.write_bytes(pickle.dumps((setting, share_frozen_weights(policy, Path(folder) / "frozen"))))
@@ -86,7 +97,8 @@ def borrow(file: str) -> None:
     policy = make_policy(setting, "cpu")  # pages that nothing writes to take no memory
     add_adapters(policy, LoraConfig(), seed=0)
     attach_frozen_weights(policy, message)
-    print(checksum(_frozen(policy)), torch.cuda.mem_get_info()[0] if setting.on_gpu else 0)
+    free = torch.cuda.mem_get_info()[0] if setting.on_gpu else 0  # before the checksum takes some
+    print(checksum(_frozen(policy)), free)
 
 
 def offload(setting: Setting, report: Report) -> None:

@@ -45,7 +45,7 @@ def train_large(setting: Setting, report: Report) -> None:
     short = ["algo=ppo", "env.tasks=[0]", "env.max_episode_steps=64", "train.iterations=5"]
     roomy = ["learner.activation_checkpointing=false", "policy.lora.merge_to_act=true"]
     half = setting.rows[-1] // 2
-    for rows, extra in ((half, []), (2 * half, [*roomy, "placement.compile_blocks=true"])) if large else ((half, []),):
+    for rows, extra in ((2 * half, [*roomy, "placement.compile_blocks=true"]), (half, [])) if large else ((half, []),):
         sizes = [f"learner.micro_batch={rows}", f"placement.max_batch={rows}", f"learner.precision={setting.dtype}"]
         _run(report, "configs/recipes/openvla_oft_lora_1gpu.yaml", *shapes, *sizes, *short, *extra)
 

@@ -44,10 +44,16 @@ def _measure(setting: Setting, report: Report, name: str, keys: dict[str, Any]) 
     draws = config.policy.spec(spec_of(setting.size)).draws
     for rows in setting.rows:
         call = _act(setting, policy, draws, rows)
-        report.attempt("act", lambda rows=rows, call=call: rows / seconds(setting, call), "chunks/s", policy=name, rows=rows)
+        report.attempt(
+            "act", lambda rows=rows, call=call: rows / seconds(setting, call), "chunks/s", policy=name, rows=rows
+        )
     for rows in setting.rows[-3:-1] or setting.rows[:1]:
         _learn(setting, report, policy, draws, rows, name)
     return built
+
+
+def _rate(setting: Setting, call: Callable[[], Any], rows: int) -> float:
+    return rows / seconds(setting, call)
 
 
 def _act(setting: Setting, policy: Policy, draws: Any, rows: int) -> Callable[[], Any]:

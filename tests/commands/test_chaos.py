@@ -79,7 +79,7 @@ def config(tmp_path: Path) -> Path:
         "policy": {"name": "openvla_oft", "size": "nano", "chunk_size": 8},
         "train": {"iterations": 5000, "batch_episodes": 6, "eval_episodes": 0, "checkpoint_every": 3},
         "placement": {"env_workers": 2, "envs_per_worker": 2, "stall_timeout_s": 6.0},
-        "log": {"dir": str(tmp_path), "name": "run", "video": False, "tensorboard": False},
+        "log": {"dir": str(tmp_path), "name": "run", "video": False},
     }
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(values))

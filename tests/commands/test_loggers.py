@@ -15,6 +15,7 @@ import pytest
 from envs import env_spec
 from tests import ROOT
 from tests.metrics_page import PAGE, documented, undocumented
+from tests.runtime_fakes import limited_files
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.config.run_config import RunConfig
 
@@ -63,6 +64,34 @@ def test_tensorboard_gets_metrics_tables_and_films(tmp_path: Path) -> None:
     (film,) = events.Images("eval/greedy_video")
     assert film.encoded_image_string.startswith(b"GIF89a")
     assert (tmp_path / "run/evaluations/000002-greedy.mp4").stat().st_size > 0
+
+
+def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def test_tensorboard_goes_on_after_the_disk_was_full(tmp_path: Path) -> None:
+    """A failure must not be raised again later: the run could not be restarted."""
+    config = RunConfig.model_validate({"env": {"name": "tabletop"}, "log": {"dir": str(tmp_path), "name": "run"}})
+    folder = RunFolder.create(config, env_spec(config.env), ["vla-rl"])
+    folder.log(1, {"a": 1.0})
+    with limited_files(0):
+        for iteration in (2, 3):
+            with pytest.raises(OSError, match="too large"):
+                folder.log(iteration, {"a": 1.0})
+    folder.log(4, {"a": 1.0})
+    assert scalars(tmp_path / "run/tensorboard", "a") == [(iteration, 1.0) for iteration in (1, 2, 3, 4)]
+    said: list[str] = []
+    with limited_files(60):  # room for the run's own files only
+        folder.go_back(said.append)  # there is no checkpoint: to the beginning
+    assert [text.partition(" (")[0] for text in said] == ["a logger could not write"]
+    folder.log(1, {"a": 1.5})
+    folder.close()
+    assert scalars(tmp_path / "run/tensorboard", "a") == [(1, 1.5)]
 
 
 def complete_records(file: Path) -> list[Any]:

@@ -3,17 +3,22 @@ evaluation a table of its tasks (``eval/KIND_tasks``) and a film (``eval/KIND_vi
 """
 
 import io
+import os
+import socket
 import time
 import uuid
+from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 
 from vla_rl.config.run_config import RunConfig
 
 _COLUMNS = ("task", "instruction", "episodes", "successes", "success", "success_low95", "success_high95")
+_KEPT_EVENTS = 1000  # for which the disk had no room
 _GIF_FRAMES, _GIF_SIZE = 60, 128  # TensorBoard shows no videos: a shorter and smaller animation
 
 
@@ -44,10 +49,12 @@ def open_loggers(path: Path, config: RunConfig, iteration: int | None) -> list[L
 
 
 class TensorBoardLogger:
-    def __init__(self, folder: Path, iteration: int | None) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    """Its methods raise OSError if the disk has no room; what could not be written is written with what comes next."""
 
-        self._writer = EventFileWriter(str(folder))
+    def __init__(self, folder: Path, iteration: int | None) -> None:
+        self._folder = folder
+        self._writer: Any = None  # a new file at the first event, and after a failure, which may leave part of a record
+        self._unwritten: deque[Any] = deque(maxlen=_KEPT_EVENTS)
         if iteration is not None:
             self.rewind(iteration)
 
@@ -55,12 +62,12 @@ class TensorBoardLogger:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         session = SessionLog(status=SessionLog.START)  # hides the events of later iterations
-        self._writer.add_event(Event(wall_time=time.time(), step=iteration + 1, session_log=session))
+        self._write(Event(wall_time=time.time(), step=iteration + 1, session_log=session))
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._write(iteration, [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()])
+        self._write_summary(iteration, [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()])
 
     def log_evaluation(
         self, iteration: int, kind: str, tasks: Sequence[Mapping[str, Any]], video: Path | None, frames: Sequence
@@ -78,17 +85,42 @@ class TensorBoardLogger:
             height, width = frames[0].shape[:2]
             image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=_gif(frames))
             values.append(Summary.Value(tag=f"eval/{kind}_video", image=image))
-        self._write(iteration, values)
+        self._write_summary(iteration, values)
 
-    def _write(self, iteration: int, values: Sequence[Any]) -> None:
+    def _write_summary(self, iteration: int, values: Sequence[Any]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._writer.add_event(Event(wall_time=time.time(), step=iteration, summary=Summary(value=values)))
-        self._writer.flush()
+        self._write(Event(wall_time=time.time(), step=iteration, summary=Summary(value=values)))
+
+    def _write(self, event: Any) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._unwritten.append(event)
+        try:
+            self._writer = self._writer or RecordWriter(self._new_file())
+            for waiting in self._unwritten:
+                self._writer.write(waiting.SerializeToString())
+            self._writer.flush()
+        except OSError:
+            with suppress(OSError):
+                self.close()
+            raise
+        self._unwritten.clear()
+
+    def _new_file(self) -> BinaryIO:
+        """TensorBoard reads all files of a folder in the order of their names."""
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._folder.mkdir(exist_ok=True)
+        self._unwritten.appendleft(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+        return (self._folder / name).open("xb")
 
     def close(self) -> None:
-        self._writer.close()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
 
 class WandbLogger:

@@ -14,6 +14,7 @@ runs/NAME/
     curves.png       drawn at the end
 """
 
+import contextlib
 import json
 import math
 import os
@@ -134,7 +135,10 @@ class RunFolder:
         self._unwritten.clear()
         self._rewind(iteration)
         for logger in self._loggers:
-            logger.rewind(iteration)
+            try:
+                logger.rewind(iteration)
+            except OSError as error:
+                say(f"a logger could not write ({error}); the run goes on")
         return checkpoint
 
     @property
@@ -224,7 +228,8 @@ class RunFolder:
     def close(self) -> None:
         """A new run that has logged nothing, and cannot be continued, leaves no folder."""
         for logger in self._loggers:
-            logger.close()
+            with contextlib.suppress(OSError):  # of a disk without room: the run's own files say so
+                logger.close()
         self._loggers = []
         if self._is_new and not self._metrics_file.exists() and not self.checkpoints.complete():
             shutil.rmtree(self.path, ignore_errors=True)

@@ -24,6 +24,7 @@ def summarize(events: Sequence[Mapping[str, Any]], run: Path, undisturbed: Path)
         costs.setdefault(event["kind"], []).append(event["seconds"])
     usual = float(np.median(np.diff([r["time"] for r in calm if r["iteration"] > 0]) if len(calm) > 2 else [0.0]))
     rates = {"disturbed": _per_minute(disturbed), "undisturbed": _per_minute(calm)}
+    steps = {"disturbed": _steps_per_second(disturbed), "undisturbed": _steps_per_second(calm)}
     return {
         "faults": {
             kind: {"count": len(s), "mean_s": float(np.mean(s)), "median_s": float(np.median(s)), "max_s": max(s)}
@@ -33,8 +34,9 @@ def summarize(events: Sequence[Mapping[str, Any]], run: Path, undisturbed: Path)
         "resumed": sum(event["resumed"] for event in events),
         "usual_iteration_s": usual,
         "updates_per_minute": rates,
+        "trained_steps_per_s": steps,
         "longest_pause_s": {"disturbed": _longest_pause(disturbed), "undisturbed": _longest_pause(calm)},
-        "throughput": rates["disturbed"] / rates["undisturbed"] if rates["undisturbed"] else None,
+        "throughput": steps["disturbed"] / steps["undisturbed"] if steps["undisturbed"] else None,
         "ledger": ledger(disturbed[-1]),
         "unbalanced_iterations": [int(r["iteration"]) for r in disturbed if not adds_up(ledger(r))],
         "set_aside": int(disturbed[-1].get("episodes/set_aside", 0)),
@@ -64,6 +66,12 @@ def _per_minute(metrics: Metrics) -> float:
     return 60 * (metrics[-1]["iteration"] - metrics[0]["iteration"]) / span if span > 0 else 0.0
 
 
+def _steps_per_second(metrics: Metrics) -> float:
+    """Control steps that kept updates were trained on: updates themselves get shorter as a policy gets better."""
+    span = metrics[-1]["time"] - metrics[0]["time"]
+    return sum(r.get("rollout/env_steps", 0.0) for r in metrics[1:]) / span if span > 0 else 0.0
+
+
 def _longest_pause(metrics: Metrics) -> float:
     """Between two updates, in seconds."""
     times = [r["time"] for r in metrics]
@@ -87,6 +95,7 @@ def _equal_weights(run: Path, undisturbed: Path) -> bool | None:
 
 def _markdown(summary: Mapping[str, Any], title: str) -> str:
     rates, success, pauses = summary["updates_per_minute"], summary["success"], summary["longest_pause_s"]
+    steps = summary["trained_steps_per_s"]
     rows = [
         f"| {kind} | {f['count']} | {f['median_s']:.1f} | {f['mean_s']:.1f} | {f['max_s']:.1f} |"
         for kind, f in summary["faults"].items()
@@ -108,8 +117,10 @@ def _markdown(summary: Mapping[str, Any], title: str) -> str:
         f"- The command was started again {summary['resumed']} times (after the driver had been killed).",
         f"- Ledger at the end: {counted}. Iterations at which it did not add up: "
         f"{len(summary['unbalanced_iterations'])}. Set aside: {summary['set_aside']}.",
-        f"- Updates per minute: {rates['disturbed']:.2f} with faults, {rates['undisturbed']:.2f} without"
-        + (f" ({summary['throughput']:.0%})." if summary["throughput"] is not None else "."),
+        f"- Throughput, control steps trained on per second: {steps['disturbed']:.1f} with faults, "
+        f"{steps['undisturbed']:.1f} without" + (f" ({summary['throughput']:.0%})." if summary["throughput"] else "."),
+        f"- Updates per minute: {rates['disturbed']:.2f} with faults, {rates['undisturbed']:.2f} without. They take "
+        "fewer steps as a policy gets better.",
         f"- Longest time between two updates: {pauses['disturbed']:.1f} s with faults, "
         f"{pauses['undisturbed']:.1f} s without.",
         f"- Success of the last {_WINDOW} iterations: {_percent(success['disturbed'])} with faults, "

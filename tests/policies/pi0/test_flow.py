@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -36,13 +37,43 @@ def test_random_steps_keep_the_distribution_of_the_deterministic_ones(level: flo
     assert x.std().item() == pytest.approx(STD, abs=0.02)
 
 
+@pytest.mark.parametrize("steps", [4, 200])
+def test_replacing_noise_adds_none_however_long_the_steps(steps: int) -> None:
+    """All data are one action, so that predictions are exact: what differs from it at t' is noise of deviation t'."""
+    assert noise_left(flow.cps_step, steps) == pytest.approx([1 - (n + 1) / steps for n in range(steps)], abs=0.02)
+    assert noise_left(flow.sde_step, 4)[-1] > 0.15, (
+        "with few steps, the stochastic equation leaves noise in the actions"
+    )
+
+
+def noise_left(step: Callable[..., tuple[Tensor, Tensor]], steps: int) -> list[float]:
+    generator = torch.Generator().manual_seed(0)
+    x, left = torch.randn(4000, 2, 3, generator=generator), []
+    for number in range(steps):
+        time, length = flow.step_times(steps, torch.full((len(x),), number), 1)
+        mean, deviation = step(x, (x - MEAN) / time[:, :1, None], time[:, 0], length, 0.7)
+        x = mean + deviation * torch.randn(x.shape, generator=generator)
+        left.append((x - (1 - float(time[0, 0]) + length) * MEAN).std().item())
+    return left
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_the_last_step_replaces_nothing(share: float) -> None:
+    time, length = flow.step_times(4, torch.full((2,), 3), 1)
+    x, velocity = torch.randn(2, 1, 5), torch.randn(2, 1, 5)
+    mean, deviation = flow.cps_step(x, velocity, time[:, 0], length, share)
+    assert deviation.abs().max() == 0
+    torch.testing.assert_close(mean, flow.ode_step(x, velocity, length))
+
+
 def test_without_noise_a_random_step_is_the_deterministic_one() -> None:
     x, velocity = torch.randn(3, 2, 4), torch.randn(3, 2, 4)
     for number in range(4):
         time, length = flow.step_times(4, torch.full((3,), number), 1)
-        mean, deviation = flow.sde_step(x, velocity, time[:, 0], length, level=0.0)
-        torch.testing.assert_close(mean, flow.ode_step(x, velocity, length))
-        assert deviation.abs().max() == 0
+        for step in (flow.sde_step, flow.cps_step):
+            mean, deviation = step(x, velocity, time[:, 0], length, 0.0)
+            torch.testing.assert_close(mean, flow.ode_step(x, velocity, length))
+            assert deviation.abs().max() == 0
 
 
 def test_the_first_step_is_finite() -> None:

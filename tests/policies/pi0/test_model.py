@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "one": {},
     "last": {"random_steps": "last", "noise_level": 0.9},
     "all": {"random_steps": "all"},
+    "cps": {"random_steps": "all", "noise": "cps", "noise_level": 1.0},
     "learned": {"random_steps": "all", "noise": "learned"},
     "padded": {"horizon": 6, "padded_dim": 9},
 }
@@ -121,6 +122,25 @@ def test_the_last_step_alone_is_random() -> None:
     assert (chosen.record["first"] == policy.steps - 1).all()
     torch.testing.assert_close(chosen.record["chain"][:, 0], greedy.record["chain"][:, 0], atol=0, rtol=0)
     assert (chosen.record["actions"] != greedy.record["actions"]).all()
+
+
+@pytest.mark.parametrize(("random_steps", "first"), [("all", {0}), ("last", {2}), ("one", {0, 1, 2})])
+def test_replaced_noise_ends_before_the_last_step(random_steps: str, first: set[int]) -> None:
+    policy = make(random_steps=random_steps, noise="cps")
+    found = policy.act(observations(32), draws_for(policy, 32), torch.zeros(32, dtype=torch.bool), 1.0).record
+    assert set(found["first"].tolist()) == first
+    assert found["chain"].shape[1] == (4 if random_steps == "all" else 2)
+    demonstrated = policy.encode(np.zeros((32, 4, 7), np.float32), np.random.default_rng(0))["first"]
+    assert set(demonstrated) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [({"noise_level": 1.2}, "noise_level=1.2 to 1"), ({"denoise_steps": 1}, "raise denoise_steps=1")],
+)
+def test_noise_that_cannot_be_replaced_is_refused(keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Pi0Config(noise="cps", **keys)
 
 
 def test_a_constant_dimension_has_neither_noise_nor_density() -> None:

@@ -47,6 +47,27 @@ def sde_step(x: Tensor, velocity: Tensor, time: Tensor, length: float, level: fl
     return mean, sigma * math.sqrt(length)
 
 
+def cps_step(x: Tensor, velocity: Tensor, time: Tensor, length: float, share: float) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of one step that replaces a part of the noise, but adds none (Flow-CPS).
+
+        mean = (1 - t') actions + t' cos(share pi / 2) noise,  t' = t - d
+        deviation = t' sin(share pi / 2)
+
+    Coefficients-preserving sampling (arXiv:2509.05952): whatever the share and however long the steps, the noise that
+    is left has the size that the network expects at t'. ``sde_step`` leaves more with few steps. The last step,
+    to t' = 0, is deterministic.
+
+    Args:
+        share: of the noise that is replaced, from 0 (none, an Euler step) to 1 (all: only the predicted actions stay).
+
+    The rest is as for ``sde_step``.
+    """
+    t = time[:, None, None]
+    later, angle = t - length, 0.5 * math.pi * share
+    actions, noise = x - t * velocity, x + (1.0 - t) * velocity
+    return (1.0 - later) * actions + later * math.cos(angle) * noise, later * math.sin(angle)
+
+
 def gaussian_logprob(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """Log-density of each number of ``x`` under independent normal distributions."""
     z = (x - mean) / deviation

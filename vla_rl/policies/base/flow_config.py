@@ -20,24 +20,38 @@ class FlowConfig(PolicyConfigBase):
     denoise_steps: Positive | None = Field(
         None, description="Denoising steps of an action chunk; null: as many as the checkpoint says."
     )
-    noise: Literal["sde", "learned"] = Field(
+    noise: Literal["sde", "cps", "learned"] = Field(
         "sde",
         description="Where the noise of a random denoising step comes from. sde (Flow-SDE): a stochastic equation with "
-        "the marginals of the deterministic one. learned (Flow-Noise): a trained head gives its deviation.",
+        "the marginals of the deterministic one. cps (Flow-CPS): a part of the noise that is still there is replaced, "
+        "in all steps but the last. learned (Flow-Noise): a trained head gives its deviation.",
     )
-    noise_level: PositiveFloat = Field(0.5, description="sde: scale of the noise, a in sigma = a sqrt(t / (1 - t)).")
+    noise_level: PositiveFloat = Field(
+        0.5,
+        description="sde: scale of the noise, a in sigma = a sqrt(t / (1 - t)). cps: the share of the noise that is "
+        "replaced, at most 1.",
+    )
     noise_low: PositiveFloat = Field(0.08, description="learned: smallest standard deviation of a random step.")
     noise_high: PositiveFloat = Field(0.16, description="learned: largest standard deviation of a random step.")
     random_steps: Literal["one", "last", "all"] = Field(
         "one",
         description="Which denoising steps are random, and recorded. one: a step drawn for each chunk; learning then "
-        "evaluates the action expert once. last: the last step, whose noise no later step takes back. all: every step.",
+        "evaluates the action expert once. last: the last step, whose noise no later step takes back. all: every step. "
+        "With noise=cps, of those before the last.",
     )
 
     @model_validator(mode="after")
     def _limits_are_ordered(self) -> Self:
         if self.noise_low >= self.noise_high:
             raise ValueError(f"noise_low={self.noise_low} is not below noise_high={self.noise_high}: lower it")
+        return self
+
+    @model_validator(mode="after")
+    def _noise_can_be_replaced(self) -> Self:
+        if self.noise == "cps" and self.noise_level > 1.0:
+            raise ValueError(f"noise=cps replaces at most all noise: lower noise_level={self.noise_level} to 1")
+        if self.noise == "cps" and self.steps < 2:
+            raise ValueError("noise=cps leaves the last denoising step without noise: raise denoise_steps=1")
         return self
 
     @property
@@ -52,7 +66,12 @@ class FlowConfig(PolicyConfigBase):
     @property
     def recorded_steps(self) -> int:
         """R, the number of random steps of one chunk."""
-        return self.steps if self.random_steps == "all" else 1
+        return self.noisy_steps if self.random_steps == "all" else 1
+
+    @property
+    def noisy_steps(self) -> int:
+        """How many denoising steps, from the first on, can be random."""
+        return self.steps - (self.noise == "cps")
 
     def spec(self, env: EnvSpec) -> PolicySpec:
         """With H actions of D numbers in the model, the record is, all of it normalized:

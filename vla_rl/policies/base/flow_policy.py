@@ -43,7 +43,8 @@ class FlowPolicy(Policy):
     noise_head: nn.Linear | None
     model_lengths: tuple[int, int]  # H, D
     action_dim: int  # A
-    steps: int  # S, and R of them random: kept, because the config looks them up in the checkpoint's files
+    steps: int  # S, those that can be random, and R that are: the config looks them up in the checkpoint's files
+    noisy_steps: int
     recorded_steps: int
 
     def add_heads(self, width: int, proprio_dim: int, expert_width: int | None) -> None:
@@ -55,6 +56,7 @@ class FlowPolicy(Policy):
             expert_width: of the hidden states that ``velocity`` returns; None: it returns none.
         """
         self.steps, self.recorded_steps = self.config.steps, self.config.recorded_steps
+        self.noisy_steps = self.config.noisy_steps
         self.value_head = ValueHead(width + proprio_dim, *_VALUE_HIDDEN)
         learned = self.config.noise == "learned"
         if learned and expert_width is None:
@@ -93,7 +95,8 @@ class FlowPolicy(Policy):
             plain = flow.ode_step(x, velocity, 1.0 / total)
             chosen = torch.where(greedy[:, None, None], plain, mean + deviation * noise)
             chain.append(x)
-            logprobs.append(flow.gaussian_logprob(chosen, mean, deviation) * random[:, None, None])
+            density = flow.gaussian_logprob(chosen, mean, deviation)
+            logprobs.append(torch.where(random[:, None, None], density, 0.0))  # a step without noise has none
             x = torch.where(random[:, None, None], chosen, plain)
         chain.append(x)
         window = first[:, None] + torch.arange(recorded + 1, device=x.device)
@@ -139,7 +142,7 @@ class FlowPolicy(Policy):
         """
         target, recorded = self._padded(actions), self.recorded_steps
         noise = rng.standard_normal(target.shape, dtype=np.float32)
-        first = rng.integers(self.steps - recorded + 1, size=len(target)).astype(np.int32)
+        first = rng.integers(self.noisy_steps - recorded + 1, size=len(target)).astype(np.int32)
         number = first[:, None] + np.arange(recorded + 1)
         time = (1.0 - number / self.steps).astype(np.float32)[:, :, None, None]
         chain = time * noise[:, None] + (1.0 - time) * target[:, None]
@@ -153,7 +156,7 @@ class FlowPolicy(Policy):
 
     def _first_random_step(self, drawn: Tensor) -> Tensor:
         """Its number, int64 [N], in each row. ``drawn``: numbers [N] from [0, 1), by which it is chosen."""
-        latest = self.steps - self.recorded_steps
+        latest = self.noisy_steps - self.recorded_steps
         if self.config.random_steps == "last":
             return torch.full_like(drawn, latest, dtype=torch.long)
         return (drawn * (latest + 1)).long().clamp(max=latest)
@@ -164,7 +167,8 @@ class FlowPolicy(Policy):
         time = times[:, 0]
         velocity, hidden = self.velocity(prefix, x, time)
         if self.noise_head is None:
-            mean, deviation = flow.sde_step(x, velocity, time, length, self.config.noise_level)
+            random_step = flow.cps_step if self.config.noise == "cps" else flow.sde_step
+            mean, deviation = random_step(x, velocity, time, length, self.config.noise_level)
             return mean, (temperature * deviation).expand_as(x), velocity
         low, high = np.log(self.config.noise_low), np.log(self.config.noise_high)
         deviation = torch.exp(low + (high - low) * torch.sigmoid(self.noise_head(hidden).float()))

@@ -219,15 +219,23 @@ class Cluster:
 
     def _new_worker(self, process: Process, kept: ActorHandle | None = None) -> ActorHandle:
         """Plays at once. ``kept``: a process that has played before."""
-        number = process.index + self._incarnations[process.index] * len(self.plan.workers)
-        worker = kept or self._launch.worker(process, number)
+        worker = kept or self._launch.worker(process)
         server = self.plan.server_of(process.index)
         position = self.plan.workers_of(server).index(process.index)
         loop: ray.ObjectRef = worker.run.remote(
-            self._launch.pool(server), position, self.plan, self.store, self._supervision.address(process)
+            self._number(process.index),
+            self._launch.pool(server),
+            position,
+            self.plan,
+            self.store,
+            self._supervision.address(process),
         )
         self._loops[loop] = ("env worker", process.index)
         return worker
+
+    def _number(self, worker: int) -> int:
+        """By which the store knows an env worker until it is replaced."""
+        return worker + self._incarnations[worker] * len(self.plan.workers)
 
     def look(self) -> None:
         """Kill processes that make no progress, as if they had died; replace those whose pause is over."""
@@ -312,16 +320,18 @@ class Cluster:
         pause = self._replacements.pause(name, now)
         self.notify(f"{name} is replaced{f' in {pause:.0f} s' if pause else ''}: {reason}")
         if role == "env worker":
-            self.store.worker_lost.remote(index + self._incarnations[index] * len(self._workers))
+            self.store.worker_lost.remote(self._number(index))
             self._incarnations[index] += 1
         if pause:
             self._to_replace[role, index] = now + pause
         else:
-            self._replace(role, index)
+            self._replace(role, index, is_alive=isinstance(failure, RayTaskError))
 
-    def _replace(self, role: str, index: int) -> None:
+    def _replace(self, role: str, index: int, is_alive: bool = False) -> None:
+        """``is_alive``: whether the process has raised an error, and can play with a new simulator."""
         if role == "env worker":
-            self._workers[index] = self._new_worker(self.plan.workers[index])
+            kept = self._workers[index] if is_alive else None
+            self._workers[index] = self._new_worker(self.plan.workers[index], kept)
         else:
             self._servers[index] = self._launch.server(self.plan.servers[index])
             self.get(

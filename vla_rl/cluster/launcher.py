@@ -37,9 +37,8 @@ class Launcher:
         made = self._actor(self._server_class, process)
         return made.remote(self._config, self._spec, process, self._lock_server(process))
 
-    def worker(self, process: Process, number: int) -> ActorHandle:
-        """``number``: see ``EnvWorkerProcess``."""
-        return self._actor(EnvWorkerProcess, process).remote(self._config, process, number, self._lock_server(process))
+    def worker(self, process: Process) -> ActorHandle:
+        return self._actor(EnvWorkerProcess, process).remote(self._config, process, self._lock_server(process))
 
     def store(self, rules: StoreRules) -> ActorHandle:
         return self._actor(StoreProcess, concurrency=2 * len(self._plan.workers) + 17).remote(rules)

@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants
+from ray._private.node import Node as RayNode
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -164,7 +165,7 @@ def _start_ray(session: Path, object_store_bytes: int) -> None:
         "RAY_preallocate_plasma_memory", "1"
     )  # a sparse store would end processes when memory is full
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")  # a history of all calls, which grows for days
-    with _own_code_first(), _only_the_driver_is_told_to_stop(), _on_the_loopback_interface():
+    with _own_code_first(), _only_the_driver_is_told_to_stop(), _on_the_loopback_interface(), _without_observers():
         try:
             ray.init(
                 address="local",  # whatever RAY_ADDRESS names
@@ -229,6 +230,25 @@ def _on_the_loopback_interface() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def _without_observers() -> Iterator[None]:
+    """Within the block, Ray starts without the server of its dashboard, autoscaler and log monitor. Nothing here asks
+    them, and they take as long to start as the rest of Ray, which waits for the first of them."""
+
+    def none(node: RayNode, **about: Any) -> None:
+        node._webui_url = ""
+
+    methods = ("start_api_server", "start_monitor", "start_log_monitor")
+    before = {name: getattr(RayNode, name) for name in methods}
+    try:
+        for name in methods:
+            setattr(RayNode, name, none)
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(RayNode, name, method)
 
 
 @contextlib.contextmanager

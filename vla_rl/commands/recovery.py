@@ -24,7 +24,7 @@ from vla_rl.placement.planner import plan_of_record
 from vla_rl.replay.trajectory_file import load_trajectories
 
 _WINDOW_S = 3600.0
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 5.0, 120.0  # before a restart that follows another one without an update in between
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 120.0  # before a restart that follows another one without an update in between
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,19 +29,26 @@ class StoreClient:
 
 
 class EnvWorkerProcess:
-    def __init__(self, config: RunConfig, process: Process, number: int, lock_server: Path) -> None:
-        """``number``: by which the store knows this worker, and none of those that it replaces."""
-        self._config, self._process, self._number, self._lock_server = config, process, number, lock_server
+    def __init__(self, config: RunConfig, process: Process, lock_server: Path) -> None:
+        self._config, self._process, self._lock_server = config, process, lock_server
         self._thread = ThreadPoolExecutor(1, "simulator")  # of all runs: an OpenGL context belongs to one thread
         self._env: Any = None
         self._keeps_env = False
         self._worker: Any = None
 
-    def run(self, address: PoolAddress, position: int, plan: Plan, store: ActorHandle, pulse: PulseAddress) -> None:
-        """Play until ``stop``. ``position``: of this worker among those of its inference server."""
-        self._thread.submit(self._run, address, position, plan, store, pulse).result()
+    def run(
+        self, number: int, address: PoolAddress, position: int, plan: Plan, store: ActorHandle, pulse: PulseAddress
+    ) -> None:
+        """Play until ``stop``; after an error, with new simulators.
 
-    def _run(self, address: PoolAddress, position: int, plan: Plan, store: ActorHandle, pulse: PulseAddress) -> None:
+        ``number``: by which the store knows this worker, and none of those that it replaces. ``position``: of this
+        worker among those of its inference server.
+        """
+        self._thread.submit(self._run, number, address, position, plan, store, pulse).result()
+
+    def _run(
+        self, number: int, address: PoolAddress, position: int, plan: Plan, store: ActorHandle, pulse: PulseAddress
+    ) -> None:
         progress = pulse.open(self._process)
         progress.expect(pulse.setup_s)
         from vla_rl.core.ipc.mailbox import WorkerMailbox
@@ -50,7 +57,7 @@ class EnvWorkerProcess:
         config, mailbox = self._config, WorkerMailbox(address, position)
         self._env, self._keeps_env = self._env or self._make_env(plan.envs_per_worker), False
         self._worker = EnvWorker(
-            worker=self._number,
+            worker=number,
             env=self._env,
             mailbox=mailbox,
             assignments=StoreClient(store),

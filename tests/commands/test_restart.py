@@ -17,6 +17,7 @@ from vla_rl.commands.chaos.training_run import ledger
 from vla_rl.commands.recovery import Start
 from vla_rl.commands.train import run_training
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.faults import VARIABLE, order
 from vla_rl.observability.callbacks import Callback
 
 LEARNER, STORE, KEPT = "ray::LearnerProc", "ray::StoreProces", ("ray::EnvWorkerPr", "ray::InferenceP")
@@ -130,7 +131,10 @@ def test_a_simulator_that_kills_its_process_at_each_start_ends_the_run(tmp_path:
 
 
 @pytest.mark.slow
-def test_what_is_loaded_is_kept(tmp_path: Path) -> None:
+def test_what_is_loaded_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of a simulator costs the simulator, not the process that has loaded its libraries."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    order(tmp_path, "exception")
     values = {
         "env": {"name": "workload", "image_size": 24, "max_episode_steps": 8, "step_ms": 1.0},
         "policy": {"name": "openvla_oft", "size": "nano", "chunk_size": 8},
@@ -142,6 +146,8 @@ def test_what_is_loaded_is_kept(tmp_path: Path) -> None:
     result = run_training(RunConfig.model_validate(values), callbacks=[killer])
     assert (result.iterations, result.metrics[-1]["restarts_of_run"]) == (20, 2), "the store is replaced alone"
     assert [m["iteration"] for m in result.metrics] == list(range(1, 21)), "and every metric once"
+    assert not (tmp_path / "exception").exists()
+    assert result.metrics[0]["restarts"] + result.metrics[1]["restarts"] > 0, "a worker plays under another number"
     first, between, last, without_ray = (killer.seen[i] for i in (1, 3, 6, 20))
     for name in KEPT:
         assert len(first[name]) == (2 if name.startswith("ray::Env") else 1)

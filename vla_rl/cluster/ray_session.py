@@ -164,6 +164,8 @@ def _start_ray(session: Path, object_store_bytes: int) -> None:
     os.environ.setdefault(
         "RAY_preallocate_plasma_memory", "1"
     )  # a sparse store would end processes when memory is full
+    # Ray takes the limit from the cores that it may give to actors, which are none here
+    os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str(os.cpu_count()))
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")  # a history of all calls, which grows for days
     with _own_code_first(), _only_the_driver_is_told_to_stop(), _on_the_loopback_interface(), _without_observers():
         try:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gpu_checks.report import Report
 from gpu_checks.setting import Setting, config_of, forget_peak, observations, peak_gib, seconds, spec_of, wait
 from vla_rl.policies.base.policy import Policy
-from vla_rl.policies.build import build_policy
+from vla_rl.policies.build import build_policy, torch_dtype
 
 _LARGE = {  # keys of the policy, with the sizes that were published
     "openvla, one action of 7 tokens": {"size": "7b", "decoding": "autoregressive", "chunk_size": 1},
@@ -33,8 +33,7 @@ def _measure(setting: Setting, report: Report, name: str, keys: dict[str, Any]) 
         keys["size"] = "nano"
     forget_peak(setting)
     start = time.perf_counter()
-    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[setting.dtype]
-    config = config_of(setting, policy=keys)
+    config, dtype = config_of(setting, policy=keys), torch_dtype(setting.dtype)
     with torch.device(setting.device):  # a policy of the library is built there, too
         policy = build_policy(config.policy, spec_of(setting.size), 0, device=setting.device, dtype=dtype)
     policy.to(setting.device).eval()
@@ -44,9 +43,7 @@ def _measure(setting: Setting, report: Report, name: str, keys: dict[str, Any]) 
     draws = config.policy.spec(spec_of(setting.size)).draws
     for rows in setting.rows:
         call = _act(setting, policy, draws, rows)
-        report.attempt(
-            "act", lambda rows=rows, call=call: rows / seconds(setting, call), "chunks/s", policy=name, rows=rows
-        )
+        report.attempt("act", partial(_rate, setting, call, rows), "chunks/s", policy=name, rows=rows)
     for rows in setting.rows[-3:-1] or setting.rows[:1]:
         _learn(setting, report, policy, draws, rows, name)
     return built

@@ -53,6 +53,17 @@ def test_a_component_shows_its_progress_through_its_meter(tmp_path: Path) -> Non
     assert pulses._rows[1, 0] == os.getpid()
 
 
+def test_a_slow_first_call_does_not_make_a_frozen_process_be_waited_for(tmp_path: Path) -> None:
+    pulses = Pulses.create(tmp_path / "p", 1)
+    beat = Pulse(tmp_path / "p", 0, LIMITS)
+    limits = []
+    for seconds in (100.0, 1.0, 5.0, 1.0, 1.0):
+        beat("train", None)
+        limits.append(allowed(pulses))
+        beat("train", seconds)
+    assert limits == pytest.approx([600.0, 2000.0, 60.0, 100.0, 100.0])
+
+
 def test_waiting_for_a_shared_device_is_not_a_lack_of_progress(tmp_path: Path) -> None:
     pulses, meter = Pulses.create(tmp_path / "p", 1), Meter()
     meter.observer = Pulse(tmp_path / "p", 0, Limits(60.0, 60.0, lease=600.0, between=math.inf))

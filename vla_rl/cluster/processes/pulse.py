@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Self
 
 from vla_rl.core.ipc.shared_memory import SharedArrays
 
-_TIMES_LONGEST = 20  # an activity may take so many times its longest call so far
+_TIMES_LONGEST = 20  # an activity may take so many times its longest call so far, but for its first one
 _UNWATCHED = 0  # in place of a limit
 _PATIENT_S = 30.0  # whoever looks less often than that was frozen itself, or busy
 _BEAT_S = 1.0
@@ -46,6 +47,7 @@ class Pulse:
         self._row[:] = os.getpid(), time.monotonic_ns(), _UNWATCHED
         self._limits = limits
         self._longest: dict[str, float] = {}
+        self._calls: Counter[str] = Counter()
         self._inside: list[str] = []
         self._lock = threading.Lock()
 
@@ -55,10 +57,16 @@ class Pulse:
             if seconds is None:
                 self._inside.append(activity)
             else:
-                self._longest[activity] = max(seconds, self._longest.get(activity, 0.0))
+                self._remember(activity, seconds)
                 if self._inside:
                     self._inside.pop()
             self.expect(self._allowed())
+
+    def _remember(self, activity: str, seconds: float) -> None:
+        """The first call counts until there is a second one: loading and compiling say nothing of later calls."""
+        self._calls[activity] += 1
+        longest = self._longest[activity] if self._calls[activity] > 2 else 0.0
+        self._longest[activity] = max(seconds, longest)
 
     def beat(self, alive: Callable[[], object] = lambda: None) -> None:
         """Show progress every second, in a thread, while no activity is under way.

@@ -244,7 +244,7 @@ class PlacementConfig(ConfigGroup):
     stall_timeout_s: PositiveFloat = Field(
         60.0,
         description="A simulator or inference process that makes no progress for so many seconds is killed and "
-        "replaced; after 20 times its longest call but the first, if that is later.",
+        "replaced; after 20 times its longest recent call, if that is later.",
     )
     max_batch: Positive = Field(16, le=65_536, description="Maximum rows of one inference batch.")
     batch_sizes: tuple[Positive, ...] = Field(

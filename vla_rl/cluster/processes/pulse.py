@@ -18,7 +18,8 @@ from typing import Self
 
 from vla_rl.core.ipc.shared_memory import SharedArrays
 
-_TIMES_LONGEST = 20  # an activity may take so many times its longest call so far, but for its first one
+_TIMES_LONGEST = 20  # an activity may take so many times its longest recent call
+_REMEMBERED = 0.995  # of the longest call's duration, at each later call: half of it after 138 calls
 _UNWATCHED = 0  # in place of a limit
 _PATIENT_S = 30.0  # whoever looks less often than that was frozen itself, or busy
 _BEAT_S = 1.0
@@ -66,7 +67,7 @@ class Pulse:
         """The first call counts until there is a second one: loading and compiling say nothing of later calls."""
         self._calls[activity] += 1
         longest = self._longest[activity] if self._calls[activity] > 2 else 0.0
-        self._longest[activity] = max(seconds, longest)
+        self._longest[activity] = max(seconds, _REMEMBERED * longest)
 
     def beat(self, alive: Callable[[], object] = lambda: None) -> None:
         """Show progress every second, in a thread, while no activity is under way.

@@ -2,6 +2,7 @@
 folder, locks and weights, as they would be apart."""
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as RayNodes
 
-from vla_rl.cluster import gpu_claims
+from vla_rl.cluster import gpu_claims, ray_session
 from vla_rl.cluster.gpu_claims import GpuClaim
+from vla_rl.cluster.node import Node
 from vla_rl.commands.chaos.training_run import ledger
-from vla_rl.commands.checkpoints import Checkpoints
+from vla_rl.commands.checkpoints import Checkpoints, read_state
 from vla_rl.commands.train import run_training, train
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -109,9 +111,24 @@ class NodeKiller(Callback):
             self.iteration = -1  # once: the run goes back
 
 
+class NodeWithADisk(Node):
+    """Sees nothing of what other nodes write: its disk is its own."""
+
+    def stamp(self, path: Path) -> tuple[int, int]:
+        return os.getpid(), 0
+
+    def read_part(self, path: Path, start: int, count: int) -> bytes:
+        assert any(place in path.parents for place in self._places)
+        return super().read_part(path, start, count)
+
+
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_run_over_two_nodes_one_of_which_is_lost(two_nodes: RayNodes, tmp_path: Path) -> None:
+def test_a_run_over_two_nodes_one_of_which_is_lost(
+    two_nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes share no disk: checkpoints are brought together on the driver's, and carried to the node that joins."""
+    monkeypatch.setattr(ray_session, "Node", NodeWithADisk)
     before = set(shared_root().iterdir())
     config = _config(ray_address=two_nodes.address).with_values({"log.dir": str(tmp_path), "log.name": "run"})
     assert len(make_plan(config, Resources.of(Machine.detect(), config)).learners) == 2
@@ -126,7 +143,10 @@ def test_a_run_over_two_nodes_one_of_which_is_lost(two_nodes: RayNodes, tmp_path
         assert 1 < m["learner/ratio_max"] + 1e-3 < 1.002, "both nodes acted with the weights of the learner"
     evaluation = json.loads((tmp_path / "run/evaluations/000003-greedy.json").read_text())
     assert evaluation["policy_versions"] == [3], "on both nodes"
-    assert Checkpoints(tmp_path / "run/checkpoints", 9).newest().name == "000003"
+    newest = Checkpoints(tmp_path / "run/checkpoints", 9).newest()
+    assert newest.name == "000003"
+    assert [path.name[:6] for path in sorted((newest / "learner/state").iterdir())] == ["0-of-2", "1-of-2"]
+    assert read_state(newest)["policy_version"] == 3, "all parts are as they were written"
     _nothing_is_left(before)
 
 

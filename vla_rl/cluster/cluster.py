@@ -19,6 +19,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from vla_rl.cluster.calls import ProcessDied, ProcessFailed, StoreLost, describe, failure_of, gather
 from vla_rl.cluster.deadlines import Deadlines
+from vla_rl.cluster.disks import Disks, Part
 from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.launcher import Launcher
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
@@ -73,6 +74,7 @@ class Cluster:
         needs.check()
         self._session = RaySession(self.config, needs.trajectories)
         self._launch = Launcher(self.config, self.spec, self.plan, self._session)
+        self.disks = Disks(self._session)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -178,11 +180,15 @@ class Cluster:
         if self._session.is_shared:
             address = self.get(self.learners[0].address.remote(), "the learner's address", self.deadlines.setup)
         weights = self._launch.weights(self.plan.learners[0].node)
+        nodes = {p.node for p in self.plan.learners}
+        states = {} if state is None else {node: self.disks.send(state, node) for node in nodes}
         setups = [
-            learner.setup.remote(address, weights, state, policy_version, self._supervision.address(p))
+            learner.setup.remote(address, weights, states.get(p.node), policy_version, self._supervision.address(p))
             for learner, p in zip(self.learners, self.plan.learners, strict=True)
         ]
         self.get(setups, "the learner to be built", self.deadlines.setup)
+        for node, copy in states.items():
+            self.disks.discard(copy, node)
         for p in self.plan.relays:
             relay = self._launch.relay(p)
             self._vital[relay.stay.remote()] = f"{p.role} {p.index}"
@@ -394,17 +400,22 @@ class Cluster:
         self._workers = [self._new_worker(p, kept.get(("env worker", p.index))) for p in self.plan.workers]
         return True
 
-    def snapshot(self, folder: Path, metadata: dict[str, Any]) -> tuple[dict[str, Any], list[ray.ObjectRef]]:
+    def snapshot(self, folder: Path, metadata: dict[str, Any]) -> tuple[dict[str, Any], list[Part]]:
         """Copy everything that a checkpoint holds, between two updates, and begin to write it into ``folder``.
 
-        Returns the store's counters, and calls whose results are ``Written``.
+        Returns the store's counters, and what each process writes.
         """
+        places = [self.disks.place(folder, p.node) for p in self.plan.learners]
         with self.learner_on_device():
-            copies = [learner.snapshot.remote(folder, metadata) for learner in self.learners]
+            learners = zip(self.learners, places, strict=True)
+            copies = [learner.snapshot.remote(place, metadata) for learner, place in learners]
             stored: Any = self.store.snapshot.remote(folder)
             *_, record = self.get([*copies, stored], "a copy of the learner's state", self.deadlines.checkpoint)
-        writers = [*self.learners, self.store, *([] if self.world_model is None else [self.world_model])]
-        return record, [writer.write.remote(folder) for writer in writers]
+        here = [self.store, *([] if self.world_model is None else [self.world_model])]
+        parts = [Part(one.write.remote(folder), 0, folder) for one in here]
+        for learner, p, place in zip(self.learners, self.plan.learners, places, strict=True):
+            parts.append(Part(learner.write.remote(place), p.node, place))
+        return record, parts
 
     def has_answered(self, refs: list[ray.ObjectRef]) -> bool:
         """Whether all of these calls have ended."""

@@ -4,6 +4,7 @@ The driver holds the ``Node`` of its own machine; on every other node of a clust
 """
 
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class Node:
         self._current = shared.path
         self._pulses: Pulses
         self._held = [shared, *more]
+        self._places: dict[Path, HeldFolder] = {}
         self._reaper = start_reaper([held.path for held in self._held])
         try:
             self._locks = DeviceLockServer(lock_server_path(self.folder))
@@ -43,7 +45,8 @@ class Node:
         return self.folder
 
     def begin(self) -> Path:
-        """A new folder in shared memory for what processes share from now on; the one before is removed."""
+        """A new folder in shared memory for what processes share from now on; what was before is removed."""
+        self._discard_all()
         last, number = self._current, int(self._current.name) + 1 if self._current != self.folder else 1
         self._current = self.folder / str(number)
         self._current.mkdir()
@@ -58,6 +61,36 @@ class Node:
     def get_code(self) -> tuple[str, Path]:
         """The version of the source files that this process has imported, and where they are."""
         return code_version(), CODE
+
+    def stamp(self, path: Path) -> tuple[int, int] | None:
+        """Size and time of a file, or zeros of a folder, on this node's disk; None if it is not there."""
+        if path.is_dir():
+            return 0, 0
+        return (path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else None
+
+    def new_place(self) -> Path:
+        """A new folder on this node's disk, until ``discard`` or ``begin``."""
+        held = HeldFolder(Path(tempfile.gettempdir()))
+        self._places[held.path] = held
+        return held.path
+
+    def read_part(self, path: Path, start: int, count: int) -> bytes:
+        """So many bytes of a file from ``start`` on; fewer at its end."""
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(count)
+
+    def write_part(self, path: Path, data: bytes) -> None:
+        """Append to a file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(data)
+
+    def discard(self, place: Path) -> None:
+        """Remove a folder of ``new_place``; others stay."""
+        if (held := self._places.pop(place, None)) is not None:
+            shutil.rmtree(place, ignore_errors=True)
+            held.release()
 
     def create_pools(self, addresses: Sequence[PoolAddress], spec: EnvSpec, policy: PolicySpec) -> None:
         """Allocate the rows of this node's inference servers."""
@@ -81,7 +114,12 @@ class Node:
     def close(self) -> None:
         """End the remaining processes of the run on this node, and remove their files."""
         self._locks.stop()
+        self._discard_all()
         self._clean_up()
+
+    def _discard_all(self) -> None:
+        for place in list(self._places):
+            self.discard(place)
 
     def _clean_up(self) -> None:
         self._reaper.communicate(timeout=_REAPER_TIMEOUT_S)

@@ -13,12 +13,12 @@ checkpoints/
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vla_rl.core.errors import RunError, UserError
+from vla_rl.core.errors import UserError
 from vla_rl.core.files import measure_file, new_folder, replacing, write_json
 
 _MANIFEST = "files.json"
@@ -108,16 +108,6 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
             "RUN@ITERATION"
         )
     return state
-
-
-def require_parts(folder: Path, seen: Iterable[str]) -> None:
-    """Raise RunError if a file that a process has seen in ``folder`` is not there for this one."""
-    missing = sorted(name for name in {*seen, "trajectories.npz"} if not (folder / name).is_file())
-    if missing:
-        raise RunError(
-            f"{folder} lacks parts of the checkpoint that other nodes have written ({', '.join(missing)}): log.dir "
-            "must be a folder of a disk that all nodes share"
-        )
 
 
 def measure_files(folder: Path, known: Mapping[str, dict[str, int]] | None = None) -> dict[str, dict[str, int]]:

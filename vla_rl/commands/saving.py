@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vla_rl.cluster.cluster import Cluster
-from vla_rl.commands.checkpoints import require_parts
+from vla_rl.cluster.disks import Part
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.core.files import write_json
 
@@ -19,14 +19,14 @@ class Saving:
         cluster: Cluster,
         stack: ExitStack,
         folder: Path,
-        writes: list[Any],
+        parts: list[Part],
         iteration: int,
         measured: dict[str, dict[str, int]],
         state: dict[str, Any],
     ) -> None:
         """``stack``: ends the checkpoint, with what is in ``measured`` then. ``state``: for state.json."""
         self.iteration, self._measured, self._state = iteration, measured, state
-        self._cluster, self._stack, self._folder, self._writes = cluster, stack, folder, writes
+        self._cluster, self._stack, self._folder, self._parts = cluster, stack, folder, parts
 
     @classmethod
     def begin(
@@ -40,24 +40,32 @@ class Saving:
             best = run.best_iteration() if run.config.train.keep_best else None
             measured: dict[str, dict[str, int]] = {}
             folder = stack.enter_context(run.checkpoints.write(iteration, best, measured))
-            record, writes = cluster.snapshot(folder, about)
+            record, parts = cluster.snapshot(folder, about)
             own = copy.deepcopy(state | {"store": record})
-            return cls(cluster, stack.pop_all(), folder, writes, iteration, measured, own)
+            return cls(cluster, stack.pop_all(), folder, parts, iteration, measured, own)
         raise AssertionError("unreachable")
 
     def is_written(self) -> bool:
         """Whether ``complete`` will not have to wait."""
-        return self._cluster.has_answered(self._writes)
+        return self._cluster.has_answered([part.written for part in self._parts])
 
     def complete(self) -> None:
-        """Wait until everything is written; the checkpoint is the newest then. Raises OSError if it was not possible,
-        and RunError if parts are elsewhere."""
+        """Wait until everything is written and here; the checkpoint is the newest then.
+
+        Raises OSError if it was not possible.
+        """
+        disks = self._cluster.disks
         with self._stack:
-            written = self._cluster.get(self._writes, "a checkpoint", self._cluster.deadlines.checkpoint)
-            if problems := [part.problem for part in written if part.problem]:
-                raise OSError(problems[0])
-            # only now: if this fails, nobody writes into the folder any more, and it can be removed
-            write_json(self._folder / "state.json", self._state)
-            for part in written:
-                self._measured |= part.files
-            require_parts(self._folder, self._measured)
+            try:
+                refs = [part.written for part in self._parts]
+                done = self._cluster.get(refs, "a checkpoint", self._cluster.deadlines.checkpoint)
+                if problems := [written.problem for written in done if written.problem]:
+                    raise OSError(problems[0])
+                # only now: if this fails, nobody writes into the folder any more, and it can be removed
+                write_json(self._folder / "state.json", self._state)
+                for part, written in zip(self._parts, done, strict=True):
+                    disks.fetch(part, written.files, self._folder)
+                    self._measured |= written.files
+            finally:
+                for part in self._parts:
+                    disks.discard(part.folder, part.node)

@@ -18,38 +18,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lerobot.configs import FeatureType, PolicyFeature
-from lerobot.policies.pi0 import modeling_pi0 as theirs
 from lerobot.policies.pi0 import processor_pi0
 from lerobot.policies.pi0.configuration_pi0 import PI0Config
 from lerobot.processor import TokenizerProcessorStep
-from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from tests.policies import pi0_twin as twin
+from tests.policies.lerobot.small_gemma import make_small
 
 CAMERAS = ("observation.images.image", "observation.images.image2")
-
-
-def make_small() -> None:
-    """Let lerobot build a small model: its sizes are constants of its code."""
-    theirs.get_gemma_config = lambda variant: theirs.GemmaConfig(
-        width=twin.WIDTH if variant == "gemma_2b" else twin.EXPERT,
-        depth=twin.LAYERS,
-        mlp_dim=twin.HIDDEN if variant == "gemma_2b" else twin.EXPERT_HIDDEN,
-        num_heads=twin.HEADS,
-        num_kv_heads=1,
-        head_dim=twin.HEAD_DIM,
-    )
-    library = theirs.CONFIG_MAPPING
-
-    def paligemma() -> Any:
-        config = library["paligemma"]()
-        vision = config.vision_config
-        vision.hidden_size, vision.num_hidden_layers = twin.VISION, twin.VISION_LAYERS
-        vision.num_attention_heads, vision.patch_size = twin.VISION_HEADS, twin.PATCH
-        return config
-
-    theirs.CONFIG_MAPPING = {"paligemma": paligemma, "gemma": library["gemma"]}
 
 
 def make_policy() -> Any:
@@ -65,13 +42,9 @@ def make_policy() -> Any:
     config.input_features = dict.fromkeys(CAMERAS, image)
     config.input_features["observation.state"] = PolicyFeature(FeatureType.STATE, (twin.STATE,))
     config.output_features = {"action": PolicyFeature(FeatureType.ACTION, (twin.ACTIONS,))}
-    policy = theirs.PI0Policy(config).eval()
-    inner = policy.model.paligemma_with_expert
-    inner.paligemma.model.multi_modal_projector.linear = nn.Linear(twin.VISION, twin.WIDTH)
-    words = inner.paligemma.model.language_model.embed_tokens
-    words.weight = nn.Parameter(torch.zeros(twin.WORDS, twin.WIDTH))
-    inner.paligemma.lm_head.weight = words.weight  # tied, as published
-    inner.gemma_expert.lm_head.weight = nn.Parameter(torch.zeros(twin.WORDS, twin.EXPERT))
+    policy = make_small("pi0", twin.WORDS).PI0Policy(config).eval()
+    paligemma = policy.model.paligemma_with_expert.paligemma
+    paligemma.lm_head.weight = paligemma.model.language_model.embed_tokens.weight  # tied, as published
     weights = {name: torch.from_numpy(array) for name, array in twin.weights().items()}
     found = policy.load_state_dict(weights, strict=False)
     tied = "model.paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
@@ -81,7 +54,6 @@ def make_policy() -> Any:
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else twin.FIXTURE
-    make_small()
     policy = make_policy()
     words = PreTrainedTokenizerFast(tokenizer_object=twin.tokenizer(), pad_token="<pad>", bos_token="<bos>")
     processor_pi0.TokenizerProcessorStep = lambda tokenizer_name, **keys: TokenizerProcessorStep(

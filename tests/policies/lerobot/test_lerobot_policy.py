@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests import ROOT
+from tests.policies.lerobot import small_gemma
 from vla_rl.commands.cli import main
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -19,6 +20,7 @@ from vla_rl.policies.lerobot import build
 from vla_rl.policies.lerobot.config import LeRobotConfig
 
 SPEC = EnvSpec("fake", ("main",), 64, 5, 7, 32, ("move to the red block", "move to the blue block"))
+WORDS = 262  # of the tokenizer of bytes in scripts/make_lerobot_policy.py
 needs_lerobot = pytest.mark.skipif(find_spec("lerobot") is None, reason="needs the package lerobot (Python 3.12)")
 
 
@@ -110,15 +112,30 @@ def make(kind: str, folder: Path) -> LeRobotConfig:
     return LeRobotConfig(checkpoint=str(folder), denoise_steps=3, random_steps="all")
 
 
+def load_small(kind: str, monkeypatch: pytest.MonkeyPatch, words: int) -> None:
+    """Let lerobot load what ``make`` has written: sizes of π0 and π0.5 are constants of its code."""
+    if kind != "smolvla":
+        module = small_gemma.modeling(kind)
+        for name, part in small_gemma.small_parts(module, words).items():
+            monkeypatch.setattr(module, name, part)
+
+
 @needs_lerobot
-def test_smolvla_is_denoised_rated_trained_and_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["smolvla", "pi0", "pi05"])
+def test_a_flow_policy_is_denoised_rated_trained_and_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     import torch
+    from safetensors.torch import load_file
 
     from vla_rl.policies.base.policy import PolicyInput
     from vla_rl.policies.build import save_policy
 
-    config = make("smolvla", tmp_path / "policy")
+    config = make(kind, tmp_path / "policy")
+    load_small(kind, monkeypatch, WORDS)
     policy = build_policy(config, SPEC, 0)
+    written = load_file(tmp_path / "policy/model.safetensors")
+    assert all(torch.equal(policy.model.state_dict()[name], weight) for name, weight in written.items())
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.integers(256, size=(3, 1, 64, 64, 3), dtype=np.uint8))
     proprio = torch.from_numpy(rng.random((3, 5), np.float32))
@@ -128,7 +145,8 @@ def test_smolvla_is_denoised_rated_trained_and_saved(tmp_path: Path) -> None:
         for name, numbers in config.spec(SPEC).draws.items()
     }
     greedy = policy.act(seen, draws, torch.ones(3, dtype=torch.bool), 1.0)
-    policy.model.model.config.num_steps = 3  # type: ignore[union-attr]
+    steps = "num_steps" if kind == "smolvla" else "num_inference_steps"
+    setattr(policy.model.config, steps, 3)  # type: ignore[union-attr]
     batch = {
         "observation.images.image": images[:, 0].permute(0, 3, 1, 2) / 255,
         "observation.state": proprio,
@@ -146,7 +164,9 @@ def test_smolvla_is_denoised_rated_trained_and_saved(tmp_path: Path) -> None:
     loss = policy.imitation_loss(seen, actions, torch.ones(3, 8, dtype=torch.bool), rng, 0.0)
     (loss + rated.logprobs.mean() + rated.values.mean()).backward()
     moved = {name for name, p in policy.trained_parameters().items() if p.grad is not None and p.grad.abs().max() > 0}
-    assert any("lm_expert" in name for name in moved), sorted(moved)
+    assert any(("lm_expert" if kind == "smolvla" else "gemma_expert.model.layers") in name for name in moved), sorted(
+        moved
+    )
     with torch.no_grad():
         for parameter in policy.trained_parameters().values():
             if parameter.grad is not None:
@@ -159,6 +179,7 @@ def test_smolvla_is_denoised_rated_trained_and_saved(tmp_path: Path) -> None:
     ours, theirs = policy.state_dict(), loaded.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert load_file(tmp_path / "saved/model.safetensors").keys() == written.keys()
 
 
 @needs_lerobot

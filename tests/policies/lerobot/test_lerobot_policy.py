@@ -180,6 +180,31 @@ def test_a_flow_policy_is_denoised_rated_trained_and_saved(
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert load_file(tmp_path / "saved/model.safetensors").keys() == written.keys()
+    heads = load_file(tmp_path / "saved/value_head.safetensors")
+    assert heads
+    assert all(name.startswith("value_head.") for name in heads)
+    half = build.build_policy(config, SPEC, 0, dtype=torch.bfloat16)
+    half.set_instructions(SPEC.instructions)
+    sampled = half.act(seen, draws, torch.zeros(3, dtype=torch.bool), 0.7)
+    torch.testing.assert_close(half(seen, sampled.record, 0.7).logprobs, sampled.logprobs, atol=1e-3, rtol=1e-4)
+
+
+@needs_lerobot
+@pytest.mark.parametrize("kind", ["pi0", "pi05"])
+def test_weights_are_saved_whatever_names_the_file_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    config = make(kind, tmp_path / "policy")
+    load_small(kind, monkeypatch, WORDS)
+    path = tmp_path / "policy/model.safetensors"
+    weights = load_file(path)
+    save_file({name.removeprefix("model."): weight for name, weight in weights.items()}, path)
+    build.save_policy(build.build_policy(config, SPEC, 0), tmp_path / "saved", {})  # type: ignore[arg-type]
+    saved = load_file(tmp_path / "saved/model.safetensors")
+    assert saved.keys() == weights.keys()
+    assert all((saved[name] == weights[name]).all() for name in weights)
 
 
 @needs_lerobot

@@ -63,7 +63,6 @@ class LeRobotFlow(FlowPolicy):
         self._state_dim = settings.input_features[_STATE].shape[0]
         self._cameras = cameras_of(model)
         self._folder = Path(str(config.checkpoint))
-        self._with_expert = getattr(model.model, "vlm_with_expert", None) or model.model.paligemma_with_expert
         self.add_heads(_prefix_width(self._with_expert), self._state_dim, None)
 
     def train(self, mode: bool = True) -> LeRobotFlow:
@@ -88,20 +87,21 @@ class LeRobotFlow(FlowPolicy):
         images, masks = prepare(batch)
         state = self.model.prepare_state(batch) if hasattr(self.model, "prepare_state") else batch[_STATE]
         inputs = images, masks, batch[_TOKENS], batch[_TOKENS_KEPT]
-        embedded, kept, blocks = self.model.model.embed_prefix(
-            *inputs, **_if_taken(self.model.model.embed_prefix, state=state)
-        )
+        embed = self.model.model.embed_prefix
+        with self._mixed():
+            embedded, kept, blocks = embed(*inputs, **_if_taken(embed, state=state))
         attended = make_att_2d_masks(kept, blocks)
         if not hasattr(self.model.model, "vlm_with_expert"):
             attended = prepare_attention_masks_4d(attended)
             self._with_expert.paligemma.model.language_model.config._attn_implementation = "eager"
-        (hidden, _), cache = self._with_expert.forward(
-            attention_mask=attended,
-            position_ids=kept.cumsum(dim=1) - 1,
-            past_key_values=None,
-            inputs_embeds=[embedded.to(self._dtype), None],
-            use_cache=True,
-        )
+        with self._mixed():
+            (hidden, _), cache = self._with_expert.forward(
+                attention_mask=attended,
+                position_ids=kept.cumsum(dim=1) - 1,
+                past_key_values=None,
+                inputs_embeds=[embedded.to(self._dtype), None],
+                use_cache=True,
+            )
         shown = kept.unsqueeze(-1).to(hidden.dtype)
         features = (hidden * shown).sum(1) / shown.sum(1)
         return _Prefix(features, batch[_STATE], kept, cache, state)
@@ -109,13 +109,14 @@ class LeRobotFlow(FlowPolicy):
     def velocity(self, prefix: FlowPrefix, x: Tensor, time: Tensor) -> tuple[Tensor, None]:
         assert isinstance(prefix, _Prefix)
         step = self.model.model.denoise_step
-        found = step(
-            prefix_pad_masks=prefix.kept,
-            past_key_values=prefix.cache,
-            x_t=x.to(self._dtype),
-            timestep=time,
-            **_if_taken(step, state=prefix.state),
-        )
+        with self._mixed():
+            found = step(
+                prefix_pad_masks=prefix.kept,
+                past_key_values=prefix.cache,
+                x_t=x.to(self._dtype),
+                timestep=time,
+                **_if_taken(step, state=prefix.state),
+            )
         return found.float(), None
 
     def normalize_actions(self, actions: Array) -> Array:
@@ -134,10 +135,8 @@ class LeRobotFlow(FlowPolicy):
 
     def save(self, folder: str | Path, metadata: Mapping[str, Any]) -> None:
         """Write what lerobot loads, and the value head; see ``write_checkpoint``."""
-        ours = self.model.state_dict()
-        names = [name for name in _names_in(self._folder / WEIGHTS) if name in ours]
         heads = {name: w for name, w in self.state_dict().items() if not name.startswith("model.")}
-        weights = {WEIGHTS: Tensors({name: ours[name] for name in names}, {"format": "pt"}), VALUE_HEAD: Tensors(heads)}
+        weights = {WEIGHTS: Tensors(_once(self.model.state_dict()), {"format": "pt"}), VALUE_HEAD: Tensors(heads)}
         texts: dict[str, Mapping | str] = {METADATA: metadata}
         for path in sorted(self._folder.iterdir()):
             if path.suffix == ".json" and path.name != METADATA:
@@ -145,6 +144,16 @@ class LeRobotFlow(FlowPolicy):
             elif path.suffix == ".safetensors" and path.name not in weights:
                 weights[path.name] = Tensors(load_file(path))
         write_checkpoint(Path(folder), weights, texts)
+
+    @property
+    def _with_expert(self) -> Any:
+        """No attribute: the state dict would hold its weights twice."""
+        return getattr(self.model.model, "vlm_with_expert", None) or self.model.model.paligemma_with_expert
+
+    def _mixed(self) -> torch.autocast:
+        """lerobot mixes dtypes: it computes times and what leaves the expert in float32, whatever the weights are."""
+        weight = self.model.model.action_out_proj.weight
+        return torch.autocast(weight.device.type, torch.bfloat16, enabled=weight.dtype == torch.bfloat16)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -157,11 +166,11 @@ def _prefix_width(with_expert: Any) -> int:
     return int(vlm.config.text_config.hidden_size)
 
 
-def _names_in(file: Path) -> list[str]:
-    from safetensors import safe_open
-
-    with safe_open(file, framework="np") as opened:
-        return list(opened.keys())
+def _once(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tied ones under their first name only, as ``save_pretrained`` writes them. The folder's own names do not tell:
+    lerobot also reads files whose names lack "model.", and files without one of two that it takes for equal."""
+    first = {(weights[name].data_ptr(), weights[name].shape): name for name in sorted(weights, reverse=True)}
+    return {name: weights[name] for name in sorted(first.values())}
 
 
 def _if_taken(function: Any, **values: Any) -> dict[str, Any]:

@@ -208,6 +208,19 @@ def test_weights_are_saved_whatever_names_the_file_had(
 
 
 @needs_lerobot
+def test_weights_that_lerobot_does_not_load_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loader of π0.5 prints a warning, and returns a model with random weights."""
+    from safetensors.torch import load_file, save_file
+
+    config = make("pi05", tmp_path / "policy")
+    load_small("pi05", monkeypatch, WORDS)
+    path = tmp_path / "policy/model.safetensors"
+    save_file({f"student.{name}": weight for name, weight in load_file(path).items()}, path)
+    with pytest.raises(UserError, match=r"lerobot has loaded 0 of its \d+ tensors"):
+        build_policy(config, SPEC, 0)
+
+
+@needs_lerobot
 def test_actions_of_others_depend_on_the_row_alone(tmp_path: Path) -> None:
     import torch
 

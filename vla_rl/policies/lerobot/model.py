@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from lerobot.configs.policies import PreTrainedConfig
 from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from vla_rl.core.cameras import wrist_last
+from vla_rl.core.errors import UserError
 from vla_rl.core.records import Array, Record
+from vla_rl.policies.base.checkpoint_folder import WEIGHTS
 from vla_rl.policies.base.policy import Decisions, Policy, PolicyInput, PolicyOutput
 from vla_rl.policies.lerobot.config import LeRobotConfig
 
@@ -25,13 +29,38 @@ _SEEDS = 1 << 24  # what a uniform float32 distinguishes
 
 
 def open_checkpoint(config: LeRobotConfig, device: str) -> tuple[Any, Any, Any]:
-    """lerobot's policy in ``config.checkpoint``, and its processors before and after it."""
+    """lerobot's policy in ``config.checkpoint``, and its processors before and after it.
+
+    Raises UserError if lerobot has not loaded the weights.
+    """
     path = str(config.checkpoint)
     settings = PreTrainedConfig.from_pretrained(path)
     settings.device = device
     model = get_policy_class(settings.type).from_pretrained(path, config=settings)
+    _require_loaded(model, Path(path) / WEIGHTS)
     overrides = {"device_processor": {"device": device}}
     return model, *make_pre_post_processors(settings, path, preprocessor_overrides=overrides)
+
+
+def _require_loaded(model: Any, file: Path) -> None:
+    """Some of lerobot's loaders print a warning if they fail, and go on with random weights."""
+    if not file.is_file():  # an id on the hub
+        return
+    ours = model.state_dict()
+    alike = total = 0
+    with safe_open(file, framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118 (not a mapping)
+            weight = ours.get(name, ours.get(f"model.{name}"))  # lerobot reads both
+            part = opened.get_slice(name)
+            total += 1
+            if weight is not None and part.get_shape() == list(weight.shape):
+                row = part[:1] if weight.dim() else part[:]
+                alike += torch.equal(row.to(weight.dtype), (weight[:1] if weight.dim() else weight).cpu())
+    if 2 * alike < total:  # a few may be tied, or renamed
+        raise UserError(
+            f"{file}: lerobot has loaded {alike} of its {total} tensors (its warnings are above); config.json may be "
+            "that of another policy, or the file of another version of lerobot"
+        )
 
 
 def load_policy(config: LeRobotConfig, device: str) -> LeRobotPolicy:

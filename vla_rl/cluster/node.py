@@ -69,7 +69,7 @@ class Node:
         return (path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else None
 
     def new_place(self) -> Path:
-        """A new folder on this node's disk, until ``discard`` or ``begin``."""
+        """A new folder below this node's ``TMPDIR``, until ``discard`` or ``begin``."""
         held = HeldFolder(Path(tempfile.gettempdir()))
         self._places[held.path] = held
         return held.path

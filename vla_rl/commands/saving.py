@@ -41,6 +41,8 @@ class Saving:
             measured: dict[str, dict[str, int]] = {}
             folder = stack.enter_context(run.checkpoints.write(iteration, best, measured))
             record, parts = cluster.snapshot(folder, about)
+            for part in parts:
+                stack.callback(cluster.disks.discard, part.folder, part.node)
             own = copy.deepcopy(state | {"store": record})
             return cls(cluster, stack.pop_all(), folder, parts, iteration, measured, own)
         raise AssertionError("unreachable")
@@ -52,20 +54,15 @@ class Saving:
     def complete(self) -> None:
         """Wait until everything is written and here; the checkpoint is the newest then.
 
-        Raises OSError if it was not possible.
+        Raises OSError if it was not possible, and RunError if a part arrived damaged from another node.
         """
-        disks = self._cluster.disks
         with self._stack:
-            try:
-                refs = [part.written for part in self._parts]
-                done = self._cluster.get(refs, "a checkpoint", self._cluster.deadlines.checkpoint)
-                if problems := [written.problem for written in done if written.problem]:
-                    raise OSError(problems[0])
-                # only now: if this fails, nobody writes into the folder any more, and it can be removed
-                write_json(self._folder / "state.json", self._state)
-                for part, written in zip(self._parts, done, strict=True):
-                    disks.fetch(part, written.files, self._folder)
-                    self._measured |= written.files
-            finally:
-                for part in self._parts:
-                    disks.discard(part.folder, part.node)
+            refs = [part.written for part in self._parts]
+            done = self._cluster.get(refs, "a checkpoint", self._cluster.deadlines.checkpoint)
+            if problems := [written.problem for written in done if written.problem]:
+                raise OSError(problems[0])
+            # only now: if this fails, nobody writes into the folder any more, and it can be removed
+            write_json(self._folder / "state.json", self._state)
+            for part, written in zip(self._parts, done, strict=True):
+                self._cluster.disks.fetch(part, written.files, self._folder)
+                self._measured |= written.files

@@ -1,21 +1,31 @@
 #!/usr/bin/env bash
 # Makes the environment in .venv once; later starts only check that it is still valid. Needs Debian or Ubuntu with
 # Python 3.11 or 3.12. Installs missing system packages if this user may; otherwise prints the command that does.
-#   bash scripts/setup.sh [--test] [--no-system]     PYTHON=/path/to/python3 names the interpreter
+#   bash scripts/setup.sh [--test] [--no-system] [--cuda 12|13]     PYTHON=/path/to/python3 names the interpreter
 # --test adds what only the tests and linters need. --no-system, or VLA_RL_NO_SYSTEM=1, never installs system packages.
+# --cuda names the major version of CUDA that torch is built for; without it, the NVIDIA driver decides. Later starts keep it.
 # Writes into .venv and into VLA_RL_CACHE (default ~/.cache/vla_rl). Exit status 2: something that the user can fix.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 test_tools=""
-for argument in "$@"; do
-    case $argument in
+cuda=""
+while [ $# -gt 0 ]; do
+    case $1 in
         --test) test_tools=yes ;;
         --no-system) VLA_RL_NO_SYSTEM=1 ;;
-        *) printf 'setup: %s is not an option; there are --test and --no-system\n' "$argument" >&2 && exit 2 ;;
+        --cuda)
+            cuda=${2:-}
+            [[ $cuda == 1[23] ]] || { printf 'setup: --cuda takes 12 or 13\n' >&2 && exit 2; }
+            shift
+            ;;
+        *) printf 'setup: %s is not an option; there are --test, --no-system and --cuda\n' "$1" >&2 && exit 2 ;;
     esac
+    shift
 done
 readonly venv=.venv
+readonly cuda_choice=$venv/vla_rl-cuda # the major version of CUDA, as asked for or by the driver
+readonly packages=$venv/requirements.txt # requirements.txt, with the release of torch for that version
 readonly test_stamp=$venv/vla_rl-test-tools # the hash of their list
 readonly stamp=$venv/vla_rl-complete # the fingerprint, written last
 readonly unfinished=$venv/vla_rl-unfinished
@@ -23,7 +33,7 @@ readonly renderer=$venv/vla_rl-renderer # the settings with which an off-screen 
 readonly vulkan=$venv/vla_rl-vulkan     # written after the search for a Vulkan driver, whether or not it found one
 readonly log=$venv/setup.log
 export PIP_CACHE_DIR=${PIP_CACHE_DIR:-${VLA_RL_CACHE:-$HOME/.cache/vla_rl}/pip}
-export PIP_CONSTRAINT="requirements.txt requirements-test.txt" # also for what builds a package from source
+export PIP_CONSTRAINT="$packages requirements-test.txt" # also for what builds a package from source
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
 
 say() { printf '[%3d s] %s\n' "$SECONDS" "$*"; }
@@ -95,6 +105,29 @@ find_python() {
         "  PYTHON=\$(python3 -m uv python find 3.12) bash scripts/setup.sh"
 }
 
+# The major version of CUDA that torch is to be built for: as asked for, else as remembered, else by the NVIDIA driver;
+# nothing without one.
+cuda_version() {
+    local driver
+    if [ -n "$cuda" ] || [ -f "$cuda_choice" ]; then
+        echo "${cuda:-$(<"$cuda_choice")}"
+        return
+    fi
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | cut -d . -f 1) || true
+    if [[ $driver =~ ^[0-9]+$ ]]; then
+        if [ "$driver" -ge 525 ] && [ "$driver" -lt 580 ]; then echo 12; else echo 13; fi
+    fi
+}
+
+requirements() {
+    if [ "$cuda" = 12 ]; then
+        grep -v '^torch==' requirements.txt
+        cat requirements-cuda12.txt
+    else
+        cat requirements.txt
+    fi
+}
+
 # Hash of what the environment is made from: interpreter, path, requirements, and the functions that make it. Empty
 # without a working interpreter.
 fingerprint() {
@@ -102,7 +135,8 @@ fingerprint() {
     version=$("$venv/bin/python" -I -S -c 'import sys; print(sys.version)' 2>/dev/null) || return 0
     {
         printf '%s\n' "$version" "$(pwd -P)"
-        cat requirements.txt setup.py
+        requirements
+        cat setup.py
         declare -f make_environment compile_installed
     } | sha256sum
 }
@@ -128,10 +162,12 @@ make_environment() {
     fi
     touch "$unfinished"
     rm -f "$stamp"
+    requirements >"$packages"
+    [ -z "$cuda" ] || echo "$cuda" >"$cuda_choice"
     local pip=("$venv/bin/python" -m pip install --no-compile) # compiles on one core; compile_installed uses all
     # All packages are pinned. --no-deps: some declare dependencies that nothing here imports and that break others (see
     # the file).
-    run "installing $(grep -c '^[^#]' requirements.txt) packages" "${pip[@]}" --no-deps -r requirements.txt
+    run "installing $(grep -c '^[^#]' "$packages") packages" "${pip[@]}" --no-deps -r "$packages"
     run "adding what this build of torch needs" "${pip[@]}" torch
     run "installing vla_rl itself" "${pip[@]}" --no-deps --no-build-isolation -e .
     run "compiling Python's byte code" compile_installed
@@ -234,6 +270,7 @@ env.close()
 PY
 }
 
+cuda=$(cuda_version)
 if ! complete; then
     exec 9<scripts/setup.sh # one set-up at a time; the lock ends with the last process of this one
     flock -n 9 || { say "another set-up is under way here; waiting for it" && flock 9; }

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests import ROOT
+from vla_rl.core import gpus
 
 SCRIPTS = (
     *("scripts/check_install.sh", "scripts/train_gymnasium.sh"),
@@ -119,13 +120,13 @@ def checkout(tmp_path: Path) -> Path:
     """A checkout with a path that quotes badly, and without an environment."""
     root = tmp_path / "a checkout"
     shutil.copytree(ROOT / "scripts", root / "scripts")
-    for name in (*FILES, "setup.py", "pyproject.toml"):
+    for name in (*FILES, "requirements-cuda12.txt", "setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, root)
     return root
 
 
-def set_up(checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = ["bash", checkout / "scripts" / "setup.sh"]
+def set_up(checkout: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", checkout / "scripts" / "setup.sh", *options]
     environment = os.environ | variables
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
@@ -170,11 +171,49 @@ def test_nothing_is_installed_into_the_system_if_that_is_not_wanted(checkout: Pa
     assert not (tmp_path / "called").exists()
 
 
-def test_an_unknown_option_is_refused(checkout: Path):
-    command = ["bash", checkout / "scripts" / "setup.sh", "--tests"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--tests"], "--tests is not an option; there are --test, --no-system and --cuda"),
+        (["--cuda", "11"], "--cuda takes 12 or 13"),
+        (["--cuda"], "--cuda takes 12 or 13"),
+    ],
+)
+def test_an_unknown_option_is_refused(checkout: Path, options: list[str], error: str):
+    result = set_up(checkout, *options)
     assert result.returncode == 2
-    assert "--tests is not an option; there are --test and --no-system" in result.stderr
+    assert error in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("driver", "options", "chosen"),
+    [
+        ("", [], ""),  # no driver
+        ("470.256", [], "13"),  # none of torch's builds runs with it
+        ("525.60", [], "12"),
+        ("575.57", [], "12"),
+        ("580.65", [], "13"),
+        ("550.54", ["--cuda", "13"], "13"),
+        ("", ["--cuda", "12"], "12"),
+    ],
+)
+def test_torchs_build_follows_the_driver(checkout: Path, tmp_path: Path, driver: str, options: list[str], chosen: str):
+    """Which packages would be installed. An interpreter that installs nothing stands in: the list is what counts."""
+    (checkout / "requirements.txt").write_text("no-such-package==0\ntorch==0.13\n")
+    program(tmp_path / "bin" / "nvidia-smi", f"echo {driver}" if driver else "exit 9")
+    copy = 'mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"'
+    program(tmp_path / "python", f'case "$*" in *"-m venv"*) {copy};; *pip*) exit 1;; *) echo 3.11;; esac')
+    variables = {"PYTHON": str(tmp_path / "python"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    release = (ROOT / "requirements-cuda12.txt").read_text().splitlines()[-1]
+    for given in (options, []):  # the second start knows what the first one was asked for
+        assert "this step failed: installing 2 packages" in set_up(checkout, *given, **variables).stderr
+        lines = (checkout / ".venv/requirements.txt").read_text().splitlines()
+        packages = [line for line in lines if not line.startswith("#")]
+        assert packages == ["no-such-package==0", release if chosen == "12" else "torch==0.13"]
+        remembered = checkout / ".venv/vla_rl-cuda"
+        assert (remembered.read_text().strip() if remembered.exists() else "") == chosen
+        program(tmp_path / "bin" / "nvidia-smi", "exit 9")
+    assert release.removeprefix("torch==") == gpus._TORCH_FOR_CUDA_12
 
 
 def test_a_failing_installation_is_reported_and_leaves_a_mark(checkout: Path):

@@ -103,7 +103,21 @@ def test_a_missing_or_failed_driver_is_no_gpu(monkeypatch: pytest.MonkeyPatch, f
         ((13, 2), (13, 0), ""),  # minor versions are compatible
         ((12, 8), (13, 0), ""),
         ((13, 0), (12, 4), "torch is built for CUDA 13.0, which needs driver 580 or newer (the NVIDIA driver is 550.5"),
-        (None, (12, 4), "torch is a CPU build (the NVIDIA driver is 550.54, for CUDA up to 12.4); install a build of"),
+        (
+            None,
+            (12, 4),
+            "torch is a CPU build (the NVIDIA driver is 550.54, for CUDA up to 12.4); install torch's build",
+        ),
+        (
+            None,
+            (13, 0),
+            "torch is a CPU build (the NVIDIA driver is 550.54, for CUDA up to 13.0); install torch's build",
+        ),
+        (
+            (12, 8),
+            (11, 4),
+            "torch is built for CUDA 12.8, which needs driver 525 or newer (the NVIDIA driver is 550.54",
+        ),
     ],
 )
 @pytest.mark.usefixtures("driver")
@@ -120,9 +134,16 @@ def test_a_gpu_that_torch_cannot_use_is_not_planned_with(
     assert len(report.gpus) == 4, "they are there"
     assert report.problem.startswith(problem)
     assert bool(report.problem) == bool(problem)
-    release = importlib.metadata.version("torch").split("+")[0]
-    remedy = f"-m pip install --force-reinstall torch=={release} --index-url INDEX, where INDEX"
-    assert (f"{sys.executable} {remedy} has torch's builds for CUDA 12" in report.problem) == bool(problem)
+    if problem:
+        pinned = importlib.metadata.version("torch").split("+")[0]
+        command = f"{sys.executable} -m pip install --force-reinstall torch=="
+        assert report.problem.endswith(
+            {
+                11: "update the driver: 525 or newer runs torch's builds for CUDA 12",
+                12: f"{command}2.10.0 (in a checkout: bash scripts/setup.sh --cuda 12)",
+                13: f"{command}{pinned}, from an index that has it",
+            }[driver_cuda[0]]
+        )
     assert len(Machine.detect().gpus) == (0 if problem else 4)
 
 

@@ -21,6 +21,8 @@ Version = tuple[int, int]  # of CUDA: major, minor
 
 # The oldest driver for programs of each major version of CUDA, by NVIDIA's notes on minor version compatibility.
 _OLDEST_DRIVER = {11: "450", 12: "525", 13: "580"}
+# The newest release of torch that the package index has as a build for CUDA 12 (requirements-cuda12.txt).
+_TORCH_FOR_CUDA_12 = "2.10.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +76,19 @@ class GpuReport:
             oldest = _OLDEST_DRIVER.get(self.torch_cuda[0], "newer")
             return (
                 f"torch is built for CUDA {_text(self.torch_cuda)}, which needs driver {oldest} or newer ({here}); "
-                f"update the driver, or {self._build_for_driver}"
+                f"{self._build_for_driver}"
             )
         return ""
 
     @property
     def _build_for_driver(self) -> str:
         cuda = self.driver_cuda[0]
-        command = f"{sys.executable} -m pip install --force-reinstall torch=={_torch_release()} --index-url INDEX"
-        return f"install a build of torch for CUDA {cuda}: {command}, where INDEX has torch's builds for CUDA {cuda}"
+        if cuda < 12:
+            return f"update the driver: {_OLDEST_DRIVER[12]} or newer runs torch's builds for CUDA 12"
+        command = f"install torch's build for CUDA {cuda}: {sys.executable} -m pip install --force-reinstall"
+        if cuda == 12:
+            return f"{command} torch=={_TORCH_FOR_CUDA_12} (in a checkout: bash scripts/setup.sh --cuda 12)"
+        return f"{command} torch=={_torch_release()}, from an index that has it"
 
     @property
     def usable(self) -> tuple[Gpu, ...]:

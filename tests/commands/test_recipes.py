@@ -28,7 +28,8 @@ GPUS = Machine(cpus=128, memory=1 << 40, gpus=(Gpu("any", 80 << 30),) * 8)
 
 # Read in the publications, not in our files: examples/run_openvla_oft_rl_libero.sh and verl/workers (SimpleVLA-RL),
 # train_ms3_ppo.py and openvla_train.py (RL4VLA), libero_10_grpo_openvlaoft.yaml and maniskill_ppo_openvla.yaml (RLinf),
-# stage_3_ript/libero_spatial.sh and openvla_oft_rl.yaml (RIPT-VLA). "per_step": what one optimizer step trains on.
+# libero_spatial_ppo_openpi.yaml (RLinf), stage_3_ript/libero_spatial.sh and openvla_oft_rl.yaml (RIPT-VLA).
+# "per_step": what one optimizer step trains on.
 # "gpus": README.md (SimpleVLA-RL, with 80 GB each; RIPT-VLA), documentation and maniskill_ppo_openvla.yaml (RLinf).
 PUBLISHED: dict[str, dict[str, Any]] = {
     "simplevla_rl_libero": {
@@ -87,6 +88,23 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "envs": 128,
         "gpus": 8,
     },
+    "rlinf_pi0_libero": {
+        "algo": {"gamma": 0.99, "bootstrap": "never", "huber_delta": 10.0, "value_clip": 0.2, "epochs": 4},
+        "policy": {
+            "size": "base",
+            "chunk_size": 5,
+            "denoise_steps": 4,
+            "noise": "sde",
+            "noise_level": 0.5,
+            "random_steps": "one",
+            "train_expert_only": True,
+        },
+        "env": {"suite": "libero_spatial", "max_episode_steps": 240, "wrist_camera": True, "proprio": True},
+        "learner": {"lr": 5e-6, "value_lr": 1e-4, "max_grad_norm": 1.0, "micro_batch": 128, "betas": (0.9, 0.95)},
+        "per_step": ("chunks", 2048),
+        "envs": 64,
+        "gpus": 8,
+    },
     "ript_libero": {
         "algo": {"group_size": 8, "baseline": "leave_one_out", "scale": "none", "clip_low": 0.1, "clip_high": 0.1},
         "policy": {"chunk_size": 8, "head": "l1"},
@@ -117,7 +135,8 @@ def test_every_recipe_is_in_the_table() -> None:
 @pytest.mark.parametrize("machine", [SMALL_MACHINE, GPUS], ids=["two cores", "eight GPUs"])
 def test_it_loads_and_takes_a_checkpoint(name: str, machine: Machine, tmp_path: Path) -> None:
     config = _recipe(name, f"policy.checkpoint={tmp_path}", machine=machine)
-    assert (config.policy.size, config.policy.checkpoint) == ("7b", str(tmp_path))
+    size = PUBLISHED[name]["policy"].get("size", "7b")
+    assert (config.policy.size, config.policy.checkpoint) == (size, str(tmp_path))
     copy = tmp_path / "copy.yaml"
     copy.write_text(dump_config(config))
     assert load_config(copy) == config
@@ -199,6 +218,7 @@ SMALL = {
     "rl4vla_maniskill": Small(8, MANISKILL + LORA),
     "rlinf_libero10_grpo": Small(16, LIBERO),
     "rlinf_maniskill_ppo": Small(8, MANISKILL + LORA),
+    "rlinf_pi0_libero": Small(8, LIBERO),
     "ript_libero": Small(8, REPLACED_ONCE + LORA, filtered=8),
 }
 SHARED = (

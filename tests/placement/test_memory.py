@@ -120,6 +120,18 @@ def test_without_checkpointing_a_micro_batch_of_64_needs_all_of_it() -> None:
     assert held(cfg.with_values({"learner.activation_checkpointing": True}), machine(80))["learner"]["activations"] < 14
 
 
+def test_the_expert_of_pi0_is_trained_on_a_small_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all of π0, the error says so, and does not propose what π0 cannot do."""
+    policy = {"name": "pi0", "size": "base", "horizon": 50, "padded_dim": 32}
+    settings = {"precision": "bf16", "micro_batch": 32}
+    whole = RunConfig.model_validate({"policy": policy, "learner": settings, "placement": {"max_batch": 8}})
+    monkeypatch.setattr(Machine, "detect", lambda: machine(23.5))
+    with pytest.raises(PlanError, match=r"policy\.train_expert_only=true") as error:
+        plan_run(whole, TWO_VIEWS)
+    assert "activation_checkpointing" not in str(error.value)
+    assert plan_run(whole.with_values({"policy.train_expert_only": True}), TWO_VIEWS).learners
+
+
 def test_float32_is_refused_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any process starts, on GPUs and on cores."""
     cfg = RunConfig.model_validate(

@@ -97,21 +97,19 @@ def _remedy(config: RunConfig, parts: Mapping[str, Parts]) -> tuple[str, str]:
     sizes = {(role, part): size for role, held in parts.items() for part, size in held.items()}
     role, part = max(sizes, key=lambda name: sizes[name])
     learner = config.learner
-    adapters = [
-        f"train adapters with policy.{key}" for key in config.policy.merged if not config.policy.freezes_weights
-    ]
+    fewer = [config.policy.trains_less] if config.policy.trains_less else []
     more = "use a machine with more memory"
     if role == "shared memory":
         return "train.batch_episodes", f"lower it, train.max_staleness or env.image_size, or {more}"
     if role == "env workers":
         return "placement.env_workers", f"lower it, or {more}"
     if role == "parked":
-        return "placement.offload", ", or ".join(["set it to never and use more devices", *adapters, more])
+        return "placement.offload", ", or ".join(["set it to never and use more devices", *fewer, more])
     if role == "learner" and learner.offload_parameters == "cpu" and part == "weights":
-        return "learner.offload_parameters", ", or ".join(["set it to none", *adapters, more])
+        return "learner.offload_parameters", ", or ".join(["set it to none", *fewer, more])
     if learner.offload_optimizer == "cpu":
-        return "learner.offload_optimizer", ", or ".join([*adapters, "set it to none and use more GPUs", more])
+        return "learner.offload_optimizer", ", or ".join([*fewer, "set it to none and use more GPUs", more])
     if config.policy.own_weights_key is not None:
         return f"policy.{config.policy.own_weights_key}", f"set it to false, or {more}"
     smaller = [] if learner.precision == "bf16" else ["set learner.precision=bf16"]
-    return "learner.precision", ", or ".join([*adapters, *smaller, more])
+    return "learner.precision", ", or ".join([*fewer, *smaller, more])

@@ -181,13 +181,13 @@ def _remedies(config: RunConfig, parts: Mapping[str, Parts], room: float) -> str
     state = held.get("gradients", 0.0) + held.get("optimizer", 0.0)
     remedies = []
     if held.get("activations", 0.0) > room / 10:
-        remedies += [] if learner.activation_checkpointing else ["set learner.activation_checkpointing=true"]
+        kept = config.policy.has_blocks and not learner.activation_checkpointing
+        remedies += ["set learner.activation_checkpointing=true"] if kept else []
         remedies += ["lower learner.micro_batch"] if learner.micro_batch > 1 else []
     if learner.precision == "fp32":
         remedies.append("set learner.precision=bf16")
     if state > room / 10:
-        adapters = [f"train adapters with policy.{key}" for key in config.policy.merged]
-        remedies += [] if config.policy.freezes_weights else adapters
+        remedies += [config.policy.trains_less] if config.policy.trains_less else []
         if learner.zero_stage < 2:
             remedies.append("shard its state over more devices with learner.zero_stage=2 or 3")
         remedies += ["set learner.offload_optimizer=cpu"] if learner.offload_optimizer == "none" else []

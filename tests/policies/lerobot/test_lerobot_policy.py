@@ -190,6 +190,26 @@ def test_a_flow_policy_is_denoised_rated_trained_and_saved(
 
 
 @needs_lerobot
+@pytest.mark.parametrize("kind", ["smolvla", "pi0", "pi05"])
+def test_the_expert_alone_is_trained_if_the_config_or_the_key_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    config = make(kind, tmp_path / "policy")
+    load_small(kind, monkeypatch, WORDS)
+    about = json.loads((tmp_path / "policy/config.json").read_text())
+    for saved, key, alone in ((True, None, True), (False, True, True), (True, False, False)):
+        (tmp_path / "policy/config.json").write_text(json.dumps(about | {"train_expert_only": saved}))
+        chosen = config.model_copy(update={"train_expert_only": key})
+        policy = build.build_policy(chosen, SPEC, 0)
+        trained = {name for name in policy.trained_parameters() if name.startswith("model.")}
+        assert any("expert.model.layers" in name or "lm_expert.layers" in name for name in trained)
+        assert any(part in name for name in trained for part in build._VLM) != alone
+        found = sum(weight.numel() for name, weight in policy.trained_parameters().items() if name in trained)
+        if alone:
+            assert found <= policy_sizes(chosen, SPEC, 4).trained < policy_sizes(chosen, SPEC, 4).parameters
+
+
+@needs_lerobot
 @pytest.mark.parametrize("kind", ["pi0", "pi05"])
 def test_weights_are_saved_whatever_names_the_file_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -32,6 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "cps": {"random_steps": "all", "noise": "cps", "noise_level": 1.0},
     "learned": {"random_steps": "all", "noise": "learned"},
     "padded": {"horizon": 6, "padded_dim": 9},
+    "expert": {"train_expert_only": True},
 }
 ROWS = 4
 
@@ -220,6 +221,29 @@ def test_sizes_are_those_of_the_network(policy: Pi0) -> None:
         held = policy(observations(), record, 1.0)
     assert held.values.requires_grad
     assert 1.0 <= ROWS * sizes.saved_each / sum(saved.values()) <= 1.6, "an upper bound, not far off"
+
+
+def test_without_the_vision_language_model_little_is_trained() -> None:
+    config = Pi0Config(size="base", horizon=50, padded_dim=32)
+    alone = policy_sizes(config.model_copy(update={"train_expert_only": True}), SPEC, element_size=2)
+    everything = policy_sizes(config, SPEC, element_size=2)
+    assert alone.parameters == everything.parameters
+    assert alone.trained == pytest.approx(314e6, rel=0.02)  # the publication: an expert of 300 million
+    assert alone.train_each < everything.train_each / 8
+    assert (config.trains_less, config.model_copy(update={"train_expert_only": True}).trains_less) == (
+        "train the action expert alone with policy.train_expert_only=true",
+        "",
+    )
+
+
+def test_only_the_expert_learns() -> None:
+    policy = make(train_expert_only=True)
+    trained = set(policy.trained_parameters())
+    assert {name.split(".")[0] for name in trained} == {"model", "value_head"}
+    assert not [name for name in trained if name.startswith("model.model.vlm.")]
+    assert {name for name in trained if name.startswith("model.model.dit.")}
+    policy(observations(), choose(policy).record, 1.0, detach_value=False).values.sum().backward()
+    assert all(weight.grad is None for weight in policy.model.model.vlm.parameters())
 
 
 def test_the_published_size_needs_no_building() -> None:

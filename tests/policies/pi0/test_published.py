@@ -84,6 +84,23 @@ def test_every_weight_is_placed(folder: Path) -> None:
     assert {w.numpy().tobytes() for w in ours.values()} == found
 
 
+@pytest.mark.parametrize(
+    ("saved", "key", "trained"), [(True, None, False), (True, False, True), (False, True, False), (None, None, True)]
+)
+def test_its_config_says_whether_all_is_trained(
+    folder: Path, tmp_path: Path, saved: bool | None, key: bool | None, trained: bool
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    about = json.loads((copy / "config.json").read_text())
+    about.pop("train_expert_only", None)
+    (copy / "config.json").write_text(json.dumps(about | ({} if saved is None else {"train_expert_only": saved})))
+    policy = build(copy, train_expert_only=key)
+    found = {weight.requires_grad for weight in policy.model.model.vlm.vision_tower.parameters()}
+    assert found == {trained}
+    assert policy.model.action_out_proj.weight.requires_grad
+
+
 def test_it_is_trained_and_saved(folder: Path, tmp_path: Path) -> None:
     policy = build(folder)
     assert is_pi0(folder)

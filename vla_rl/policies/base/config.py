@@ -65,6 +65,11 @@ class PolicyConfigBase(ConfigGroup):
         return False
 
     @property
+    def trains_less(self) -> str:
+        """How a run can train fewer weights, for people whose memory is too small; empty if it does, or cannot."""
+        return ""
+
+    @property
     def own_weights_key(self) -> str | None:
         """The key by which inference changes frozen weights (``Policy.prepare_to_act``); None: it does not.
 

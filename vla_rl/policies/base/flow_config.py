@@ -40,6 +40,12 @@ class FlowConfig(PolicyConfigBase):
         "With noise=cps, of those before the last.",
     )
 
+    train_expert_only: bool | None = Field(
+        None,
+        description="Train the action expert and the heads alone, and leave the vision-language model as it is, as πRL "
+        "does: less memory, and no backward pass through it; null: what a checkpoint's config.json says, else false.",
+    )
+
     @model_validator(mode="after")
     def _limits_are_ordered(self) -> Self:
         if self.noise_low >= self.noise_high:
@@ -58,6 +64,15 @@ class FlowConfig(PolicyConfigBase):
     @abstractmethod
     def steps(self) -> int:
         """S, the number of denoising steps."""
+
+    @property
+    @abstractmethod
+    def expert_only(self) -> bool:
+        """``train_expert_only``, or what the checkpoint says."""
+
+    @property
+    def trains_less(self) -> str:
+        return "" if self.expert_only else "train the action expert alone with policy.train_expert_only=true"
 
     @abstractmethod
     def lengths(self, env: EnvSpec) -> tuple[int, int]:

@@ -25,6 +25,7 @@ _WEIGHTS = "model.safetensors"
 _CONFIG = "config.json"
 _FILES = (_CONFIG, _WEIGHTS, "policy_preprocessor.json", "policy_postprocessor.json")
 _STATE, _ACTION = "observation.state", "action"
+_VLM = ("paligemma_with_expert.paligemma.", "vlm_with_expert.vlm.")  # in the names of its weights
 
 
 def check_policy(config: LeRobotConfig, spec: EnvSpec) -> None:
@@ -122,16 +123,18 @@ def policy_sizes(
     config: LeRobotConfig, spec: EnvSpec, element_size: int, activation_checkpointing: bool
 ) -> PolicySizes:
     """See ``vla_rl.policies.build.policy_sizes``. Activations are not known: they count as nothing."""
-    parameters = _parameters(config)
-    trained = parameters if config.trainable else 0  # at most: config.json may freeze parts
-    return PolicySizes(parameters, trained=trained, train_each=0, saved_each=0, infer_each=0)
+    numbers = _numbers_of_weights(config)
+    frozen = _VLM if config.expert_only else ()
+    trained = {name: number for name, number in numbers.items() if not any(part in name for part in frozen)}
+    # At most: config.json may freeze other parts.
+    return PolicySizes(sum(numbers.values()), sum(trained.values()) * config.trainable, 0, 0, 0)
 
 
-def _parameters(config: LeRobotConfig) -> int:
-    """By the header of the weights: 8 bytes of length, then JSON. 0 for what is not on this machine."""
+def _numbers_of_weights(config: LeRobotConfig) -> dict[str, int]:
+    """By the header of the weights: 8 bytes of length, then JSON. Nothing for what is not on this machine."""
     path = Path(config.checkpoint or "") / _WEIGHTS
     if not path.is_file():
-        return 0
+        return {}
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    return {name: math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}

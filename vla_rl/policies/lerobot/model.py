@@ -36,6 +36,8 @@ def open_checkpoint(config: LeRobotConfig, device: str) -> tuple[Any, Any, Any]:
     path = str(config.checkpoint)
     settings = PreTrainedConfig.from_pretrained(path)
     settings.device = device
+    if config.train_expert_only is not None and config.trainable:
+        settings.train_expert_only = config.train_expert_only
     model = get_policy_class(settings.type).from_pretrained(path, config=settings)
     _require_loaded(model, Path(path) / WEIGHTS)
     overrides = {"device_processor": {"device": device}}

@@ -136,6 +136,10 @@ class OpenVLAOFTConfig(PolicyConfigBase):
         return self.lora is not None
 
     @property
+    def trains_less(self) -> str:
+        return "" if self.lora is not None else "train adapters with policy.lora"
+
+    @property
     def own_weights_key(self) -> str | None:
         return "lora.merge_to_act" if self.lora is not None and self.lora.merge_to_act else None
 

@@ -66,6 +66,8 @@ class Pi0(FlowPolicy):
         settings = self._settings
         proprio_dim = len(proprio.mean if proprio else ())
         self.add_heads(settings.vlm_config.text_config.hidden_size, proprio_dim, settings.dit_config.hidden_size)
+        if config.expert_only:
+            self.model.model.vlm.requires_grad_(False)
         self._freeze_what_no_action_depends_on()
 
     def set_instructions(self, instructions: Sequence[str]) -> None:

@@ -367,6 +367,7 @@ def test_another_store_goes_on_from_an_outline(make_store):
         "in_training": 4,
         "trained": 0,
     }
+    assert (counters["played"], counters["succeeded"], counters["control_steps"]) == (6, 6, 6 * 12), "they have been"
     assert _balanced(other)
     again = other.take(0, 8, 0.0)
     lost = [*episodes[6:], *episodes[4:6]]
@@ -523,7 +524,7 @@ def test_a_resumed_store_reuses_as_the_other_would_have(make_store):
     resumed = make_store(max_staleness=2, reuse=3)
     resumed.restore(json.loads(json.dumps(record)), trajectories)
     assert _train(resumed, 2) == expected[3:]
-    assert resumed.counters() == straight.counters() | {"played": 8, "succeeded": 8}
+    assert resumed.counters() == straight.counters()
 
 
 # --- super-batches --------------------------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ class Trainer:
         if checkpoint:
             self.cluster.call_store("restore", state["store"], trajectories)
         self._outline = self.cluster.call_store("outline")
+        self._outcomes = self._outline["played"], self._outline["succeeded"]
         self.cluster.call_store("open")
         self.stop.graceful = True
 
@@ -147,7 +148,6 @@ class Trainer:
             record |= {"ledger": ledger | trained, "in_training": 0}
         if not self.cluster.replace_store(record):
             raise lost
-        self._outcomes = (0, 0)
 
     def update(self, batch_ref: Any) -> dict[str, float]:
         """Train on a super-batch; afterwards the policy version is one higher. Returns metrics.

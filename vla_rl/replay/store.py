@@ -297,12 +297,14 @@ class ReplayStore:
         """The ledger and the episodes that are still on their way; the sums agree at any moment."""
         with self._changed:
             buffered = len(self._buffer) + len(self._taken)
-            outcomes = {"played": self._played, "succeeded": self._succeeded, "control_steps": self._steps}
             under_way = {"running": len(self._running), "buffered": buffered, "in_training": self._in_training}
             under_way["set_aside"] = self._set_aside
             gate = {"published_version": self.published_version, "capacity": self.capacity()}
             imagined = self._bundles.counters() if self.rules.branches else {}
-            return asdict(self.ledger) | under_way | outcomes | gate | imagined
+            return asdict(self.ledger) | under_way | self._outcomes() | gate | imagined
+
+    def _outcomes(self) -> dict[str, int]:
+        return {"played": self._played, "succeeded": self._succeeded, "control_steps": self._steps}
 
     def state(self) -> tuple[dict[str, Any], list[Trajectory]]:
         """JSON-able counters and the trajectories that are still to be trained, for a checkpoint between two updates.
@@ -339,7 +341,7 @@ class ReplayStore:
             "due": [asdict(e) for e in (*running, *waiting, *due)],
             "lost": len(self._running) + len(waiting),
             "set_aside": self._set_aside,
-            "control_steps": self._steps,
+            **self._outcomes(),
             "earlier": [],
             "imagined": self._bundles.state(),
         }
@@ -359,6 +361,7 @@ class ReplayStore:
             self._tasks.restore(record["task_failure"])
             self._due.extend(EpisodeSpec(**e) for e in record["due"])
             self._steps = record["control_steps"]
+            self._played, self._succeeded = record.get("played", 0), record.get("succeeded", 0)
             self._set_aside = record.get("set_aside", 0)
             rest = iter(trajectories)
             self._earlier.extend(list(islice(rest, count)) for count in record["earlier"])

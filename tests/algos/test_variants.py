@@ -29,7 +29,6 @@ IN_EVERY_RUN = {
     "awr",
     "success-filtered cloning",
     "iql, reuse 2",
-    "ppo, cloning its successes",
     "ppo, reuse 2",
     "recap",
 }

@@ -129,7 +129,7 @@ def test_missing_packages_and_little_room_have_a_remedy(monkeypatch: pytest.Monk
             False,
             "missing",
             "not usable by torch",
-            "INDEX has torch's builds for CUDA 12; or hide the GPUs, to train on the cores: CUDA_VISIBLE_DEVICES=-1",
+            "setup.sh --cuda 12); or hide the GPUs, to train on the cores: CUDA_VISIBLE_DEVICES=-1",
         ),
         (GpuReport((Gpu("A100", 80 << 30),), "580.65", (13, 0), (13, 0)), False, "missing", "A100", "torch finds none"),
         (GpuReport(), False, "note", "none", "none needed for the tiny policy"),

@@ -86,7 +86,7 @@ def make_gemma(kind: str, folder: Path) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.save_pretrained(folder)
     make_small(kind, len(tokenizer))
-    processors = import_module(f"lerobot.policies.{kind}.processor_{kind}")
+    processors: Any = import_module(f"lerobot.policies.{kind}.processor_{kind}")
     step = processors.TokenizerProcessorStep
     processors.TokenizerProcessorStep = lambda tokenizer_name, **keys: step(tokenizer_name=str(folder), **keys)
 

@@ -29,6 +29,7 @@ from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight
 from vla_rl.core.records import Observation, join_records
 from vla_rl.inference.policy_runner import PolicyRunner
 from vla_rl.policies.base.blocks import compile_blocks
+from vla_rl.policies.base.policy import Policy
 from vla_rl.policies.build import build_policy
 from vla_rl.policies.openvla_oft.config import LoraConfig
 from vla_rl.policies.openvla_oft.lora import MergedAdapters, add_adapters
@@ -73,14 +74,14 @@ def same_numbers(setting: Setting, report: Report) -> None:
             )
 
 
-def _differing(ours: OpenVLAOFT, theirs: OpenVLAOFT) -> int:
+def _differing(ours: Policy, theirs: Policy) -> int:
     pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
     return sum(not torch.equal(a, b) for a, b in pairs)
 
 
 @torch.no_grad()
 def disagreement(
-    setting: Setting, runner: PolicyRunner, rows: int, learner_rows: int, policy: OpenVLAOFT | None = None
+    setting: Setting, runner: PolicyRunner, rows: int, learner_rows: int, policy: Policy | None = None
 ) -> float:
     """Of log-probabilities: ``rows`` at a time on the server, all at once on the learner's policy (None: the same)."""
     policy = policy or runner.policy

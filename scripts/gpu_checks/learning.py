@@ -14,11 +14,11 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.shared_memory import shared_root
 from vla_rl.core.records import EpisodeSpec, SuperBatch, Trajectory
 from vla_rl.learner.learner import Learner, join_ranks
-from vla_rl.policies.openvla_oft.model import OpenVLAOFT
+from vla_rl.policies.base.policy import Policy
 from vla_rl.replay.super_batch import collate
 
 
-def make_learner(config: RunConfig, policy: OpenVLAOFT, device: str) -> Learner:
+def make_learner(config: RunConfig, policy: Policy, device: str) -> Learner:
     """The only rank of its group."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -29,7 +29,7 @@ def make_learner(config: RunConfig, policy: OpenVLAOFT, device: str) -> Learner:
 
 def super_batch(config: RunConfig, episodes: int, chunks: int, policy_version: int = 0) -> SuperBatch:
     """Episodes of random contents; every other one succeeds."""
-    spec, k, rng = spec_of(config.policy.size), config.policy.chunk_size, np.random.default_rng(policy_version)
+    spec, k, rng = spec_of(config.policy.size_name), config.policy.chunk_size, np.random.default_rng(policy_version)
     return collate([_episode(i, spec.image_size, chunks, k, rng) for i in range(episodes)], policy_version, chunks * k)
 
 

@@ -14,7 +14,7 @@ from gpu_checks.setting import Setting, config_of, forget_peak, observations, pe
 from vla_rl.policies.base.policy import Policy
 from vla_rl.policies.build import build_policy, torch_dtype
 
-_LARGE = {  # keys of the policy, with the sizes that were published
+_LARGE: dict[str, dict[str, Any]] = {  # keys of the policy, with the sizes that were published
     "openvla, one action of 7 tokens": {"size": "7b", "decoding": "autoregressive", "chunk_size": 1},
     "openvla_oft, continuous": {"size": "7b", "head": "l1"},
     "pi0": {"name": "pi0", "size": "base", "horizon": 50, "padded_dim": 32, "denoise_steps": 10},
@@ -75,7 +75,7 @@ def _learn(setting: Setting, report: Report, policy: Policy, draws: Any, rows: i
         policy.zero_grad()
         return output.logprobs.detach()
 
-    about = {"policy": name, "rows": rows}
+    about: dict[str, Any] = {"policy": name, "rows": rows}
     forget_peak(setting)
     report.attempt("micro-batch", lambda: 1e3 * seconds(setting, forward_and_backward, 2), "ms", **about)
     report.add("peak memory", peak_gib(setting), "GiB", **about)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
 import subprocess
@@ -187,6 +188,27 @@ def test_all_tensors_of_the_published_7b_have_a_place(published: PublishedFolder
         "blocks26",
     }
     assert sum(".norm." in name and ".blocks." not in name for name in unused) == 4
+
+
+@pytest.mark.parametrize(
+    ("limit", "listed"),
+    [(7e9, [6.95e9, 6.97e9, 1.16e9]), (5e9, [4.93e9, 4.95e9, 4.95e9, 263e6])],
+    ids=["openvla-7b", "fine-tunes on LIBERO"],
+)
+def test_files_have_the_sizes_that_the_model_hub_lists(limit: float, listed: list[float]) -> None:
+    """Of the published folders, which nobody could download here: shapes and order of all tensors decide where a file
+    ends, and the length of all names how long the index is (94.8 kB).
+    """
+    nbytes = {name: 2 * math.prod(shape) for name, shape in published_shapes(openvla_7b(proprio_dim=0)).items()}
+    files = [0]
+    for size in nbytes.values():  # as save_pretrained divides them
+        if files[-1] + size > limit:
+            files.append(0)
+        files[-1] += size
+    assert [float(f"{size:.3g}") for size in files] == listed
+    places = dict.fromkeys(nbytes, "model-00001-of-00003.safetensors")
+    index = {"metadata": {"total_size": sum(nbytes.values())}, "weight_map": places}
+    assert len(json.dumps(index, indent=2, sort_keys=True) + "\n") == pytest.approx(94_800, abs=50)
 
 
 def test_the_published_config_is_the_7b_preset(published: PublishedFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,8 +51,27 @@ theirs_too() { "$theirs" -m vla_rl.commands.cli "$@"; }
 theirs_too sft configs/tabletop.yaml policy=lerobot "sft.start_from=$work/smolvla" sft.demo_episodes=20 sft.updates=4 \
     sft.batch=8 "sft.output=$work/cloned" "${small[@]}"
 theirs_too train configs/tabletop.yaml policy=lerobot "policy.checkpoint=$work/cloned" policy.denoise_steps=2 \
-    train.iterations=2 train.batch_episodes=4 algo.minibatches=1 "log.dir=$work/runs" log.name=smolvla "${small[@]}"
+    train.iterations=2 train.batch_episodes=4 algo.minibatches=1 algo.value_warmup=0 "log.dir=$work/runs" log.name=smolvla \
+    "${small[@]}"
 theirs_too eval "$work/runs/smolvla" --episodes 4
+echo "== small π0 and π0.5 are trained by lerobot's networks, the action expert alone, and evaluated"
+for kind in pi0 pi05; do
+    "$theirs" scripts/make_lerobot_policy.py $kind "$work/$kind" --state 5 --image-size 64
+    small_too() { VLA_RL_SMALL_GEMMA=262 PYTHONPATH=$PWD/tests/policies/lerobot/small_everywhere:$PYTHONPATH theirs_too "$@"; }
+    small_too train configs/tabletop.yaml policy=lerobot "policy.checkpoint=$work/$kind" policy.denoise_steps=2 \
+        policy.train_expert_only=true train.iterations=2 train.batch_episodes=4 algo.minibatches=1 algo.value_warmup=0 \
+        "log.dir=$work/runs" log.name=$kind "${small[@]}"
+    small_too eval "$work/runs/$kind" --episodes 4
+    "$theirs" - "$work/$kind" "$work/runs/$kind/checkpoints/000002/policy" <<'EOF'
+import sys
+from safetensors.torch import load_file
+before, after = (load_file(f"{folder}/model.safetensors") for folder in sys.argv[1:])
+assert before.keys() == after.keys()
+changed = [name for name in before if not before[name].equal(after[name])]
+assert changed and not [name for name in changed if ".paligemma." in name], changed
+print(f"{len(changed)} of {len(before)} tensors have been trained, none of the vision-language model")
+EOF
+done
 echo "== π0: lerobot's network and the reader of its checkpoints"
 "$theirs" scripts/make_pi0_reference.py "$work/pi0_reference"
 cmp "$work/pi0_reference/expected.npz" tests/policies/pi0/published/expected.npz

@@ -3,7 +3,8 @@
 # Python 3.11 or 3.12. Installs missing system packages if this user may; otherwise prints the command that does.
 #   bash scripts/setup.sh [--test] [--no-system] [--cuda 12|13]     PYTHON=/path/to/python3 names the interpreter
 # --test adds what only the tests and linters need. --no-system, or VLA_RL_NO_SYSTEM=1, never installs system packages.
-# --cuda names the major version of CUDA that torch is built for; without it, the NVIDIA driver decides. Later starts keep it.
+# --cuda names the major version of CUDA that torch is built for; without it, the NVIDIA driver decides. Later starts keep
+# the choice.
 # Writes into .venv and into VLA_RL_CACHE (default ~/.cache/vla_rl). Exit status 2: something that the user can fix.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

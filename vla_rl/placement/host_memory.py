@@ -97,7 +97,7 @@ def _remedy(config: RunConfig, parts: Mapping[str, Parts]) -> tuple[str, str]:
     sizes = {(role, part): size for role, held in parts.items() for part, size in held.items()}
     role, part = max(sizes, key=lambda name: sizes[name])
     learner = config.learner
-    fewer = [config.policy.trains_less] if config.policy.trains_less else []
+    fewer = list(filter(None, [config.policy.memory_remedy]))  # weights
     more = "use a machine with more memory"
     if role == "shared memory":
         return "train.batch_episodes", f"lower it, train.max_staleness or env.image_size, or {more}"

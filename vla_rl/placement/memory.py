@@ -187,7 +187,7 @@ def _remedies(config: RunConfig, parts: Mapping[str, Parts], room: float) -> str
     if learner.precision == "fp32":
         remedies.append("set learner.precision=bf16")
     if state > room / 10:
-        remedies += [config.policy.trains_less] if config.policy.trains_less else []
+        remedies += filter(None, [config.policy.memory_remedy])
         if learner.zero_stage < 2:
             remedies.append("shard its state over more devices with learner.zero_stage=2 or 3")
         remedies += ["set learner.offload_optimizer=cpu"] if learner.offload_optimizer == "none" else []

@@ -16,9 +16,14 @@ def modeling(kind: str) -> Any:
 def make_small(kind: str, words: int) -> Any:
     """Let lerobot's module build small models, with so many tokens, in this process; returns the module."""
     module = modeling(kind)
+    shrink(module, words)
+    return module
+
+
+def shrink(module: Any, words: int) -> None:
+    """Let this module of lerobot build small models."""
     for name, part in small_parts(module, words).items():
         setattr(module, name, part)
-    return module
 
 
 def small_parts(module: Any, words: int) -> dict[str, Any]:

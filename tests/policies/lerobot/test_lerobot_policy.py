@@ -112,12 +112,14 @@ def make(kind: str, folder: Path) -> LeRobotConfig:
     return LeRobotConfig(checkpoint=str(folder), denoise_steps=3, random_steps="all")
 
 
-def load_small(kind: str, monkeypatch: pytest.MonkeyPatch, words: int) -> None:
-    """Let lerobot load what ``make`` has written: sizes of π0 and π0.5 are constants of its code."""
+def make_small(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> LeRobotConfig:
+    """As ``make``; and this process can load it: the sizes of π0 and π0.5 are constants of lerobot's code."""
+    config = make(kind, folder)
     if kind != "smolvla":
         module = small_gemma.modeling(kind)
-        for name, part in small_gemma.small_parts(module, words).items():
+        for name, part in small_gemma.small_parts(module, WORDS).items():
             monkeypatch.setattr(module, name, part)
+    return config
 
 
 @needs_lerobot
@@ -131,8 +133,7 @@ def test_a_flow_policy_is_denoised_rated_trained_and_saved(
     from vla_rl.policies.base.policy import PolicyInput
     from vla_rl.policies.build import save_policy
 
-    config = make(kind, tmp_path / "policy")
-    load_small(kind, monkeypatch, WORDS)
+    config = make_small(kind, tmp_path / "policy", monkeypatch)
     policy = build_policy(config, SPEC, 0)
     written = load_file(tmp_path / "policy/model.safetensors")
     assert all(torch.equal(policy.model.state_dict()[name], weight) for name, weight in written.items())
@@ -194,8 +195,7 @@ def test_a_flow_policy_is_denoised_rated_trained_and_saved(
 def test_the_expert_alone_is_trained_if_the_config_or_the_key_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    config = make(kind, tmp_path / "policy")
-    load_small(kind, monkeypatch, WORDS)
+    config = make_small(kind, tmp_path / "policy", monkeypatch)
     about = json.loads((tmp_path / "policy/config.json").read_text())
     for saved, key, alone in ((True, None, True), (False, True, True), (True, False, False)):
         (tmp_path / "policy/config.json").write_text(json.dumps(about | {"train_expert_only": saved}))
@@ -216,8 +216,7 @@ def test_weights_are_saved_whatever_names_the_file_had(
 ) -> None:
     from safetensors.torch import load_file, save_file
 
-    config = make(kind, tmp_path / "policy")
-    load_small(kind, monkeypatch, WORDS)
+    config = make_small(kind, tmp_path / "policy", monkeypatch)
     path = tmp_path / "policy/model.safetensors"
     weights = load_file(path)
     save_file({name.removeprefix("model."): weight for name, weight in weights.items()}, path)
@@ -232,8 +231,7 @@ def test_weights_that_lerobot_does_not_load_are_an_error(tmp_path: Path, monkeyp
     """Its loader of π0.5 prints a warning, and returns a model with random weights."""
     from safetensors.torch import load_file, save_file
 
-    config = make("pi05", tmp_path / "policy")
-    load_small("pi05", monkeypatch, WORDS)
+    config = make_small("pi05", tmp_path / "policy", monkeypatch)
     path = tmp_path / "policy/model.safetensors"
     save_file({f"student.{name}": weight for name, weight in load_file(path).items()}, path)
     with pytest.raises(UserError, match=r"lerobot has loaded 0 of its \d+ tensors"):

@@ -230,7 +230,7 @@ def test_without_the_vision_language_model_little_is_trained() -> None:
     assert alone.parameters == everything.parameters
     assert alone.trained == pytest.approx(314e6, rel=0.02)  # the publication: an expert of 300 million
     assert alone.train_each < everything.train_each / 8
-    assert (config.trains_less, config.model_copy(update={"train_expert_only": True}).trains_less) == (
+    assert (config.memory_remedy, config.model_copy(update={"train_expert_only": True}).memory_remedy) == (
         "train the action expert alone with policy.train_expert_only=true",
         "",
     )

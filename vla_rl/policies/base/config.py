@@ -65,8 +65,9 @@ class PolicyConfigBase(ConfigGroup):
         return False
 
     @property
-    def trains_less(self) -> str:
-        """How a run can train fewer weights, for people whose memory is too small; empty if it does, or cannot."""
+    def memory_remedy(self) -> str:
+        """What errors about too little memory propose: how to train fewer weights. Empty if the run does so already, or
+        cannot."""
         return ""
 
     @property

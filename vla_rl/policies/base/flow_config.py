@@ -1,10 +1,12 @@
 """Configuration keys of policies whose actions are denoised by flow matching."""
 
 from abc import abstractmethod
+from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from vla_rl.core.files import json_or_empty
 from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
 from vla_rl.core.schema import Positive, PositiveFloat
 from vla_rl.policies.base.config import PolicyConfigBase
@@ -66,12 +68,14 @@ class FlowConfig(PolicyConfigBase):
         """S, the number of denoising steps."""
 
     @property
-    @abstractmethod
     def expert_only(self) -> bool:
-        """``train_expert_only``, or what the checkpoint says."""
+        """``train_expert_only``, or what a checkpoint's config.json says."""
+        if self.train_expert_only is not None or self.checkpoint is None:
+            return bool(self.train_expert_only)
+        return json_or_empty(Path(self.checkpoint) / "config.json").get("train_expert_only") is True
 
     @property
-    def trains_less(self) -> str:
+    def memory_remedy(self) -> str:
         return "" if self.expert_only else "train the action expert alone with policy.train_expert_only=true"
 
     @abstractmethod

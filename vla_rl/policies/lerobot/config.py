@@ -29,10 +29,6 @@ class LeRobotConfig(FlowConfig):
         return {} if self.checkpoint is None else json_or_empty(Path(self.checkpoint) / "config.json")
 
     @property
-    def expert_only(self) -> bool:
-        return bool(self.saved.get("train_expert_only") if self.train_expert_only is None else self.train_expert_only)
-
-    @property
     def steps(self) -> int:
         saved = self.saved
         return self.denoise_steps or saved.get("num_steps") or saved.get("num_inference_steps") or 10

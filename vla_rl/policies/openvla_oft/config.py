@@ -136,7 +136,7 @@ class OpenVLAOFTConfig(PolicyConfigBase):
         return self.lora is not None
 
     @property
-    def trains_less(self) -> str:
+    def memory_remedy(self) -> str:
         return "" if self.lora is not None else "train adapters with policy.lora"
 
     @property

@@ -63,12 +63,6 @@ class Pi0Config(FlowConfig):
         return self.padded_dim or model_length(self.checkpoint, "max_action_dim") or env.action_dim
 
     @property
-    def expert_only(self) -> bool:
-        if self.train_expert_only is not None or self.checkpoint is None:
-            return bool(self.train_expert_only)
-        return json_or_empty(Path(self.checkpoint) / "config.json").get("train_expert_only") is True
-
-    @property
     def steps(self) -> int:
         return self.denoise_steps or denoising_steps(self.checkpoint)
 

@@ -1,6 +1,7 @@
-"""On PYTHONPATH, this makes lerobot's π0 and π0.5 small in every process that imports them: in those of a run, too.
+"""Makes lerobot's π0 and π0.5 small in all processes of a run.
 
-VLA_RL_SMALL_GEMMA is the number of tokens. Python imports a module of this name when it starts.
+Python imports a module of this name when it starts, if its folder is on PYTHONPATH. The environment variable
+VLA_RL_SMALL_GEMMA is the size of the vocabulary.
 """
 
 import importlib.abc
@@ -28,10 +29,9 @@ class _SmallOnceImported(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            from tests.policies.lerobot.small_gemma import small_parts
+            from tests.policies.lerobot.small_gemma import shrink
 
-            for part, value in small_parts(module, int(os.environ["VLA_RL_SMALL_GEMMA"])).items():
-                setattr(module, part, value)
+            shrink(module, int(os.environ["VLA_RL_SMALL_GEMMA"]))
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

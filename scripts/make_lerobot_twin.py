@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from envs.base import empty_observation
-from envs.base.demonstration_records import to_robosuite
-from envs.base.lerobot_writer import FPS, EpisodeData, add_pending, save_episode
+from envs.base.lerobot_writer import EpisodeData, add_pending, save_episode
 from envs.tabletop.config import TabletopConfig
 from envs.tabletop.env import TabletopVectorEnv
-from vla_rl.core.records import EpisodeSpec
+from vla_rl.core.records import EnvSpec, EpisodeSpec
 
 CONFIG = TabletopConfig(tasks=("reach",), image_size=64, max_episode_steps=32)
 
@@ -39,7 +38,7 @@ def play(env: TabletopVectorEnv, number: int, spoiled: bool) -> EpisodeData:
             return EpisodeData(spec.instructions[task], images, proprio, actions, rewards.astype(np.float32), success)
 
 
-def write_by_lerobot(folder: Path, episodes: list[EpisodeData]) -> None:
+def write_by_lerobot(folder: Path, episodes: list[EpisodeData], spec: EnvSpec) -> None:
     """The same episodes, written by the package lerobot."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
@@ -48,14 +47,14 @@ def write_by_lerobot(folder: Path, episodes: list[EpisodeData]) -> None:
     features = {
         "observation.images.image": video,
         "observation.state": {"dtype": "float32", "shape": (width,), "names": None},
-        "action": {"dtype": "float32", "shape": (7,), "names": None},
+        "action": {"dtype": "float32", "shape": (len(spec.actions),), "names": list(spec.actions.names)},
         "next.reward": {"dtype": "float32", "shape": (1,), "names": None},
         "next.done": {"dtype": "bool", "shape": (1,), "names": None},
         "next.success": {"dtype": "bool", "shape": (1,), "names": None},
     }
-    data = LeRobotDataset.create("vla_rl/twin", fps=FPS, features=features, root=folder, robot_type="panda")
+    data = LeRobotDataset.create("vla_rl/twin", fps=spec.fps, features=features, root=folder, robot_type=spec.robot)
     for episode in episodes:
-        for step, action in enumerate(to_robosuite(episode.actions).astype(np.float32)):
+        for step, action in enumerate(spec.actions.to_data(episode.actions).astype(np.float32)):
             last = step == len(episode.actions) - 1
             frame = {
                 "observation.images.image": episode.images[step, 0],
@@ -81,11 +80,11 @@ def main() -> None:
     env = TabletopVectorEnv(CONFIG, 1)
     episodes = [play(env, number, spoiled=number % 5 == 4) for number in range(args.episodes)]
     if args.writer == "lerobot":
-        write_by_lerobot(args.folder, episodes)
+        write_by_lerobot(args.folder, episodes, env.spec)
     else:
         for episode in episodes:
-            save_episode(args.folder, episode)
-        add_pending(args.folder, CONFIG.image_size, views=1)
+            save_episode(args.folder, episode, env.spec)
+        add_pending(args.folder, env.spec)
     successes = sum(episode.success for episode in episodes)
     print(f"{args.folder}: {len(episodes)} episodes, {successes} successful")
 

@@ -82,13 +82,14 @@ def main() -> None:
 
 def check_that_it_is_trained(folder: Path, policy: Any, before: Any, after: Any, expected: torch.Tensor) -> None:
     """``policy=lerobot`` denoises to the same chunks, and learning finds the log-probabilities of sampling."""
+    from vla_rl.core.actions import assumed
     from vla_rl.policies.base.policy import PolicyInput
     from vla_rl.policies.lerobot.config import LeRobotConfig
     from vla_rl.policies.lerobot.flow_model import LeRobotFlow
 
     given = {name: torch.from_numpy(array) for name, array in twin.inputs().items()}
     config = LeRobotConfig(checkpoint=str(folder), chunk_size=twin.CHUNK, random_steps="all")
-    ours = LeRobotFlow(config, policy, before, after)
+    ours = LeRobotFlow(config, assumed(twin.ACTIONS), policy, before, after)
     ours.set_instructions(twin.INSTRUCTIONS)
     seen = PolicyInput(given["images"], given["state"], given["task"], torch.zeros(twin.ROWS))
     noise = torch.randn(twin.ROWS, twin.STEPS, twin.CHUNK, twin.PADDED)

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from vla_rl.core.actions import end_effector
 from vla_rl.core.records import ActionBatch, EnvSpec, EpisodeResult, EpisodeSpec, Observation, Trajectory
 from vla_rl.observability.meter import Meter
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 
 K, A, SIZE = 4, 7, 16
-SPEC = EnvSpec("fake", ("main",), SIZE, 3, A, 12, ("do it", "do that"))
+SPEC = EnvSpec("fake", ("main",), SIZE, 3, end_effector(), 12, ("do it", "do that"))
 POLICY = OpenVLAOFTConfig(chunk_size=K).spec(SPEC)
 
 

@@ -1,7 +1,7 @@
 """A ``VectorEnv`` of this project in gymnasium's form: one environment, or a vector of them.
 
     observation   each view by its name, uint8 [H, W, 3], upright RGB; "state": float32 [P], where there is one
-    action        float32 [A], -1 to 1; the gripper, the last one, 0 = closed to 1 = open
+    action        float32 [A], within the limits that the simulator declares; a gripper's are 0 = closed to 1 = open
     reward        1 at success
     info          "success", "task" (its number), "instruction"
 
@@ -196,8 +196,7 @@ def _spaces(spec: EnvSpec) -> tuple[spaces.Dict, spaces.Box]:
     seen: dict[str, spaces.Space] = {view: spaces.Box(0, 255, (size, size, 3), np.uint8) for view in spec.views}
     if spec.proprio_dim:
         seen["state"] = spaces.Box(-np.inf, np.inf, (spec.proprio_dim,), np.float32)
-    low, high = -np.ones(spec.action_dim, np.float32), np.ones(spec.action_dim, np.float32)
-    low[-1] = 0.0
+    low, high = spec.actions.low.astype(np.float32), spec.actions.high.astype(np.float32)
     return spaces.Dict(seen), spaces.Box(low, high, dtype=np.float32)
 
 

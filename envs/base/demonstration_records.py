@@ -27,7 +27,7 @@ class Demonstration(NamedTuple):
 
     images: np.ndarray  # uint8 [T, V, H, W, 3], upright, seen before the action
     proprio: np.ndarray  # float32 [T, P]
-    actions: np.ndarray  # float32 [T, A], gripper 0 = closed .. 1 = open
+    actions: np.ndarray  # float32 [T, A], as ``EnvSpec.actions`` declares them
     task: int
 
 
@@ -37,7 +37,7 @@ class Demonstrations:
 
     images: np.ndarray  # uint8 [S, V, H, W, 3], upright, seen before the action
     proprio: np.ndarray  # float32 [S, P]
-    actions: np.ndarray  # float32 [S, A], gripper 0 = closed .. 1 = open
+    actions: np.ndarray  # float32 [S, A], likewise
     task: np.ndarray  # int32 [S]
     offsets: np.ndarray  # int64 [D + 1]
 
@@ -53,18 +53,3 @@ class Demonstrations:
         steps = np.arange(len(self.actions))[:, None] + np.arange(size)
         end = np.repeat(self.offsets[1:], np.diff(self.offsets))[:, None]
         return self.actions[np.minimum(steps, end - 1)], steps < end
-
-
-def to_robosuite(actions: np.ndarray) -> np.ndarray:
-    """float64 [..., A]: gripper 0 = closed .. 1 = open becomes 1 = closed .. -1 = open, as data sets of LIBERO have
-    it."""
-    converted = np.asarray(actions, np.float64).copy()
-    converted[..., -1] = 1 - 2 * converted[..., -1]
-    return converted
-
-
-def from_robosuite(actions: np.ndarray) -> np.ndarray:
-    """float32 [..., A]: the inverse of ``to_robosuite``; grippers beyond -1 .. 1 are clipped."""
-    converted = np.asarray(actions).astype(np.float32)
-    converted[..., -1] = (1 - converted[..., -1].clip(-1, 1)) / 2
-    return converted

@@ -1,8 +1,8 @@
 """Demonstrations of any simulator, in the HDF5 layout of LIBERO's data sets or as data sets of LeRobot.
 
-    data                          attributes: problem_info (JSON with language_instruction), num_demos, total, ...
+    data                          attributes: problem_info (JSON with language_instruction), num_demos, actions, ...
     └── demo_0                    attributes: num_samples, language_instruction, success, ...
-        ├── actions               float64 [T, A], robosuite's convention: the gripper is -1 open .. 1 closed
+        ├── actions               float64 [T, A]; LIBERO's gripper is -1 open .. 1 closed
         ├── rewards, dones        uint8 [T], 1 in the last step
         ├── states, robot_states  float64 [T, ...], if the simulator has them
         └── obs
@@ -35,12 +35,11 @@ from envs.base.demonstration_records import (
     Demonstration,
     DemonstrationError,
     Demonstrations,
-    from_robosuite,
     no_demonstration,
-    to_robosuite,
 )
 from envs.base.lerobot_reader import is_lerobot_dataset, read_lerobot
 from envs.base.vector_env import resized
+from vla_rl.core.actions import ActionSpace, end_effector
 from vla_rl.core.files import replacing
 from vla_rl.core.records import EpisodeSpec
 
@@ -50,6 +49,7 @@ TURN_NOISE = 0.3  # noise on rotations, as a share of the noise on translations
 _NOOP = 1e-4  # OpenVLA's bound on the norm of an arm action that does nothing
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+SCENE\d+_")  # "KITCHEN_SCENE3_": file names of libero_10 and libero_90
 _FORMAT_VERSION = 1
+_ARM = end_effector()
 
 
 @runtime_checkable
@@ -117,9 +117,8 @@ def _run_expert(env: VectorEnv, episode: EpisodeSpec, noise: float) -> tuple[dic
     """One episode as arrays by their path within the demonstration, and whether it succeeded."""
     rng = np.random.default_rng(episode.seed)
     view = empty_observation(env.spec, env.num_envs)
-    scale = np.full(env.spec.action_dim, noise)
-    scale[3:] *= TURN_NOISE
-    scale[-1] = 0.0  # the gripper
+    space = env.spec.actions
+    scale = noise * space.noise_scale * np.where([dim.turn for dim in space.dims], TURN_NOISE, 1.0)
     kick = rng.normal(size=env.spec.action_dim)
     rows: list[dict[str, np.ndarray]] = []
     env.reset([0], [episode])
@@ -133,7 +132,7 @@ def _run_expert(env: VectorEnv, episode: EpisodeSpec, noise: float) -> tuple[dic
             return _stacked(rows), False
         row = {f"obs/{name}": view.images[0, i, ::-1, ::-1].copy() for i, name in enumerate(_datasets(env.spec.views))}
         row |= env.demo_state(0) if isinstance(env, HasDemoState) else {"obs/proprio": view.proprio[0].copy()}
-        row["actions"] = to_robosuite(label)
+        row["actions"] = space.to_data(label)
         rows.append(row)
         kick = NOISE_MEMORY * kick + np.sqrt(1 - NOISE_MEMORY**2) * rng.normal(size=kick.shape)
         result = env.step([0], (label + scale * kick).astype(np.float32)[None, None])
@@ -175,6 +174,7 @@ def _write_attributes(data: Any, env: VectorEnv, counts: CollectCounts, noise: f
     data.attrs["total"] = counts.steps
     data.attrs["vla_rl_format"] = _FORMAT_VERSION
     data.attrs["assets"] = env.spec.assets
+    data.attrs["actions"] = env.spec.actions.described()
     data.attrs["noise"] = noise
 
 
@@ -185,6 +185,7 @@ def read_demonstrations(
     views: Sequence[str],
     image_size: int,
     proprio: int,
+    actions: ActionSpace = _ARM,
     drop_noops: bool = False,
 ) -> Demonstrations:
     """Read all demonstrations of the given tasks from all files.
@@ -195,6 +196,7 @@ def read_demonstrations(
         views: the simulator's; the first two are read from ``VIEW_DATASETS``.
         image_size: images of another size are resized.
         proprio: expected width of the proprioception, 0 for none.
+        actions: the simulator's.
         drop_noops: leave out actions that neither move the arm nor change the gripper, as OpenVLA does. If the expert
             waits for its fingers to close, that also removes the waiting.
 
@@ -209,9 +211,9 @@ def read_demonstrations(
         if is_lerobot_dataset(path):
             if drop_noops:
                 raise DemonstrationError(f"{path}: idle steps can be left out of HDF5 files only")
-            found = read_lerobot(path, known, views, image_size, proprio)
+            found = read_lerobot(path, known, views, image_size, proprio, actions)
         else:
-            found = _read_file(path, known, views, image_size, proprio, drop_noops)
+            found = _read_file(path, known, views, image_size, proprio, actions, drop_noops)
         parts += found
     if not parts:
         raise DemonstrationError("no demonstration files were given")
@@ -236,13 +238,19 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_file(
-    path: Path, known: Mapping[str, int], views: Sequence[str], image_size: int, proprio: int, drop_noops: bool
+    path: Path,
+    known: Mapping[str, int],
+    views: Sequence[str],
+    image_size: int,
+    proprio: int,
+    space: ActionSpace,
+    drop_noops: bool,
 ) -> list[Demonstration]:
     """All demonstrations of the known instructions in an HDF5 file."""
     with _open(path) as data:
         stated = {name: _instruction(path, data, data[name]) for name in sorted(data, key=_demo_number)}
         found = [
-            _read_demo(path, data, data[name], views, image_size, proprio, drop_noops, known[instruction])
+            _read_demo(path, data, data[name], views, image_size, proprio, space, drop_noops, known[instruction])
             for name, instruction in stated.items()
             if instruction in known
         ]
@@ -266,7 +274,15 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _read_demo(
-    path: Path, data: Any, demo: Any, views: Sequence[str], image_size: int, proprio: int, drop_noops: bool, task: int
+    path: Path,
+    data: Any,
+    demo: Any,
+    views: Sequence[str],
+    image_size: int,
+    proprio: int,
+    space: ActionSpace,
+    drop_noops: bool,
+    task: int,
 ) -> Demonstration:
     obs = demo["obs"]
     missing = [name for name in _datasets(views) if name not in obs]
@@ -276,14 +292,17 @@ def _read_demo(
             "collect it with that camera, or train without it"
         )
     actions = demo["actions"][()]
-    keep = _moving(actions) if drop_noops else np.ones(len(actions), bool)
+    keep = _moving(actions, space) if drop_noops else np.ones(len(actions), bool)
     rows = np.flatnonzero(keep)
     seen = rows
     if "macros_image_convention" in data.attrs and "vla_rl_format" not in data.attrs:
         rows = rows[rows > 0]
         seen = rows - 1  # an official file: the observation that the previous action led to
+    grippers = space.grippers_of(data.attrs["actions"]) if "actions" in data.attrs else None
     images = np.stack([resized(obs[name][()][seen, ::-1, ::-1], image_size) for name in _datasets(views)], axis=1)
-    return Demonstration(images, _read_proprio(path, demo, proprio)[seen], from_robosuite(actions[rows]), task)
+    return Demonstration(
+        images, _read_proprio(path, demo, proprio)[seen], space.from_data(actions[rows], grippers), task
+    )
 
 
 def _read_proprio(path: Path, demo: Any, width: int) -> np.ndarray:
@@ -306,14 +325,16 @@ def _read_proprio(path: Path, demo: Any, width: int) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def _moving(actions: np.ndarray) -> np.ndarray:
+def _moving(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
     """bool [T]: which actions do something, by the rule of OpenVLA's data preparation."""
     keep = np.zeros(len(actions), bool)
-    gripper = None
-    for step, action in enumerate(actions):
-        keep[step] = np.linalg.norm(action[:-1]) >= _NOOP or (gripper is not None and action[-1] != gripper)
+    fingers = list(space.grippers)
+    arms = np.linalg.norm(np.delete(actions, fingers, axis=1), axis=1)
+    last = None
+    for step, grip in enumerate(actions[:, fingers]):
+        keep[step] = arms[step] >= _NOOP or (last is not None and not np.array_equal(grip, last))
         if keep[step]:
-            gripper = action[-1]
+            last = grip
     return keep
 
 

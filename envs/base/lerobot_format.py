@@ -8,7 +8,7 @@
     videos/CAMERA/chunk-*/file-*.mp4    frames, of one or several episodes a file
 
 Conventions of LeRobot's LIBERO data: upright images, ``observation.images.image`` and ``image2`` (the wrist), the state
-of 8 numbers, actions in robosuite's convention (gripper -1 = open .. 1 = closed).
+of 8 numbers, actions with the gripper -1 = open .. 1 = closed.
 """
 
 import importlib.util

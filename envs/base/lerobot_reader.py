@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.base.demonstration_records import Demonstration, DemonstrationError, from_robosuite, no_demonstration
+from envs.base.demonstration_records import Demonstration, DemonstrationError, no_demonstration
 from envs.base.lerobot_format import (
     ACTION,
     INFO,
@@ -21,6 +21,7 @@ from envs.base.lerobot_format import (
     read_json,
 )
 from envs.base.vector_env import resized
+from vla_rl.core.actions import ActionSpace
 
 __all__ = ["is_lerobot_dataset", "read_lerobot"]
 
@@ -28,7 +29,7 @@ _NEAR = 0.1
 
 
 def read_lerobot(
-    root: Path, known: Mapping[str, int], views: Sequence[str], image_size: int, proprio: int
+    root: Path, known: Mapping[str, int], views: Sequence[str], image_size: int, proprio: int, space: ActionSpace
 ) -> list[Demonstration]:
     """All successful episodes of the ``known`` instructions, whose task numbers it has; of data without
     ``next.success``, all.
@@ -41,7 +42,7 @@ def read_lerobot(
             f"{root}: a LeRobot data set needs {', '.join(missing)}: pip install {' '.join(missing)}"
         )
     try:
-        return _read(root, known, views, image_size, proprio)
+        return _read(root, known, views, image_size, proprio, space)
     except DemonstrationError:
         raise
     except (OSError, KeyError, ValueError, IndexError) as error:
@@ -51,7 +52,7 @@ def read_lerobot(
 
 
 def _read(
-    root: Path, known: Mapping[str, int], views: Sequence[str], image_size: int, proprio: int
+    root: Path, known: Mapping[str, int], views: Sequence[str], image_size: int, proprio: int, space: ActionSpace
 ) -> list[Demonstration]:
     info = read_json(root / INFO)
     if info["codebase_version"] != VERSION:
@@ -78,11 +79,11 @@ def _read(
         actions, count = rows[ACTION], len(rows[ACTION])
         images = [resized(_frames(root, info, episode, key, rows["timestamp"]), image_size) for key in cameras]
         seen = rows[STATE].astype(np.float32) if proprio else np.zeros((count, 0), np.float32)
-        grippers.append(actions[:, -1])
-        found.append(Demonstration(np.stack(images, axis=1), seen, from_robosuite(actions), known[instruction]))
+        grippers.append(actions[:, list(space.grippers)])
+        found.append(Demonstration(np.stack(images, axis=1), seen, space.from_data(actions), known[instruction]))
     if not found:
         raise DemonstrationError(f"{root} holds no successful episode of the tasks {list(known)}")
-    if not (root / OURS).is_file():
+    if space.grippers and not (root / OURS).is_file():
         _check_gripper(root, np.concatenate(grippers))
     return found
 

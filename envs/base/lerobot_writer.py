@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from envs.base.demonstration_records import to_robosuite
 from envs.base.lerobot_format import (
     ACTION,
     DATA,
@@ -37,11 +36,12 @@ from envs.base.lerobot_format import (
     read_json,
 )
 from envs.base.lerobot_statistics import image_statistics, merged_statistics, statistics
+from vla_rl.core.actions import ActionSpace
 from vla_rl.core.errors import UserError
 from vla_rl.core.file_lock import FileLock
 from vla_rl.core.files import replacing, write_json
+from vla_rl.core.records import EnvSpec
 
-FPS = 20  # LIBERO's and ManiSkill's control rate; the tabletop has none
 _PENDING = "pending"
 _FILES_PER_CHUNK = 1000
 _LOCK_WAIT_S = 60.0
@@ -49,7 +49,7 @@ _LOCK_WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class EpisodeData:
-    """One episode of T control steps, in this project's conventions."""
+    """One episode of T control steps, as the environment has them."""
 
     instruction: str
     images: np.ndarray  # uint8 [T, V, H, W, 3], seen before each action
@@ -59,9 +59,9 @@ class EpisodeData:
     success: bool
 
 
-def save_episode(root: Path, episode: EpisodeData) -> None:
-    """Keep a finished episode until ``add_pending``. Raises OSError if the disk fails."""
-    columns = _columns(episode)
+def save_episode(root: Path, episode: EpisodeData, spec: EnvSpec) -> None:
+    """Keep a finished episode of the environment until ``add_pending``. Raises OSError if the disk fails."""
+    columns = _columns(episode, spec.actions)
     cameras = VIEW_KEYS[: episode.images.shape[1]]
     stats = {name: statistics(values) for name, values in columns.items()}
     stats |= {key: image_statistics(episode.images[:, view]) for view, key in enumerate(cameras)}
@@ -70,29 +70,29 @@ def save_episode(root: Path, episode: EpisodeData) -> None:
         partial.mkdir()
         np.savez(partial / "frames.npz", **columns)  # type: ignore[arg-type]
         for view, key in enumerate(cameras):
-            _write_video(partial / f"{key}.mp4", episode.images[:, view])
+            _write_video(partial / f"{key}.mp4", episode.images[:, view], spec.fps)
         (partial / "episode.json").write_text(json.dumps(about))
 
 
-def _columns(episode: EpisodeData) -> dict[str, np.ndarray]:
+def _columns(episode: EpisodeData, space: ActionSpace) -> dict[str, np.ndarray]:
     last = np.zeros(len(episode.actions), bool)
     last[-1] = True
     state = {STATE: episode.proprio.astype(np.float32)} if episode.proprio.shape[1] else {}
     return state | {
-        ACTION: to_robosuite(episode.actions).astype(np.float32),
+        ACTION: space.to_data(episode.actions).astype(np.float32),
         REWARD: episode.rewards.astype(np.float32),
         DONE: last,
         SUCCESS: last & episode.success,
     }
 
 
-def _write_video(path: Path, frames: np.ndarray) -> None:
+def _write_video(path: Path, frames: np.ndarray, fps: int) -> None:
     """H.264 with a key frame at every second frame, so that any frame is found quickly; as LeRobot's encoder does."""
     import av
 
     with av.open(str(path), "w", format="mp4") as container:
         options = {"g": "2", "crf": "18", "preset": "veryfast"}
-        stream = container.add_stream("libx264", rate=FPS, options=options)
+        stream = container.add_stream("libx264", rate=fps, options=options)
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p" if all(side % 2 == 0 for side in frames.shape[1:3]) else "yuv444p"
         stream.thread_count = 1  # of many processes
@@ -101,7 +101,7 @@ def _write_video(path: Path, frames: np.ndarray) -> None:
         container.mux(stream.encode())
 
 
-def add_pending(root: Path, image_size: int, views: int) -> int:
+def add_pending(root: Path, spec: EnvSpec) -> int:
     """Move all pending episodes into the data set; returns how many it then holds. A folder without any stays as it is.
 
     Raises UserError if another process adds to it for a minute, or if it was made for other observations.
@@ -117,7 +117,7 @@ def add_pending(root: Path, image_size: int, views: int) -> int:
         folders = sorted(path for path in (root / _PENDING).iterdir() if path.name[0] != ".")
         new = [path for path in folders if path.name not in held]
         if new:
-            _add(root, ledger, new, image_size, views)
+            _add(root, ledger, new, spec)
         for path in folders:
             shutil.rmtree(path)
         return len(held) + len(new)
@@ -134,39 +134,40 @@ def _wait_for_lock(path: Path) -> FileLock:
     return lock
 
 
-def _add(root: Path, ledger: Mapping[str, Any], new: Sequence[Path], image_size: int, views: int) -> None:
-    cameras = VIEW_KEYS[:views]
+def _add(root: Path, ledger: Mapping[str, Any], new: Sequence[Path], spec: EnvSpec) -> None:
+    cameras = VIEW_KEYS[: len(spec.views)]
     before = read_json(root / INFO) if (root / INFO).is_file() else None
     episodes = [read_json(path / "episode.json") for path in new]
     with np.load(new[0] / "frames.npz") as first:
-        features = _features({name: first[name] for name in first.files}, cameras, image_size)
+        features = _features({name: first[name] for name in first.files}, cameras, spec)
     if before is not None and before["features"] != features:
         raise UserError(f"{root} holds episodes of other observations or actions: write to another folder")
     tasks = _read_tasks(root)
     for episode in episodes:
         tasks.setdefault(episode["instruction"], len(tasks))
     additions = int(ledger["additions"])
-    rows = _episode_rows(episodes, cameras, len(ledger["episodes"]), ledger["frames"], additions)
+    rows = _episode_rows(episodes, cameras, len(ledger["episodes"]), ledger["frames"], additions, spec.fps)
     for path, row in zip(new, rows, strict=True):
         for key in cameras:
             place = root / VIDEO.format(video_key=key, **_place(row["episode_index"]))
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path / f"{key}.mp4", place)
-    _write_data(root / DATA.format(**_place(additions)), new, rows, [tasks[e["instruction"]] for e in episodes])
+    numbers = [tasks[episode["instruction"]] for episode in episodes]
+    _write_data(root / DATA.format(**_place(additions)), new, rows, numbers, spec.fps)
     _write_table(root / EPISODES.format(**_place(additions)), _table_of_episodes(rows))
     _write_table(root / TASKS, _table_of_tasks(tasks))
     write_json(root / STATS, merged_statistics(root, features))
     total = rows[-1]["episode_index"] + 1
     info = {
         "codebase_version": VERSION,
-        "robot_type": "panda",
+        "robot_type": spec.robot,
         "total_episodes": total,
         "total_frames": rows[-1]["dataset_to_index"],
         "total_tasks": len(tasks),
         "chunks_size": _FILES_PER_CHUNK,
         "data_files_size_in_mb": 100,
         "video_files_size_in_mb": 200,
-        "fps": FPS,
+        "fps": spec.fps,
         "splits": {"train": f"0:{total}"},
         "data_path": DATA,
         "video_path": VIDEO,
@@ -174,7 +175,8 @@ def _add(root: Path, ledger: Mapping[str, Any], new: Sequence[Path], image_size:
     }
     write_json(root / INFO, info)
     held = [*ledger["episodes"], *(path.name for path in new)]
-    write_json(root / OURS, {"episodes": held, "frames": info["total_frames"], "additions": additions + 1})
+    count = {"frames": info["total_frames"], "additions": additions + 1}
+    write_json(root / OURS, {"episodes": held, "actions": spec.actions.described()} | count)
 
 
 def _place(number: int) -> dict[str, int]:
@@ -182,7 +184,8 @@ def _place(number: int) -> dict[str, int]:
     return {"chunk_index": chunk, "file_index": file}
 
 
-def _features(columns: Mapping[str, np.ndarray], cameras: Iterable[str], image_size: int) -> dict[str, Any]:
+def _features(columns: Mapping[str, np.ndarray], cameras: Iterable[str], spec: EnvSpec) -> dict[str, Any]:
+    image_size = spec.image_size
     video = {
         "dtype": "video",
         "shape": [image_size, image_size, 3],
@@ -193,7 +196,7 @@ def _features(columns: Mapping[str, np.ndarray], cameras: Iterable[str], image_s
             "video.codec": "h264",
             "video.pix_fmt": "yuv420p" if image_size % 2 == 0 else "yuv444p",
             "video.is_depth_map": False,
-            "video.fps": FPS,
+            "video.fps": spec.fps,
             "video.channels": 3,
             "has_audio": False,
         },
@@ -201,6 +204,7 @@ def _features(columns: Mapping[str, np.ndarray], cameras: Iterable[str], image_s
     features: dict[str, Any] = dict.fromkeys(cameras, video)
     for name, values in columns.items():
         features[name] = {"dtype": str(values.dtype), "shape": list(values.shape[1:]) or [1], "names": None}
+    features[ACTION]["names"] = list(spec.actions.names)
     for name in ("timestamp", "frame_index", "episode_index", "index", "task_index"):
         dtype = "float32" if name == "timestamp" else "int64"
         features[name] = {"dtype": dtype, "shape": [1], "names": None}
@@ -208,7 +212,7 @@ def _features(columns: Mapping[str, np.ndarray], cameras: Iterable[str], image_s
 
 
 def _episode_rows(
-    episodes: Sequence[Mapping[str, Any]], cameras: Sequence[str], number: int, frame: int, additions: int
+    episodes: Sequence[Mapping[str, Any]], cameras: Sequence[str], number: int, frame: int, additions: int, fps: int
 ) -> list[dict[str, Any]]:
     """The rows of meta/episodes. ``number``, ``frame``: of the first episode."""
     rows = []
@@ -219,7 +223,7 @@ def _episode_rows(
         row |= {"dataset_from_index": frame, "dataset_to_index": frame + length}
         for key in cameras:
             row |= {f"videos/{key}/{name}": value for name, value in _place(index).items()}
-            row |= {f"videos/{key}/from_timestamp": 0.0, f"videos/{key}/to_timestamp": length / FPS}
+            row |= {f"videos/{key}/from_timestamp": 0.0, f"videos/{key}/to_timestamp": length / fps}
         row |= {f"stats/{key}/{name}": v for key, stats in episode["stats"].items() for name, v in stats.items()}
         row |= {f"meta/episodes/{name}": value for name, value in _place(additions).items()}
         rows.append(row)
@@ -227,7 +231,9 @@ def _episode_rows(
     return rows
 
 
-def _write_data(path: Path, new: Sequence[Path], rows: Sequence[Mapping[str, Any]], tasks: Sequence[int]) -> None:
+def _write_data(
+    path: Path, new: Sequence[Path], rows: Sequence[Mapping[str, Any]], tasks: Sequence[int], fps: int
+) -> None:
     """A row per frame, and a row group per episode."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -239,7 +245,7 @@ def _write_data(path: Path, new: Sequence[Path], rows: Sequence[Mapping[str, Any
             length, start = row["length"], row["dataset_from_index"]
             with np.load(folder / "frames.npz") as frames:
                 columns = {name: _arrow(frames[name]) for name in frames.files}
-            columns["timestamp"] = pa.array((np.arange(length) / FPS).astype(np.float32))
+            columns["timestamp"] = pa.array((np.arange(length) / fps).astype(np.float32))
             columns["frame_index"] = pa.array(np.arange(length))
             columns["episode_index"] = pa.array(np.full(length, row["episode_index"]))
             columns["index"] = pa.array(np.arange(start, start + length))

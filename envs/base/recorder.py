@@ -83,5 +83,7 @@ class RecordedEnv(EnvWrapper):
             return
         instruction = self.spec.instructions[tape.episode.task]
         images, proprio, actions = np.stack(tape.images), np.stack(tape.proprio), np.stack(tape.actions)
+        executed = self.spec.actions.clip(actions)
         rewards = np.array(tape.rewards, np.float32)
-        save_episode(self._folder, EpisodeData(instruction, images, proprio, actions, rewards, success))
+        episode = EpisodeData(instruction, images, proprio, executed, rewards, success)
+        save_episode(self._folder, episode, self.spec)

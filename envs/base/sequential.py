@@ -43,8 +43,7 @@ class SequentialEnv(SimulatorEnv[Instance]):
         """The actions of a chunk [K, A], as ``_advance`` wants them."""
         return actions
 
-    def step(self, env_ids: Sequence[int], actions: np.ndarray) -> StepResult:
-        instances = self._running_instances(env_ids, actions)
+    def _step(self, env_ids: Sequence[int], instances: list[Instance], actions: np.ndarray) -> StepResult:
         count, chunk = actions.shape[:2]
         rewards, num_steps = np.zeros((count, chunk), np.float32), np.zeros(count, np.int32)
         terminated, truncated, success = (np.zeros(count, bool) for _ in range(3))

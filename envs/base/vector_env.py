@@ -4,8 +4,7 @@ A ``VectorEnv`` has a fixed number of environments; each plays one episode at a 
 collector of demonstrations) decides which environments to reset, step and observe, so that none waits for another.
 Actions and observations follow one convention; each simulator converts them to its own:
 
-* actions ``[dx, dy, dz, droll, dpitch, dyaw, gripper]`` in the simulator's own units, gripper 0 = closed .. 1 = open
-  (the convention of the OpenVLA data sets);
+* actions as ``EnvSpec.actions`` declares them, in the simulator's own units;
 * images upright RGB, uint8.
 """
 
@@ -140,7 +139,7 @@ class SimulatorEnv(VectorEnv, Generic[Instance]):
         return instance
 
     def _running_instances(self, env_ids: Sequence[int], actions: np.ndarray) -> list[Instance]:
-        """The episodes that these actions advance. Raises ValueError as ``step`` does."""
+        """The episodes that these actions advance. Raises ValueError as ``step`` says."""
         n, dim = len(env_ids), self.spec.action_dim
         if actions.ndim != 3 or actions.shape[0] != n or actions.shape[1] < 1 or actions.shape[2] != dim:
             raise ValueError(f"actions of shape {actions.shape} for {n} environments: need [{n}, K, {dim}]")
@@ -153,6 +152,22 @@ class SimulatorEnv(VectorEnv, Generic[Instance]):
             if not instance.running:
                 raise ValueError(f"env {env_id}: episode {instance.episode.id} has ended: reset it first")
         return instances
+
+    def step(self, env_ids: Sequence[int], actions: np.ndarray) -> StepResult:
+        instances = self._running_instances(env_ids, actions)
+        before = [instance.steps for instance in instances]
+        result = self._step(env_ids, instances, actions)
+        for row, instance in enumerate(instances):
+            instance.steps = before[row] + int(result.num_steps[row])
+            instance.running = not (result.terminated[row] or result.truncated[row])
+        return result
+
+    @abstractmethod
+    def _step(self, env_ids: Sequence[int], instances: list[Instance], actions: np.ndarray) -> StepResult:
+        """Execute the chunks, as ``step`` does, in these running episodes.
+
+        The steps and the end of each episode are noted from what this returns; it may also note them while it steps.
+        """
 
     def observe(self, env_ids: Sequence[int], out: Observation) -> None:
         for env_id in env_ids:

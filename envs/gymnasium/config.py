@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from envs.base.config import SimulatorConfig
-from vla_rl.core.schema import Pixels, Positive
+from vla_rl.core.schema import NonNegative, Pixels, Positive
 
 
 class GymnasiumConfig(SimulatorConfig):
@@ -40,7 +40,16 @@ class GymnasiumConfig(SimulatorConfig):
         description="Success ends the episode, also where the environment goes on. false: success is what the last "
         "step says.",
     )
-    scale_actions: bool = Field(True, description="Map -1 to 1 to the limits of the action space, where it has some.")
+    action_limits: tuple[tuple[float, float], ...] | None = Field(
+        None,
+        description="Low and high end of each number of an action: one pair for all, or one for each; null: those of "
+        "the action space.",
+    )
+    grippers: dict[NonNegative, Literal["opens", "closes"]] = Field(
+        {},
+        description="Which numbers of an action are grippers, counted from 0, and whether a larger number opens or "
+        "closes them.",
+    )
     image_size: Pixels = Field(64, description="Height and width to which images are resized, in pixels.")
     max_episode_steps: Positive | None = Field(None, description="Time limit; null: that of the id's registration.")
     start_states: Positive = Field(50, description="Resets with seeds of their own that evaluations start from.")

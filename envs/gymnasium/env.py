@@ -13,7 +13,7 @@ import numpy as np
 
 from envs.base import EnvError, EnvInstance, Outcome, SequentialEnv
 from envs.gymnasium.config import GymnasiumConfig
-from envs.gymnasium.spaces import RENDER, action_limits, as_view, image_keys, part, state_keys, state_size
+from envs.gymnasium.spaces import RENDER, action_space, as_view, image_keys, part, state_keys, state_size
 from envs.gymnasium.vector_of_one import VectorOfOne
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 
@@ -44,9 +44,6 @@ class GymnasiumVectorEnv(SequentialEnv[_Instance]):
         super().__init__(_spec(config, first), num_envs)
         self._config, self._idle = config, [first]
         self._images_of, self._state_of = image_keys(first, config.image), state_keys(first, config.state)
-        self._low, self._high = action_limits(first)
-        bounded = np.isfinite(self._low) & np.isfinite(self._high)
-        self._scaled = bounded & config.scale_actions
 
     def _start(self, env_id: int, episode: EpisodeSpec, previous: _Instance | None) -> _Instance:
         if previous is not None:
@@ -58,12 +55,7 @@ class GymnasiumVectorEnv(SequentialEnv[_Instance]):
         return _Instance(episode, env=env, observation=observation)
 
     def _advance(self, instance: _Instance, action: np.ndarray) -> Outcome:
-        low, high = self._low, self._high
-        wanted = np.asarray(action, np.float64)
-        command = wanted.copy()
-        s = self._scaled
-        command[s] = low[s] + (wanted[s] + 1) / 2 * (high[s] - low[s])
-        command = np.clip(command, low, high).astype(instance.env.action_space.dtype)
+        command = self.spec.actions.clip(np.asarray(action, np.float64)).astype(instance.env.action_space.dtype)
         instance.observation, reward, terminated, truncated, info = instance.env.step(command)
         success = self._success(info, bool(terminated), float(reward))
         late = bool(truncated) or instance.steps + 1 >= self.spec.max_episode_steps
@@ -142,7 +134,7 @@ def _spec(config: GymnasiumConfig, env: gymnasium.Env) -> EnvSpec:
     name = config.id.rpartition(":")[2]
     words = name.rpartition("/")[2].rpartition("-v")[0] or name
     try:
-        dim = len(action_limits(env)[0])
+        actions = action_space(env, config)
     except EnvError as error:
         raise EnvError(f"env.id={config.id}: {error}") from None
     return EnvSpec(
@@ -150,7 +142,7 @@ def _spec(config: GymnasiumConfig, env: gymnasium.Env) -> EnvSpec:
         views=images,
         image_size=config.image_size,
         proprio_dim=state_size(env, state),
-        action_dim=dim,
+        actions=actions,
         max_episode_steps=steps,
         instructions=(config.instruction or words.replace("_", " "),),
         init_states=config.start_states,

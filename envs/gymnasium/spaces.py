@@ -10,6 +10,8 @@ from gymnasium import spaces
 
 from envs.base import EnvError
 from envs.base.vector_env import resized
+from envs.gymnasium.config import GymnasiumConfig
+from vla_rl.core.actions import ActionSpace
 
 RENDER = "render"
 _WHOLE = ""  # key of an observation that is no dictionary
@@ -77,12 +79,28 @@ def state_size(env: gymnasium.Env, keys: tuple[str, ...]) -> int:
     return sum(sizes)
 
 
-def action_limits(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
-    """float64 [A] each. Raises EnvError for anything but a Box with one dimension."""
+def action_space(env: gymnasium.Env, config: GymnasiumConfig) -> ActionSpace:
+    """Of the environment's Box, or of ``env.action_limits``, which may only be narrower.
+
+    Raises EnvError for anything but a Box with one dimension, and for limits that are infinite or do not fit.
+    """
     space = env.action_space
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:
         raise EnvError(f"its actions are {space}: policies here act in a Box with one dimension, [A]")
-    return space.low.astype(np.float64), space.high.astype(np.float64)
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    if config.action_limits is not None:
+        given = config.action_limits * (len(low) if len(config.action_limits) == 1 else 1)
+        if len(given) != len(low) or any(a < x or b > y for (a, b), x, y in zip(given, low, high, strict=True)):
+            raise EnvError(f"env.action_limits={list(given)} do not fit its actions, {space}: lie within them")
+        low, high = np.array(given).T
+    if not np.isfinite([low, high]).all():
+        raise EnvError(f"its actions have no limits, {space}: set env.action_limits=[[LOW,HIGH]], or a pair for each")
+    if any(i >= len(low) for i in config.grippers):
+        raise EnvError(f"env.grippers={config.grippers}: the last number of its actions is {len(low) - 1}")
+    try:
+        return ActionSpace.from_box(low.tolist(), high.tolist(), config.grippers)
+    except ValueError as error:
+        raise EnvError(f"its actions are {space}: {error}") from None
 
 
 def as_view(image: np.ndarray, size: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from envs.libero.bootstrap import import_libero
 from envs.libero.config import LiberoConfig
 from envs.libero.protocol.conventions import to_robosuite
 from envs.libero.protocol.tasks import STEP_LIMITS, load_init_states, select_tasks
+from vla_rl.core.actions import ROBOSUITE, end_effector
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 
 
@@ -24,12 +25,13 @@ def env_spec(config: LiberoConfig) -> EnvSpec:
         views=("agentview", "robot0_eye_in_hand") if config.wrist_camera else ("agentview",),
         image_size=config.image_size,
         proprio_dim=8 if config.proprio else 0,
-        action_dim=7,
+        actions=end_effector(ROBOSUITE),
         max_episode_steps=config.max_episode_steps or STEP_LIMITS[config.suite],
         instructions=tuple(task.instruction for task in tasks),
         init_states=min(len(load_init_states(task)) for task in tasks),
         assets=import_libero(config.assets).origin,
         suite=config.suite,
+        robot="panda",
     )
 
 

@@ -64,10 +64,10 @@ class ManiSkillVectorEnv(SimulatorEnv[_Instance]):
                 return self._idle.pop(position), 0
         return Simulation(task, self.config, self.backend, 1), 0
 
-    def step(self, env_ids: Sequence[int], actions: np.ndarray) -> StepResult:
-        instances = self._running_instances(env_ids, actions)
+    def _step(self, env_ids: Sequence[int], instances: list[_Instance], actions: np.ndarray) -> StepResult:
         commands = np.asarray(actions, np.float32).copy()
-        commands[..., -1] = np.where(commands[..., -1] > 0.5, 1.0, -1.0)
+        fingers = list(self.spec.actions.grippers)
+        commands[..., fingers] = np.where(commands[..., fingers] > 0.5, 1.0, -1.0)
         n, chunk = actions.shape[:2]
         rewards, num_steps = np.zeros((n, chunk), np.float32), np.zeros(n, np.int32)
         success, truncated = np.zeros(n, bool), np.zeros(n, bool)

@@ -13,7 +13,7 @@ import numpy as np
 from envs.base.vector_env import resized
 from envs.maniskill.bootstrap import make
 from envs.maniskill.config import ManiSkillConfig
-from envs.maniskill.tasks import ACTION_DIM, Task
+from envs.maniskill.tasks import ACTIONS, Task
 
 
 class Simulation:
@@ -50,7 +50,7 @@ class Simulation:
 
     def step(self, rows: Sequence[int], commands: np.ndarray) -> np.ndarray:
         """One control step. ``commands`` is float32 [n, 7] in ManiSkill's convention; returns success, bool [n]."""
-        action = np.zeros((self.rows, ACTION_DIM), np.float32)
+        action = np.zeros((self.rows, len(ACTIONS)), np.float32)
         self._fingers[list(rows)] = commands[:, -1]
         action[:, -1] = self._fingers
         action[list(rows)] = commands

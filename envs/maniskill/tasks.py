@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from envs.maniskill.config import ManiSkillConfig
+from vla_rl.core.actions import end_effector
 from vla_rl.core.records import EnvSpec
 
-ACTION_DIM = 7
+ACTIONS = end_effector()
 PROPRIO_DIM = 8
 INIT_STATES = 50  # ManiSkill's own resets with the seeds 0..49
 _ASSETS = {"widowx250s": "the WidowX robot", "bridge_v2_real2sim": "the Bridge scenes"}  # by ManiSkill's names
@@ -85,9 +86,10 @@ def maniskill_spec(config: ManiSkillConfig) -> EnvSpec:
         views=("third_person",),
         image_size=config.image_size,
         proprio_dim=PROPRIO_DIM if config.proprio else 0,
-        action_dim=ACTION_DIM,
+        actions=ACTIONS,
         max_episode_steps=config.max_episode_steps or max(task.steps for task in tasks),
         instructions=tuple(task.instruction for task in tasks),
         init_states=INIT_STATES,
         assets="downloaded" if any(task.assets for task in tasks) else "package",
+        robot="widowx" if tasks[0].milestones else "panda",
     )

@@ -6,7 +6,7 @@ square) and "pick_place" (put the named block on the plate). Distractors are blo
 ("reach"), to grasp one or to shift one ends the episode as a failure (terminated, reward 0). Success gives reward 1.
 
 Actions are in units of the largest step: |dx|, |dy|, |dz| <= 1 (larger ones are clipped). Rotations are ignored, and
-the gripper moves towards 0 = closed .. 1 = open. ``world`` holds the physics, ``tasks`` the rules.
+the gripper moves towards 0 = closed .. 1 = open (``end_effector``). ``world`` holds the physics, ``tasks`` the rules.
 """
 
 import time
@@ -31,6 +31,7 @@ from envs.tabletop.tasks import (
     progress,
 )
 from envs.tabletop.world import World, advance
+from vla_rl.core.actions import end_effector
 from vla_rl.core.records import EnvSpec, EpisodeSpec, Observation, StepResult
 
 PROPRIO_DIM = 5  # x, y, z of the finger tips in table widths, aperture 0..1, holding 0 or 1
@@ -51,7 +52,7 @@ def env_spec(config: TabletopConfig) -> EnvSpec:
         views=("front",),
         image_size=config.image_size,
         proprio_dim=PROPRIO_DIM if config.proprio else 0,
-        action_dim=7,
+        actions=end_effector(),
         max_episode_steps=config.max_episode_steps,
         instructions=tuple(task.instruction for task in list_tasks(config.tasks)),
         init_states=INIT_STATES,
@@ -68,7 +69,6 @@ class TabletopVectorEnv(SimulatorEnv[EnvInstance]):
         self._world = World.empty(num_envs, 1 + config.distractors)
         self._colors = np.zeros((num_envs, 1 + config.distractors), np.int64)  # index into COLORS
         self._family = np.zeros(num_envs, np.int64)
-        self._steps = np.zeros(num_envs, np.int64)  # control steps since the start of the episode
 
     def _start(self, env_id: int, episode: EpisodeSpec, previous: EnvInstance | None) -> EnvInstance:
         task = self._tasks[episode.task]
@@ -83,12 +83,12 @@ class TabletopVectorEnv(SimulatorEnv[EnvInstance]):
         world.held[env_id] = -1
         world.settled[env_id] = 0
         self._colors[env_id] = [task.color, *others[:distractors]]
-        self._family[env_id], self._steps[env_id] = task.family, 0
+        self._family[env_id] = task.family
         return EnvInstance(episode)
 
-    def step(self, env_ids: Sequence[int], actions: np.ndarray) -> StepResult:
-        """See VectorEnv. Sleeps ``latency_ms`` per executed control step of each environment: they share one core."""
-        instances, rows = self._running_instances(env_ids, actions), np.asarray(env_ids, np.int64)
+    def _step(self, env_ids: Sequence[int], instances: list[EnvInstance], actions: np.ndarray) -> StepResult:
+        """Sleeps ``latency_ms`` per executed control step of each environment: they share one core."""
+        rows, before = np.asarray(env_ids, np.int64), np.array([instance.steps for instance in instances])
         recording = [i for i, instance in enumerate(instances) if instance.episode.record]
         n, chunk = actions.shape[:2]
         rewards, num_steps = np.zeros((n, chunk), np.float32), np.zeros(n, np.int32)
@@ -97,7 +97,6 @@ class TabletopVectorEnv(SimulatorEnv[EnvInstance]):
         for k in range(chunk):
             moving = rows[active]
             advance(self._world, moving, actions[active, k])
-            self._steps[moving] += 1
             num_steps[active] += 1
             for i in recording:
                 if instances[i].running:
@@ -105,7 +104,7 @@ class TabletopVectorEnv(SimulatorEnv[EnvInstance]):
             success[active], failure[active] = judge(self._world, self._family, moving)
             rewards[active, k] = success[active]
             ended = success[active] | failure[active]
-            truncated[active] = ~ended & (self._steps[moving] >= self.spec.max_episode_steps)
+            truncated[active] = ~ended & (before[active] + k + 1 >= self.spec.max_episode_steps)
             ended |= truncated[active]
             for i in active[ended].tolist():
                 instances[i].running = False
@@ -158,7 +157,7 @@ class TabletopVectorEnv(SimulatorEnv[EnvInstance]):
             world.goal[env_id],
             world.blocks[env_id].ravel(),
             self._colors[env_id],
-            [self._steps[env_id]],
+            [self.instance(env_id).steps],
         )
         return {
             "states": np.concatenate([np.asarray(part, np.float64) for part in parts]),

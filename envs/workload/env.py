@@ -15,6 +15,7 @@ import numpy as np
 from envs.base import EnvError, SimulatorEnv
 from envs.base.vector_env import EnvInstance
 from envs.workload.config import WorkloadConfig
+from vla_rl.core.actions import end_effector
 from vla_rl.core.records import EnvSpec, EpisodeSpec, Observation, StepResult
 
 INSTRUCTIONS = ("wait for the bell", "wait for the light")
@@ -80,7 +81,7 @@ def env_spec(config: WorkloadConfig) -> EnvSpec:
         views=("message",),
         image_size=config.image_size,
         proprio_dim=1,
-        action_dim=7,
+        actions=end_effector(),
         max_episode_steps=config.max_episode_steps,
         instructions=INSTRUCTIONS,
     )
@@ -106,9 +107,8 @@ class WorkloadVectorEnv(SimulatorEnv[_Instance]):
     def _start(self, env_id: int, episode: EpisodeSpec, previous: _Instance | None) -> _Instance:
         return _Instance(episode, plan_episode(self._config, episode.seed))
 
-    def step(self, env_ids: Sequence[int], actions: np.ndarray) -> StepResult:
-        """See VectorEnv. Sleeps ``step_ms`` per executed control step of each environment: they share one core."""
-        instances = self._running_instances(env_ids, actions)
+    def _step(self, env_ids: Sequence[int], instances: list[_Instance], actions: np.ndarray) -> StepResult:
+        """Sleeps ``step_ms`` per executed control step of each environment: they share one core."""
         n, chunk = actions.shape[:2]
         left = np.array([instance.plan.length - instance.steps for instance in instances], np.int64)
         num_steps = np.minimum(left, chunk).astype(np.int32)
@@ -117,9 +117,8 @@ class WorkloadVectorEnv(SimulatorEnv[_Instance]):
         truncated = ended & np.array([instance.plan.truncated for instance in instances])
         rewards = np.zeros((n, chunk), np.float32)
         rewards[np.arange(n), num_steps - 1] = success
-        for instance, steps, over in zip(instances, num_steps.tolist(), ended.tolist(), strict=True):
+        for instance, steps in zip(instances, num_steps.tolist(), strict=True):
             self._advance(instance, steps)
-            instance.running = not over
         _sleep(self._config.step_call_ms + self._config.step_ms * int(num_steps.sum()))
         return StepResult(rewards, num_steps, ended & ~truncated, truncated, success)
 

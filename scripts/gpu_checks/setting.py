@@ -11,6 +11,7 @@ import torch
 from transformers.initialization import no_init_weights
 
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.actions import end_effector
 from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
@@ -62,7 +63,7 @@ def choose_setting(small: bool = False) -> Setting:
 
 def spec_of(size: str) -> EnvSpec:
     pixels = {"nano": 64, "tiny": 96, "7b": 224}[size]
-    return EnvSpec("check", ("main",), pixels, 0, 7, 64, INSTRUCTIONS)
+    return EnvSpec("check", ("main",), pixels, 0, end_effector(), 64, INSTRUCTIONS)
 
 
 def config_of(setting: Setting, **groups: dict[str, Any]) -> RunConfig:

@@ -11,12 +11,13 @@ import ray
 
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.actions import end_effector
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.plan import Resources, make_plan
 from vla_rl.placement.shared_memory import object_store_bytes
 from vla_rl.replay.rules import StoreRules
 
-SPEC = EnvSpec("workload", ("main",), 48, 0, 7, 64, ("work",))
+SPEC = EnvSpec("workload", ("main",), 48, 0, end_effector(), 64, ("work",))
 PREALLOCATE = "RAY_preallocate_plasma_memory"
 
 

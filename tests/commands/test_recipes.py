@@ -15,6 +15,7 @@ from vla_rl.commands.cli import main
 from vla_rl.commands.train import train
 from vla_rl.config.loading import dump_config, load_config
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.actions import end_effector
 from vla_rl.core.machine import Gpu, Machine
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.checks import machine_checks
@@ -167,7 +168,9 @@ def test_it_fits_on_the_published_gpus(name: str, monkeypatch: pytest.MonkeyPatc
     """Inference and learner at the same time, in what a card of 80 GB offers to a process."""
     config, count = _recipe(name), PUBLISHED[name]["gpus"]
     env, views = config.env, ("main", "wrist") if getattr(config.env, "wrist_camera", False) else ("main",)
-    spec = EnvSpec(env.name, views, env.image_size, 8 * env.proprio, 7, env.max_episode_steps or 220, ("do it",))
+    spec = EnvSpec(
+        env.name, views, env.image_size, 8 * env.proprio, end_effector(), env.max_episode_steps or 220, ("do it",)
+    )
     monkeypatch.setattr(Machine, "detect", lambda: Machine(128, 1 << 40, (Gpu("any", 79 << 30),) * count))
     plan = plan_run(config, spec)
     assert len(plan.learners) == count

@@ -94,7 +94,7 @@ class Crashing(SequentialEnv[EnvInstance]):
 
     @staticmethod
     def env_spec(config):
-        seen = {"views": ("top",), "image_size": 32, "proprio_dim": 1, "action_dim": 7, "init_states": 1}
+        seen = {"views": ("top",), "image_size": 32, "proprio_dim": 1, "actions": end_effector(), "init_states": 1}
         return EnvSpec(name="crashing", max_episode_steps=4, instructions=("fall over",), **seen)
 
     def _start(self, env_id, episode, previous):

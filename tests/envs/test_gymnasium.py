@@ -81,7 +81,7 @@ def test_an_environment_becomes_a_simulator() -> None:
     start = seen.proprio[:, 2].copy()  # goal, joints: gymnasium sorts them
     assert start[1] == pytest.approx(np.random.default_rng(3).uniform(0, 5), rel=1e-6)
     assert (seen.images[1] == int(start[1] * 10)).all()
-    result = env.step([1], np.float32([[[0.0, 0.5], [5.0, -9.0]]]))  # the middle of the limits; beyond them
+    result = env.step([1], np.float32([[[1.0, 0.5], [5.0, -9.0]]]))  # the middle of the limits; beyond them
     env.observe([1], seen)
     assert seen.proprio[1, 2] - start[1] == pytest.approx(0.5 * 1.0 + 0.5 * 4.0, rel=1e-5)
     assert result.num_steps.tolist() == [2]

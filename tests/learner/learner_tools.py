@@ -16,11 +16,12 @@ import torch
 from algos import make_algorithm
 from tests.runtime_fakes import trajectory
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.actions import end_effector
 from vla_rl.core.records import EnvSpec, SuperBatch
 from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.super_batch import collate
 
-SPEC = EnvSpec("fake", ("main",), 48, 3, 7, 12, ("reach the red block", "push the green block to the right"))
+SPEC = EnvSpec("fake", ("main",), 48, 3, end_effector(), 12, TEXTS)
 
 
 def config(**groups: dict[str, Any]) -> RunConfig:

@@ -16,6 +16,7 @@ from vla_rl.cluster.variables import variables
 from vla_rl.commands.cli import main
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.actions import end_effector
 from vla_rl.core.machine import GIB, Gpu, Machine
 from vla_rl.core.records import EnvSpec
 from vla_rl.learner.deepspeed_engine import tensors_held
@@ -27,8 +28,8 @@ from vla_rl.placement.profile import load_profile
 from vla_rl.policies.base.policy import PolicyInput
 
 RECIPE = ROOT / "configs/recipes/openvla_oft_lora_1gpu.yaml"
-LIBERO = EnvSpec("libero", ("main",), 256, 0, 7, 220, ("put the bowl on the plate",))
-TWO_VIEWS = EnvSpec("libero", ("main", "wrist"), 256, 8, 7, 220, LIBERO.instructions)
+LIBERO = EnvSpec("libero", ("main",), 256, 0, end_effector(), 220, ("put the bowl on the plate",))
+TWO_VIEWS = EnvSpec("libero", ("main", "wrist"), 256, 8, end_effector(), 220, LIBERO.instructions)
 SEVEN_B = {"name": "openvla_oft", "size": "7b", "lora": {}}
 
 

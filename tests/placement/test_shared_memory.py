@@ -11,6 +11,7 @@ from tests.runtime_fakes import trajectory
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.actions import end_effector
 from vla_rl.core.errors import UserError
 from vla_rl.core.machine import GIB
 from vla_rl.core.records import EnvSpec
@@ -21,7 +22,7 @@ from vla_rl.policies.openvla_oft.config import LoraConfig
 from vla_rl.replay.rules import StoreRules
 from vla_rl.replay.store import ReplayStore
 
-LIBERO = EnvSpec("libero", ("main",), 256, 0, 7, 512, ("put the bowl on the plate",))
+LIBERO = EnvSpec("libero", ("main",), 256, 0, end_effector(), 512, ("put the bowl on the plate",))
 
 
 def needs(config: RunConfig, spec: EnvSpec = LIBERO, *, training: bool = True) -> SharedMemoryNeeds:
@@ -84,7 +85,7 @@ def test_too_little_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shared_memory, "free_shared_memory", lambda: 64 << 20)
     config = RunConfig.model_validate({"env": {"name": "workload"}, "log": {"video": False}})
     plan = make_plan(config, Resources(4, 4, "cpu"))
-    spec = EnvSpec("workload", ("main",), 16, 0, 7, 8, ("work",))
+    spec = EnvSpec("workload", ("main",), 16, 0, end_effector(), 8, ("work",))
     with pytest.raises(UserError, match=r"needs 0\.3 GiB \(.*weights.*/dev/shm has 0\.1 GiB.*--shm-size=1g"):
         Cluster(config, plan, spec, StoreRules.of(config, spec)).__enter__()
 

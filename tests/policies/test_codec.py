@@ -16,6 +16,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from tests.policies.policy_helpers import INSTRUCTIONS, nano
+from vla_rl.core.actions import end_effector
 from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds, bins_to_ids, ids_to_bins
 from vla_rl.policies.openvla_oft.architecture import IMAGENET_MEAN, IMAGENET_STD, Architecture, openvla_7b, tiny
 from vla_rl.policies.openvla_oft.images import crop_center, jpeg_round_trip, prepare_images, resize
@@ -67,7 +68,7 @@ def test_statistics_of_demonstrations() -> None:
     actions = np.random.default_rng(1).normal(size=(40, 25, 7))
     actions[..., 3] = 0.25  # a dimension that never moves
     actions[..., 6] = actions[..., 6] > 0
-    codec = ActionCodec.from_actions(actions)
+    codec = ActionCodec.of_space(end_effector()).of_actions(actions)
     np.testing.assert_allclose(codec.bounds.q01, np.quantile(actions.reshape(-1, 7), 0.01, axis=0))
     np.testing.assert_allclose(codec.bounds.q99, np.quantile(actions.reshape(-1, 7), 0.99, axis=0))
     assert codec.bounds.mask == (True,) * 6 + (False,)
@@ -75,7 +76,7 @@ def test_statistics_of_demonstrations() -> None:
     np.testing.assert_allclose(decoded[..., 3], 0.25)
     np.testing.assert_array_equal(decoded[..., 6] > 0.5, actions[..., 6] > 0.5)
     with pytest.raises(ValueError, match="statistics of no samples"):
-        ActionCodec.from_actions(np.zeros((0, 7)))
+        ActionCodec.of_space(end_effector()).of_actions(np.zeros((0, 7)))
 
 
 def test_bounds_round_trip_and_refuse_nonsense() -> None:

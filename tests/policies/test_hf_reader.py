@@ -31,6 +31,7 @@ from tests.policies.openvla_reference import (
 )
 from tests.policies.openvla_twins import adapters, film_towers, openvla_oft_l1, proprio_projector, value_head
 from tests.policies.policy_helpers import rate
+from vla_rl.core.actions import end_effector
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.policy import PolicyInput
@@ -51,7 +52,7 @@ from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer, build_tiny_tokenizer
 
 TASK = "Pick up the Bowl"
-SPEC = EnvSpec("fake", ("main",), 56, 0, 7, 12, (TASK,))
+SPEC = EnvSpec("fake", ("main",), 56, 0, end_effector(), 12, (TASK,))
 CLOSE = 1e-5
 
 
@@ -346,9 +347,10 @@ def test_damaged_and_pickled_files(single: Path, tmp_path: Path) -> None:
 def test_the_check_loads_no_torch(single: Path) -> None:
     code = (
         "import sys; from vla_rl.core.records import EnvSpec; from vla_rl.policies.build import check_policy;"
+        "from vla_rl.core.actions import end_effector;"
         "from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig;"
         f"check_policy(OpenVLAOFTConfig(checkpoint={str(single)!r}, chunk_size=2),"
-        " EnvSpec('fake', ('main',), 56, 0, 7, 12, ('do it',))); assert 'torch' not in sys.modules"
+        " EnvSpec('fake', ('main',), 56, 0, end_effector(), 12, ('do it',))); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
 

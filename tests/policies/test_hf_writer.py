@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.policies.openvla_reference import OPENVLA_CODE, STATISTICS, ReferenceOpenVLA, twin, write_folder
 from tests.policies.openvla_twins import FINE_TUNE, LAYOUTS, adapters
 from vla_rl.commands.cli import main
+from vla_rl.core.actions import end_effector
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.policy import PolicyInput
@@ -28,7 +29,7 @@ from vla_rl.policies.openvla_oft.hf_writer import write_published
 from vla_rl.policies.openvla_oft.lora import merged_state
 from vla_rl.policies.openvla_oft.model import OpenVLAOFT
 
-SPEC = EnvSpec("fake", ("main",), 56, 0, 7, 12, ("pick up the bowl", "push it"))
+SPEC = EnvSpec("fake", ("main",), 56, 0, end_effector(), 12, ("pick up the bowl", "push it"))
 
 
 @pytest.fixture(scope="module")

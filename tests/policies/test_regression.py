@@ -18,6 +18,7 @@ from tests.policies.openvla_reference import STATISTICS, L1Head, llama_tokenizer
 from tests.policies.openvla_twins import l1_head, openvla_oft, openvla_oft_film, openvla_oft_l1, proprio_projector
 from tests.policies.policy_helpers import INSTRUCTIONS, check_elapsed_time
 from vla_rl.config.loading import ConfigError, load_config
+from vla_rl.core.actions import end_effector
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.blocks import checkpoint_activations
@@ -32,7 +33,7 @@ from vla_rl.policies.openvla_oft.hf_reader import load_published
 from vla_rl.policies.openvla_oft.hf_writer import write_published
 from vla_rl.policies.openvla_oft.regression import OpenVLARegression, sample_laplace
 
-SPEC = EnvSpec("fake", ("main", "wrist"), 56, 8, 7, 12, INSTRUCTIONS)
+SPEC = EnvSpec("fake", ("main", "wrist"), 56, 8, end_effector(), 12, INSTRUCTIONS)
 CLOSE = 1e-5
 
 

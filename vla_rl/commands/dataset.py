@@ -20,8 +20,8 @@ def complete_dataset(config: RunConfig, spec: EnvSpec) -> Iterator[None]:
     from envs.base.lerobot_writer import add_pending
 
     root = Path(config.log.dataset)
-    add_pending(root, spec.image_size, len(spec.views))
+    add_pending(root, spec)
     try:
         yield
     finally:
-        add_pending(root, spec.image_size, len(spec.views))
+        add_pending(root, spec)

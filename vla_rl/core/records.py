@@ -9,7 +9,7 @@ What a policy needs to know of a decision, in order to rate it again, is its *re
 declares them. For a policy of action tokens these are the tokens.
 
 Shape letters, used everywhere in this project:
-    N  rows of a batch            K  actions in a chunk        A  action dimensions (7)
+    N  rows of a batch            K  actions in a chunk        A  action dimensions
     V  camera views               P  proprioception numbers    T  chunks of one episode
     M  chunks of a super-batch    B  episodes of a super-batch
 """
@@ -19,6 +19,8 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
+
+from vla_rl.core.actions import ActionSpace
 
 Array = np.ndarray
 Record = dict[str, Array]  # of n decisions: [n, ...] each, by the names of ``PolicySpec.record``
@@ -33,24 +35,41 @@ class EnvSpec:
         views: camera names, the main one first; V = len(views).
         image_size: height and width of the square images, in pixels.
         proprio_dim: P; 0 where the policy sees images only.
-        action_dim: A.
+        actions: what the A numbers of an action are.
         max_episode_steps: control steps after which an episode is truncated.
         instructions: one text for each task; a task id indexes this tuple.
         init_states: number of benchmark initial states of a task.
         assets: origin of meshes and textures, such as "placeholder"; part of every result.
         suite: group of tasks with a data set of their own, such as "libero_spatial"; empty where there are none.
+        robot: what moves, for data sets.
+        fps: control steps a second, for data sets and videos.
+        proprio_range: P pairs of limits between which proprioception usually lies; empty: -1 and 1.
     """
 
     name: str
     views: tuple[str, ...]
     image_size: int
     proprio_dim: int
-    action_dim: int
+    actions: ActionSpace
     max_episode_steps: int
     instructions: tuple[str, ...]
     init_states: int = 50
     assets: str = "none"
     suite: str = ""
+    robot: str = "unknown"
+    fps: int = 20
+    proprio_range: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def action_dim(self) -> int:
+        """A."""
+        return len(self.actions)
+
+    @property
+    def proprio_limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The low and the high ends of ``proprio_range``, P numbers each."""
+        pairs = self.proprio_range or ((-1.0, 1.0),) * self.proprio_dim
+        return tuple(low for low, _ in pairs), tuple(high for _, high in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +198,7 @@ class ActionBatch:
     """A policy's answer for N rows.
 
     Attributes:
-        actions: float32 [N, K, A], in physical units; gripper 0 = closed .. 1 = open.
+        actions: float32 [N, K, A], as ``EnvSpec.actions`` declares them.
         record: of these decisions.
         logprobs: float32 [N, K, A], of the record under the sampling distribution.
         values: float32 [N].

@@ -75,8 +75,7 @@ class ImaginedEnv(SimulatorEnv[_Imagined]):
         steps = round(state.elapsed * self.spec.max_episode_steps)
         return _Imagined(episode, state, horizon, steps=steps)
 
-    def step(self, env_ids: Sequence[int], actions: np.ndarray) -> StepResult:
-        instances = self._running_instances(env_ids, actions)
+    def _step(self, env_ids: Sequence[int], instances: list[_Imagined], actions: np.ndarray) -> StepResult:
         n, chunk = actions.shape[:2]
         left = np.array([self.spec.max_episode_steps - instance.steps for instance in instances])
         num_steps = np.minimum(chunk, left).astype(np.int32)

@@ -12,6 +12,7 @@ from envs.base.demonstrations import CollectCounts, collect, read_demonstrations
 from envs.libero.config import LiberoConfig
 from envs.tabletop.config import TabletopConfig
 from envs.tabletop.env import TabletopVectorEnv
+from vla_rl.core.actions import end_effector
 from vla_rl.core.records import EnvSpec, EpisodeSpec, StepResult
 
 SIZE = 8
@@ -21,7 +22,7 @@ class ScriptedEnv(VectorEnv):
     """Frames that count the steps; an expert that always answers the same; remembers what was executed."""
 
     def __init__(self, length=4, fails=(), views=("main", "wrist")):
-        self.spec = EnvSpec("scripted", views, SIZE, 2, 7, length, ("do it", "do that"), assets="paper")
+        self.spec = EnvSpec("scripted", views, SIZE, 2, end_effector(), length, ("do it", "do that"), assets="paper")
         self.num_envs = 1
         self.length, self.fails = length, fails
         self.executed = []

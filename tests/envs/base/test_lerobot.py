@@ -20,7 +20,7 @@ from envs.base.lerobot_format import camera_keys
 from envs.base.lerobot_writer import EpisodeData, add_pending, save_episode
 from envs.base.recorder import RecordedEnv
 from envs.tabletop.config import TabletopConfig
-from envs.tabletop.env import TabletopVectorEnv
+from envs.tabletop.env import TabletopVectorEnv, env_spec
 from scripts.make_lerobot_twin import CONFIG, play
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
@@ -28,6 +28,7 @@ from vla_rl.core.records import EpisodeSpec
 from vla_rl.placement.checks import load_checked_config
 
 TWIN = Path(__file__).parent / "data/lerobot_twin"
+SPEC = env_spec(CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +66,12 @@ def test_a_data_set_that_lerobot_has_written_is_read(episodes: list[EpisodeData]
 
 def test_episodes_are_written_added_to_and_read(tmp_path: Path, episodes: list[EpisodeData]) -> None:
     for episode in episodes[:2]:
-        save_episode(tmp_path, episode)
-    assert add_pending(tmp_path, 64, 1) == 2
-    assert add_pending(tmp_path, 64, 1) == 2, "nothing is pending"
+        save_episode(tmp_path, episode, SPEC)
+    assert add_pending(tmp_path, SPEC) == 2
+    assert add_pending(tmp_path, SPEC) == 2, "nothing is pending"
     for episode in episodes[2:]:
-        save_episode(tmp_path, episode)
-    assert add_pending(tmp_path, 64, 1) == 5
+        save_episode(tmp_path, episode, SPEC)
+    assert add_pending(tmp_path, SPEC) == 5
     assert_holds(read(tmp_path), episodes, TabletopVectorEnv(CONFIG, 1).spec.instructions)
     info, theirs = (json.loads((root / "meta/info.json").read_text()) for root in (tmp_path, TWIN))
     assert info.keys() >= theirs.keys() - {"tools"}
@@ -97,9 +98,9 @@ def test_episodes_are_written_added_to_and_read(tmp_path: Path, episodes: list[E
 def test_what_a_killed_process_has_begun_to_add_is_added_once(
     tmp_path: Path, episodes: list[EpisodeData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_episode(tmp_path, episodes[0])
-    add_pending(tmp_path, 64, 1)
-    save_episode(tmp_path, episodes[1])
+    save_episode(tmp_path, episodes[0], SPEC)
+    add_pending(tmp_path, SPEC)
+    save_episode(tmp_path, episodes[1], SPEC)
     (tmp_path / "pending/.0.partial").mkdir()  # of a process that was killed while it saved
 
     def killed(path: Path, value: object) -> None:
@@ -109,9 +110,9 @@ def test_what_a_killed_process_has_begun_to_add_is_added_once(
 
     monkeypatch.setattr(lerobot_writer, "write_json", killed)
     with pytest.raises(KeyboardInterrupt):
-        add_pending(tmp_path, 64, 1)
+        add_pending(tmp_path, SPEC)
     monkeypatch.undo()
-    assert add_pending(tmp_path, 64, 1) == 2
+    assert add_pending(tmp_path, SPEC) == 2
     found = read(tmp_path)
     assert found.num_demonstrations == 2
     assert np.array_equal(found.proprio[found.offsets[1] :], episodes[1].proprio)
@@ -136,7 +137,7 @@ def test_a_recorded_simulator_behaves_alike_and_keeps_failures(tmp_path: Path) -
             assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
         running = [e for i, e in enumerate(running) if not (ours.terminated | ours.truncated)[i]]
     assert not running
-    assert add_pending(tmp_path, 32, 1) == 1, "the training episode is left alone"
+    assert add_pending(tmp_path, env_spec(config)) == 1, "the training episode is left alone"
     table = pq.read_table(tmp_path / "data/chunk-000/file-000.parquet")
     assert table.num_rows == 10
     assert np.allclose(np.array(table["action"].to_pylist())[:, :6], actions[:, 0].reshape(-1, 7)[:10, :6])
@@ -147,11 +148,11 @@ def test_a_recorded_simulator_behaves_alike_and_keeps_failures(tmp_path: Path) -
 
 
 def test_other_observations_go_to_another_folder(tmp_path: Path, episodes: list[EpisodeData]) -> None:
-    save_episode(tmp_path, episodes[0])
-    add_pending(tmp_path, 64, 1)
-    save_episode(tmp_path, replace(episodes[1], proprio=episodes[1].proprio[:, :3]))
+    save_episode(tmp_path, episodes[0], SPEC)
+    add_pending(tmp_path, SPEC)
+    save_episode(tmp_path, replace(episodes[1], proprio=episodes[1].proprio[:, :3]), SPEC)
     with pytest.raises(UserError, match="other observations or actions: write to another folder"):
-        add_pending(tmp_path, 64, 1)
+        add_pending(tmp_path, SPEC)
 
 
 def _edited(root: Path, name: str, value: object) -> None:
@@ -182,8 +183,8 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, spoil, keys: dict, message
 def test_another_convention_of_the_gripper_is_refused(tmp_path: Path, episodes: list[EpisodeData]) -> None:
     converted = episodes[0].actions.copy()
     converted[:, -1] = np.linspace(0.5, 0.0, len(converted))  # is written as 0 .. 1
-    save_episode(tmp_path, replace(episodes[0], actions=converted))
-    add_pending(tmp_path, 64, 1)
+    save_episode(tmp_path, replace(episodes[0], actions=converted), SPEC)
+    add_pending(tmp_path, SPEC)
     assert read(tmp_path).num_demonstrations == 1, "this writer's own convention is known"
     (tmp_path / "meta/vla_rl.json").unlink()
     with pytest.raises(DemonstrationError, match="goes from 0 to 1"):

@@ -13,13 +13,14 @@ from tests import ROOT
 from tests.policies.lerobot import small_gemma
 from vla_rl.commands.cli import main
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.actions import end_effector
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
 from vla_rl.policies.build import build_policy, check_policy, keys_of_checkpoint, policy_sizes, require_trainable
 from vla_rl.policies.lerobot import build
 from vla_rl.policies.lerobot.config import LeRobotConfig
 
-SPEC = EnvSpec("fake", ("main",), 64, 5, 7, 32, ("move to the red block", "move to the blue block"))
+SPEC = EnvSpec("fake", ("main",), 64, 5, end_effector(), 32, ("move to the red block", "move to the blue block"))
 WORDS = 262  # of the tokenizer of bytes in scripts/make_lerobot_policy.py
 needs_lerobot = pytest.mark.skipif(find_spec("lerobot") is None, reason="needs the package lerobot (Python 3.12)")
 

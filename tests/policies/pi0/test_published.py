@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.policies import pi0_twin as twin
 from vla_rl.commands.cli import main
+from vla_rl.core.actions import assumed
 from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.checkpoint_folder import CheckpointError
 from vla_rl.policies.base.policy import PolicyInput
@@ -28,7 +29,7 @@ SPEC = EnvSpec(
     views=("agentview", "wrist"),
     image_size=twin.SEEN_PIXELS,
     proprio_dim=twin.STATE,
-    action_dim=twin.ACTIONS,
+    actions=assumed(twin.ACTIONS),
     max_episode_steps=20,
     instructions=twin.INSTRUCTIONS,
     init_states=1,

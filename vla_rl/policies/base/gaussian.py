@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -72,8 +71,8 @@ class GaussianPolicy(Policy):
         self.action_head = nn.Linear(width, config.chunk_size * spec.action_dim)
         self.log_std = nn.Parameter(torch.full((spec.action_dim,), math.log(config.initial_std)))
         self.value_head = ValueHead(width, *_VALUE_WIDTHS)
-        self.register_buffer("low", -torch.ones(spec.action_dim))
-        self.register_buffer("high", torch.ones(spec.action_dim))
+        self.register_buffer("low", torch.tensor(spec.actions.low, dtype=torch.float32))
+        self.register_buffer("high", torch.tensor(spec.actions.high, dtype=torch.float32))
 
     @abstractmethod
     def features(self, seen: PolicyInput) -> Tensor:
@@ -237,7 +236,7 @@ class GaussianPolicy(Policy):
 
 
 def _about(cls: type, config: GaussianPolicyConfig, spec: EnvSpec) -> dict[str, Any]:
-    seen = {k: v for k, v in asdict(spec).items() if k in ("image_size", "proprio_dim", "action_dim")}
+    seen = {name: getattr(spec, name) for name in ("image_size", "proprio_dim", "action_dim")}
     return {
         "format": _FORMAT,
         "class": cls.__qualname__,

@@ -103,10 +103,10 @@ def build_policy(
     if config.trainable:
         from vla_rl.policies.lerobot.flow_model import load_flow
 
-        return load_flow(config, seed, device, dtype)
+        return load_flow(config, spec.actions, seed, device, dtype)
     from vla_rl.policies.lerobot.model import load_policy
 
-    return load_policy(config, device)
+    return load_policy(config, spec.actions, device)
 
 
 def save_policy(policy: LeRobotFlow, folder: str | Path, metadata: Mapping[str, Any]) -> None:

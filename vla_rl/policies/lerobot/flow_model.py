@@ -18,12 +18,13 @@ from lerobot.policies.common.vla_utils import make_att_2d_masks, prepare_attenti
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vla_rl.core.actions import ActionSpace
 from vla_rl.core.records import Array
 from vla_rl.policies.base.checkpoint_folder import WEIGHTS, Tensors, write_checkpoint
 from vla_rl.policies.base.flow_policy import FlowPolicy, FlowPrefix
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.lerobot.config import LeRobotConfig
-from vla_rl.policies.lerobot.model import as_batch, cameras_of, from_robosuite, open_checkpoint, to_robosuite
+from vla_rl.policies.lerobot.model import as_batch, cameras_of, open_checkpoint
 
 VALUE_HEAD, METADATA = "value_head.safetensors", "metadata.json"
 _TOKENS, _TOKENS_KEPT = "observation.language.tokens", "observation.language.attention_mask"
@@ -39,12 +40,14 @@ class _Prefix(FlowPrefix):
     state: Tensor  # [N, S], padded
 
 
-def load_flow(config: LeRobotConfig, seed: int, device: str, dtype: torch.dtype | None) -> LeRobotFlow:
+def load_flow(
+    config: LeRobotConfig, space: ActionSpace, seed: int, device: str, dtype: torch.dtype | None
+) -> LeRobotFlow:
     """The policy of ``config.checkpoint``; ``seed`` draws a value head if the folder has none."""
     model, before, after = open_checkpoint(config, device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        policy = LeRobotFlow(config, model, before, after)
+        policy = LeRobotFlow(config, space, model, before, after)
     heads = Path(str(config.checkpoint)) / VALUE_HEAD
     if heads.is_file():
         policy.load_state_dict(load_file(heads), strict=False)
@@ -54,8 +57,9 @@ def load_flow(config: LeRobotConfig, seed: int, device: str, dtype: torch.dtype 
 class LeRobotFlow(FlowPolicy):
     """See ``FlowPolicy``."""
 
-    def __init__(self, config: LeRobotConfig, model: Any, before: Any, after: Any) -> None:
+    def __init__(self, config: LeRobotConfig, space: ActionSpace, model: Any, before: Any, after: Any) -> None:
         super().__init__()
+        self._space = space
         self.config, self.model, self._before, self._after = config, model.eval(), before, after
         settings = model.config
         self.model_lengths = settings.chunk_size, settings.max_action_dim
@@ -124,14 +128,14 @@ class LeRobotFlow(FlowPolicy):
         batch = {
             _STATE: torch.zeros(rows, self._state_dim),
             "task": [""] * rows,
-            _ACTION: torch.from_numpy(to_robosuite(actions)),
+            _ACTION: torch.from_numpy(self._space.to_data(actions).astype(np.float32)),
         }
         normalized: Tensor = self._before(batch)[_ACTION]
         return normalized.float().cpu().numpy()
 
     def decode(self, record: Mapping[str, Array]) -> Array:
         actions: Tensor = self._after(torch.from_numpy(np.ascontiguousarray(record["actions"], np.float32)))
-        return from_robosuite(actions.float().cpu().numpy())
+        return self._space.from_data(actions.float().cpu().numpy())
 
     def save(self, folder: str | Path, metadata: Mapping[str, Any]) -> None:
         """Write what lerobot loads, and the value head; see ``write_checkpoint``."""

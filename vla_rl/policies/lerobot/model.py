@@ -1,7 +1,7 @@
 """A policy of the package lerobot behind this project's contract: observations in, physical actions out.
 
-lerobot's own processors, saved with the policy, tokenize and normalize. Policies for LIBERO that lerobot has trained
-see upright images and speak robosuite's convention of the gripper (-1 = open .. 1 = closed), as its data sets do.
+lerobot's own processors, saved with the policy, tokenize and normalize. Policies that lerobot has trained see upright
+images, and their actions are those of its data sets (``ActionSpace.from_data``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from vla_rl.core.actions import ActionSpace
 from vla_rl.core.cameras import wrist_last
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import Array, Record
@@ -65,9 +66,9 @@ def _require_loaded(model: Any, file: Path) -> None:
         )
 
 
-def load_policy(config: LeRobotConfig, device: str) -> LeRobotPolicy:
+def load_policy(config: LeRobotConfig, space: ActionSpace, device: str) -> LeRobotPolicy:
     """The policy of ``config.checkpoint``, with its processors."""
-    return LeRobotPolicy(config, *open_checkpoint(config, device))
+    return LeRobotPolicy(config, space, *open_checkpoint(config, device))
 
 
 def cameras_of(model: Any) -> list[str]:
@@ -84,25 +85,12 @@ def as_batch(seen: PolicyInput, cameras: Sequence[str], instructions: Sequence[s
     return batch
 
 
-def from_robosuite(actions: Array) -> Array:
-    """Float32 [..., A] with the gripper 0 = closed .. 1 = open, of one that is -1 = open .. 1 = closed."""
-    ours = np.array(actions, np.float32)
-    ours[..., -1] = (1.0 - ours[..., -1].clip(-1.0, 1.0)) / 2.0
-    return ours
-
-
-def to_robosuite(actions: Array) -> Array:
-    """The inverse."""
-    theirs = np.array(actions, np.float32)
-    theirs[..., -1] = 1.0 - 2.0 * theirs[..., -1]
-    return theirs
-
-
 class LeRobotPolicy(Policy):
     """See the module. It can act, and nothing else."""
 
-    def __init__(self, config: LeRobotConfig, model: Any, before: Any, after: Any) -> None:
+    def __init__(self, config: LeRobotConfig, space: ActionSpace, model: Any, before: Any, after: Any) -> None:
         super().__init__()
+        self._space = space
         self.model = model.eval().requires_grad_(False)
         self._before, self._after = before, after
         self._chunk_size = config.chunk_size
@@ -121,7 +109,7 @@ class LeRobotPolicy(Policy):
         batch = as_batch(seen, self._cameras, self.instructions)
         noise = {"noise": self._noise(draws["seed"])} if self._takes_noise else {}
         predicted = self.model.predict_action_chunk(self._before(batch), **noise)
-        chosen = from_robosuite(self._after(predicted[:, : self._chunk_size]).float().cpu().numpy())
+        chosen = self._space.from_data(self._after(predicted[:, : self._chunk_size]).float().cpu().numpy())
         actions = torch.from_numpy(chosen)
         rows, device = len(seen.task), seen.images.device
         return Decisions({"actions": actions}, torch.zeros(actions.shape), torch.zeros(rows, device=device))

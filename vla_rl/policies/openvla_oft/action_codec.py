@@ -11,6 +11,7 @@ from typing import Self
 
 import numpy as np
 
+from vla_rl.core.actions import ActionSpace
 from vla_rl.policies.openvla_oft.architecture import NUM_BINS
 
 EDGES = np.linspace(-1.0, 1.0, NUM_BINS)
@@ -24,7 +25,7 @@ class Bounds:
 
     q01: tuple[float, ...]
     q99: tuple[float, ...]
-    mask: tuple[bool, ...]  # false: not normalized (the gripper)
+    mask: tuple[bool, ...]  # false: not normalized (``ActionSpace.scaled``)
 
     def __post_init__(self) -> None:
         if not len(self.q01) == len(self.q99) == len(self.mask) or not self.q01:
@@ -92,14 +93,13 @@ class ActionCodec:
         return self.bounds.dim
 
     @classmethod
-    def from_actions(cls, actions: np.ndarray, mask: Sequence[bool] | None = None) -> Self:
-        """From demonstrated actions, float [..., A].
+    def of_space(cls, space: ActionSpace) -> Self:
+        """Without data: the limits of the space."""
+        return cls(Bounds(tuple(space.low.tolist()), tuple(space.high.tolist()), space.scaled))
 
-        By default every dimension but the last is normalized. The last one, the gripper, is 0 or 1 in the data, and
-        OpenVLA does not rescale it.
-        """
-        keep = (True,) * (actions.shape[-1] - 1) + (False,) if mask is None else mask
-        return cls(Bounds.from_samples(actions, keep))
+    def of_actions(self, actions: np.ndarray) -> Self:
+        """By the percentiles of demonstrated actions, float [..., A]; what is not normalized stays so."""
+        return type(self)(Bounds.from_samples(actions, self.bounds.mask))
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """Physical actions, float [..., A], to bins, uint8 [..., A]."""

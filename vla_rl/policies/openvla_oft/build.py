@@ -22,7 +22,6 @@ from vla_rl.policies.openvla_oft.hf_folder import is_published, open_published
 if TYPE_CHECKING:
     import torch
 
-    from vla_rl.policies.openvla_oft.action_codec import Bounds
     from vla_rl.policies.openvla_oft.trunk import OpenVLA
 
 
@@ -174,19 +173,18 @@ def _load(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str, dtype
 def _random_policy(
     config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str, dtype: torch.dtype | None
 ) -> OpenVLA:
-    """Without data there are no statistics: ranges are those of units, and the gripper is not scaled."""
+    """Without data there are no statistics: ranges are those that the simulator declares."""
     import torch
 
-    from vla_rl.policies.openvla_oft.action_codec import ActionCodec
+    from vla_rl.policies.openvla_oft.action_codec import ActionCodec, Bounds
     from vla_rl.policies.openvla_oft.initialize import make_policy
     from vla_rl.policies.openvla_oft.regression import OpenVLARegression
 
-    a, p = spec.action_dim, spec.proprio_dim
     policy = make_policy(
         make_architecture(config, spec),
         spec.instructions,
-        ActionCodec(_bounds(a, scaled=a - 1)),
-        _bounds(p, scaled=p) if p else None,
+        ActionCodec.of_space(spec.actions),
+        Bounds(*spec.proprio_limits, (True,) * spec.proprio_dim) if spec.proprio_dim else None,
         seed=seed,
         device=device,
         dtype=dtype or torch.float32,
@@ -194,13 +192,6 @@ def _random_policy(
     if isinstance(policy, OpenVLARegression):
         policy.start_noise(config.noise_scale)
     return policy
-
-
-def _bounds(dims: int, scaled: int) -> Bounds:
-    """-1 to 1, of which the first ``scaled`` dimensions are normalized."""
-    from vla_rl.policies.openvla_oft.action_codec import Bounds
-
-    return Bounds((-1.0,) * dims, (1.0,) * dims, (True,) * scaled + (False,) * (dims - scaled))
 
 
 def _of_the_run(config: OpenVLAOFTConfig, spec: EnvSpec) -> _OfTheRun:

@@ -116,7 +116,7 @@ class OpenVLA(Policy):
 
     def set_statistics(self, actions: Array, proprio: Array) -> None:
         """Percentiles, as OpenVLA's. Raises ValueError if they do not fit the architecture's dimensions."""
-        codec = ActionCodec.from_actions(actions)
+        codec = self.codec.of_actions(actions)
         bounds = Bounds.from_samples(proprio) if self.proprio_bounds is not None else None
         _check_statistics(self.architecture, codec, bounds)
         self.codec, self.proprio_bounds = codec, bounds

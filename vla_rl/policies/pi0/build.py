@@ -59,13 +59,13 @@ def keys_of_checkpoint(config: Pi0Config, spec: EnvSpec) -> dict[str, Any]:
 def build_policy(
     config: Pi0Config, spec: EnvSpec, seed: int, device: str = "cpu", dtype: torch.dtype | None = None
 ) -> Pi0:
-    """See ``vla_rl.policies.build.build_policy``. Without data, statistics leave everything as it is."""
+    """See ``vla_rl.policies.build.build_policy``. Without data, limits are those of the simulator."""
     if config.checkpoint is None:
         return _random_policy(config, spec, seed).to(device, dtype)
     from vla_rl.policies.pi0.checkpoint import load_policy
 
     check_policy(config, spec)
-    return load_policy(config, seed).to(device, dtype)
+    return load_policy(config, seed, spec.actions).to(device, dtype)
 
 
 def policy_sizes(config: Pi0Config, spec: EnvSpec, element_size: int, activation_checkpointing: bool) -> PolicySizes:
@@ -94,7 +94,8 @@ def export_policy(request: Export) -> None:
     from vla_rl.policies.pi0.checkpoint import config_of, load_policy
     from vla_rl.policies.pi0.published import is_published, write_published
 
-    policy = load_policy(config_of(request.checkpoint))
+    space = None if request.spec is None else request.spec().actions
+    policy = load_policy(config_of(request.checkpoint), space=space)
     if request.format == "native":
         save_policy(policy, request.output, request.origin)
         return
@@ -106,7 +107,7 @@ def export_policy(request: Export) -> None:
             f"{request.checkpoint}: --format lerobot takes configuration and processors from the folder that training "
             "began with; name one that lerobot has saved: --source FOLDER"
         )
-    write_published(policy, source, request.output)
+    write_published(policy, source, request.output, space)
 
 
 def _random_policy(config: Pi0Config, spec: EnvSpec, seed: int) -> Pi0:
@@ -117,8 +118,8 @@ def _random_policy(config: Pi0Config, spec: EnvSpec, seed: int) -> Pi0:
     from vla_rl.policies.pi0.model import Pi0, make_tokenizer
     from vla_rl.policies.pi0.statistics import Statistics
 
-    actions = Statistics.identity(spec.action_dim)
-    proprio = Statistics.identity(spec.proprio_dim) if spec.proprio_dim else None
+    actions = Statistics.between(spec.actions.low, spec.actions.high, spec.actions.scaled)
+    proprio = Statistics.between(*spec.proprio_limits) if spec.proprio_dim else None
     model_config = PI0Config(**_settings(config, spec))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import safe_open
 
+from vla_rl.core.actions import ActionSpace
 from vla_rl.policies.base.checkpoint_folder import (
     WEIGHTS,
     CheckpointError,
@@ -101,8 +102,11 @@ def config_of(folder: Path) -> Pi0Config:
     return Pi0Config(checkpoint=str(folder), chunk_size=horizon, noise=noise)
 
 
-def load_policy(config: Pi0Config, seed: int = 0) -> "Pi0":
-    """The policy in ``config.checkpoint``. ``seed`` draws heads that it lacks. Raises CheckpointError."""
+def load_policy(config: Pi0Config, seed: int = 0, space: ActionSpace | None = None) -> "Pi0":
+    """The policy in ``config.checkpoint``. ``seed`` draws heads that it lacks; ``space``: see ``published_statistics``.
+
+    Raises CheckpointError.
+    """
     import torch
     from tokenizers import Tokenizer
     from transformers import PI0Config
@@ -113,7 +117,7 @@ def load_policy(config: Pi0Config, seed: int = 0) -> "Pi0":
     folder, published = Path(config.checkpoint), is_published(config.checkpoint)
     if published:
         found = open_published(folder)
-        views, input_format, (actions, proprio) = found.views, found.input_format, published_statistics(folder)
+        views, input_format, (actions, proprio) = found.views, found.input_format, published_statistics(folder, space)
     else:
         content, (actions, proprio) = _read_architecture(folder), _read_statistics(folder)
         with naming(folder / ARCHITECTURE):

@@ -106,9 +106,7 @@ class Pi0(FlowPolicy):
         return self.action_statistics.normalize(actions)
 
     def decode(self, record: Mapping[str, Array]) -> Array:
-        actions = self.action_statistics.denormalize(record["actions"])
-        actions[..., -1] = actions[..., -1].clip(0.0, 1.0)  # the gripper
-        return actions
+        return self.action_statistics.denormalize(record["actions"])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Keeps frequencies in float32 when weights change their dtype: rounding would blur positions and times."""

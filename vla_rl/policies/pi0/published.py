@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
+from vla_rl.core.actions import ActionSpace, assumed
 from vla_rl.core.cameras import wrist_last
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import replacing
@@ -103,8 +104,11 @@ def open_published(folder: Path) -> Published:
     return Published(settings, len(cameras), state_dim, input_format)
 
 
-def read_statistics(folder: Path) -> tuple[Statistics, Statistics | None]:
-    """Of actions and of proprioception, in this project's convention. Raises CheckpointError."""
+def read_statistics(folder: Path, space: ActionSpace | None = None) -> tuple[Statistics, Statistics | None]:
+    """Of actions, as the environment has them, and of proprioception. Raises CheckpointError.
+
+    ``space``: the environment's; None: ``assumed`` by the number of dimensions.
+    """
     steps = read_json(folder, PREPROCESSOR)
     with naming(folder / PREPROCESSOR):
         (step,) = [s for s in steps["steps"] if s.get("registry_name") == "normalizer_processor"]
@@ -114,8 +118,8 @@ def read_statistics(folder: Path) -> tuple[Statistics, Statistics | None]:
     with naming(path):
         eps = float(step["config"].get("eps", 1e-8))
         mean, std = found[f"{_ACTION}.mean"], found[f"{_ACTION}.std"] + eps
-        # Robosuite's gripper is -1 = open .. 1 = closed, ours 0 = closed .. 1 = open: g = (1 - r) / 2
-        mean[-1], std[-1] = (1.0 - mean[-1]) / 2.0, -std[-1] / 2.0
+        scale, shift = (space or assumed(len(mean))).affine()
+        mean, std = mean * scale + shift, std * scale
         proprio = None
         if f"{_STATE}.mean" in found:
             proprio = Statistics(tuple(found[f"{_STATE}.mean"]), tuple(found[f"{_STATE}.std"] + eps))
@@ -141,7 +145,7 @@ def read_weights(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tens
     return found
 
 
-def write_published(policy: Pi0, source: Path, output: Path) -> None:
+def write_published(policy: Pi0, source: Path, output: Path, space: ActionSpace | None = None) -> None:
     """Write what lerobot reads: the files of ``source``, a published folder, with the policy's weights.
 
     Weights keep the source's names and dtypes. The value head goes to ``value_head.safetensors``, which only this
@@ -149,7 +153,7 @@ def write_published(policy: Pi0, source: Path, output: Path) -> None:
     """
     from safetensors.torch import save_file
 
-    found = read_statistics(source)
+    found = read_statistics(source, space)
     if found != (policy.action_statistics, policy.proprio_statistics):
         raise UserError(
             f"{source}: actions or proprioception are normalized by other statistics than the policy's; name the "

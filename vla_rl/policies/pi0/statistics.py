@@ -1,10 +1,11 @@
 """Mean and deviation of a data set, which normalize actions and proprioception."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 _CONSTANT = 1e-3  # a dimension of a data set with a smaller deviation counts as constant
 _NEGLIGIBLE = 1e-6  # published deviations of constants are 1e-8: what is added against a division by 0
@@ -26,9 +27,11 @@ class Statistics:
         return cls(tuple(rows.mean(axis=0).tolist()), tuple(np.where(std < _CONSTANT, 0.0, std).tolist()))
 
     @classmethod
-    def identity(cls, dims: int) -> Self:
-        """Leaves everything as it is."""
-        return cls((0.0,) * dims, (1.0,) * dims)
+    def between(cls, low: ArrayLike, high: ArrayLike, scaled: Sequence[bool] | None = None) -> Self:
+        """Maps -1 and 1 to the limits, each [D]; leaves what is not ``scaled`` as it is."""
+        middle, half = np.add(low, high) / 2, np.subtract(high, low) / 2
+        which = np.ones(len(middle), bool) if scaled is None else np.asarray(scaled)
+        return cls(tuple(np.where(which, middle, 0.0).tolist()), tuple(np.where(which, half, 1.0).tolist()))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

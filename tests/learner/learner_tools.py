@@ -21,6 +21,7 @@ from vla_rl.core.records import EnvSpec, SuperBatch
 from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.super_batch import collate
 
+TEXTS = ("reach the red block", "push the green block to the right")
 SPEC = EnvSpec("fake", ("main",), 48, 3, end_effector(), 12, TEXTS)
 
 

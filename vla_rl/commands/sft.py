@@ -93,7 +93,12 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     console.print(f"{spec.name}, assets: {spec.assets}", highlight=False)
     paths = [Path(p) for p in config.sft.demos] or collect_demonstrations(config, spec, console)
     demos = read_demonstrations(
-        paths, instructions=spec.instructions, views=spec.views, image_size=spec.image_size, proprio=spec.proprio_dim
+        paths,
+        instructions=spec.instructions,
+        views=spec.views,
+        image_size=spec.image_size,
+        proprio=spec.proprio_dim,
+        actions=spec.actions,
     )
     console.print(f"{demos.num_demonstrations} demonstrations, {len(demos.actions)} steps", highlight=False)
     device = "cuda" if Machine.detect().gpus else "cpu"

@@ -58,9 +58,13 @@ class Anchors:
         """All chunks of demonstration files. Raises DemonstrationError if a file does not fit the simulator."""
         from envs.base.demonstrations import read_demonstrations
 
-        views, proprio = spec.views, spec.proprio_dim
         demos = read_demonstrations(
-            paths, instructions=spec.instructions, views=views, image_size=spec.image_size, proprio=proprio
+            paths,
+            instructions=spec.instructions,
+            views=spec.views,
+            image_size=spec.image_size,
+            proprio=spec.proprio_dim,
+            actions=spec.actions,
         )
         actions, mask = demos.chunks(chunk_size)
         steps = mask.sum(axis=1).astype(np.int32)

@@ -112,14 +112,14 @@ def test_the_policy_learns_and_is_read_back(folder: Path, tmp_path: Path) -> Non
     config = load_config("small_policy.yaml")
     spec = env_spec(config.env)
     rng = np.random.default_rng(0)
-    actions = rng.uniform(-0.5, 2.0, (32, 2)).astype(np.float32)
+    actions = rng.uniform(-0.5, 2.0, (32, spec.action_dim)).astype(np.float32)
     proprio = rng.random((32, spec.proprio_dim)).astype(np.float32)
     policy = build_policy(config.policy, spec, seed=1)
     policy.set_statistics(actions, proprio)
     n, size = 6, spec.image_size
     images = torch.from_numpy(rng.integers(0, 256, (n, 1, size, size, 3), np.uint8))
     seen = PolicyInput(images, torch.from_numpy(proprio[:n]), torch.zeros(n, dtype=torch.int32), torch.zeros(n))
-    draws = {"noise": torch.randn(n, 4, 2)}
+    draws = {"noise": torch.randn(n, 4, spec.action_dim)}
     greedy = torch.arange(n) % 2 == 0
     chosen = policy.act(seen, draws, greedy, 0.7)
     rated = policy.forward(seen, chosen.record, 0.7)

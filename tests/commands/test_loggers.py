@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -16,8 +17,12 @@ from envs import env_spec
 from tests import ROOT
 from tests.metrics_page import PAGE, documented, undocumented
 from tests.runtime_fakes import limited_files
+from vla_rl.commands import loggers
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
+from vla_rl.observability.metrics_file import read_records
+from vla_rl.placement.checks import load_checked_config
 
 RECORD = {
     "tasks": [
@@ -36,6 +41,7 @@ def session(path: Path, iterations: range, **log: object) -> None:
         folder = RunFolder.create(config, env_spec(config.env), ["vla-rl"])
     else:
         folder, _ = RunFolder.reopen(path / "run", config, iterations.start - 1)
+        folder.begin()
     for iteration in iterations:
         if iteration == 2:
             frames = [np.full((64, 64, 3), 5 * i, np.uint8) for i in range(30)]
@@ -142,6 +148,41 @@ def test_wandb_gets_the_same_and_a_resumed_run_continues(tmp_path: Path, monkeyp
     assert (evaluation["eval/greedy_tasks/nrows"], evaluation["eval/greedy_tasks/ncols"]) == (2, 7)
     assert evaluation["eval/greedy_video/_type"] == "video-file"
     assert list(files[0].parent.rglob("*.mp4")), "the film is there"
+
+
+def test_wandb_without_a_key_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with pytest.raises(UserError, match=r"log\.wandb.*finds no key of W&B: call `wandb login`, set WANDB_API_KEY"):
+        load_checked_config("tabletop", ["log.wandb=online"])
+
+
+def test_wandb_that_cannot_be_reached_logs_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # where nobody answers
+    monkeypatch.setattr(loggers, "_WANDB_WAIT_S", 1.0)
+    session(tmp_path, range(3), wandb="online", tensorboard=False)
+    (kept,) = (tmp_path / "run/wandb").glob("offline-run-*")
+    assert f"The run is logged offline; later: wandb sync {kept}" in caplog.text
+    assert [record["iteration"] for record in read_records(tmp_path / "run/metrics.jsonl")] == [0, 1, 2]
+
+
+def test_observers_that_fail_do_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = RunConfig.model_validate({"env": {"name": "tabletop"}, "log": {"dir": str(tmp_path), "name": "run"}})
+    folder = RunFolder.create(config, env_spec(config.env), ["vla-rl"])
+    changing = [np.zeros((64, 64, 3), np.uint8), np.zeros((32, 64, 3), np.uint8)]
+    folder.save_evaluation(2, "greedy", RECORD, [changing])
+    broken = MagicMock(log=MagicMock(side_effect=RuntimeError("no network")))
+    folder._loggers.append(broken)
+    folder.log(2, {"a": 1.0})
+    folder.close()
+    assert (tmp_path / "run/evaluations/000002-greedy.json").is_file()
+    assert "writing the film failed (ValueError" in caplog.text
+    assert "a logger of metrics failed (RuntimeError: no network)" in caplog.text
 
 
 # --- docs/metrics.md ------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The best iteration of a run: how it is found, kept, and what ends a run that no longer improves."""
 
+import contextlib
 import json
 import math
 import os
@@ -36,6 +37,10 @@ def run_folder(path: Path, evaluations: dict[int, float], **train: int) -> RunFo
         metrics = {"eval/greedy_success": evaluations[iteration]} if iteration in evaluations else {}
         folder.log(iteration, metrics)
     return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +95,16 @@ def test_resuming_an_earlier_iteration_sets_later_ones_aside(tmp_path: Path) -> 
     for iteration in (2, 4, 6, 8):
         with folder.checkpoints.write(iteration) as partial:
             (partial / "state.json").write_text(json.dumps({"policy_version": iteration, "seconds": 0, "store": {}}))
+    (tmp_path / "lock").write_text("process 1 on another host")
+    before = contents(tmp_path)
+    for iteration in (4, None, 7):  # asked for, and given up
+        with contextlib.suppress(UserError):
+            refused, checkpoint = RunFolder.reopen(tmp_path, folder.config, iteration)
+            assert refused.go_back(print) == checkpoint, "a failure at the start changes nothing"
+            refused.close()
+    assert contents(tmp_path) == before
     resumed, checkpoint = RunFolder.reopen(tmp_path, folder.config, 4)
+    resumed.begin()
     assert checkpoint.name == "000004"
     assert resumed.checkpoints.newest().name == "000004"
     assert [record["iteration"] for record in resumed.metrics()] == [0, 1, 2, 3, 4]
@@ -110,6 +124,7 @@ def test_two_processes_do_not_continue_one_run(tmp_path: Path) -> None:
     (tmp_path / "evaluations").mkdir()
     (tmp_path / "evaluations/.x.json.2.partial").write_text("")
     first, _ = RunFolder.reopen(tmp_path, folder.config)
+    first.begin()
     assert not list(tmp_path.rglob(".*")), "what killed processes have left"
     metrics = (tmp_path / "metrics.jsonl").read_text()
     (tmp_path / "checkpoints/.000008.3.partial").mkdir()  # the first is writing it
@@ -308,6 +323,7 @@ def test_a_run_that_was_killed_at_its_start_can_be_started_or_resumed(tmp_path):
     with pytest.raises(UserError, match="continue that run with --resume"):
         RunFolder.create(config, SPEC, ["vla-rl"])
     resumed, checkpoint = RunFolder.reopen(tmp_path / "run", config)
+    resumed.begin()
     assert checkpoint is None
     assert resumed.metrics() == [], "from the beginning"
     resumed.close()

@@ -19,6 +19,7 @@ from vla_rl.commands.cli import main
 from vla_rl.commands.train import train
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.shared_memory import shared_root
 
 pytestmark = pytest.mark.slow
@@ -101,6 +102,10 @@ def test_resume_continues_counters_versions_and_metrics(tmp_path):
     policy = {"name": "pi0", "random_steps": "last"}
     assert train(_config(tmp_path, policy=policy, train={"publish_every": 2, "eval_every": 0})) == 0
     run = tmp_path / "run"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"policy.size=nano.* trains [\d,]+ numbers, and the run's learner has"):
+        train(_config(tmp_path, policy=policy | {"size": "nano"}, train={"iterations": 5}), resume=run, iteration=2)
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}, "refused: nothing changes"
     config = _config(tmp_path, policy=policy, train={"iterations": 5, "publish_every": 3})
     assert train(config, resume=run) == 0
     metrics = _metrics(run)

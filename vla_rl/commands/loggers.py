@@ -3,13 +3,14 @@ evaluation a table of its tasks (``eval/KIND_tasks``) and a film (``eval/KIND_vi
 """
 
 import io
+import logging
 import os
 import socket
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
@@ -19,11 +20,13 @@ from vla_rl.config.run_config import RunConfig
 
 _COLUMNS = ("task", "instruction", "episodes", "successes", "success", "success_low95", "success_high95")
 _KEPT_EVENTS = 1000  # for which the disk had no room
+_WANDB_WAIT_S = 20.0  # for an answer of W&B, at the beginning and at the end
 _GIF_FRAMES, _GIF_SIZE = 60, 128  # TensorBoard shows no videos: a shorter and smaller animation
+logger = logging.getLogger(__name__)
 
 
 class Logger(Protocol):
-    """Where a run's numbers go besides its folder."""
+    """Where a run's numbers go besides its folder. What it raises does not end the run (``guarded``)."""
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -38,13 +41,28 @@ class Logger(Protocol):
     def close(self) -> None: ...
 
 
+@contextmanager
+def guarded(what: str) -> Iterator[None]:
+    """Within the block, an observer of a run, whose failure is said and does not end the run.
+
+    OSError passes: of a full disk, which the run says itself.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # of libraries, networks and codecs, which have no common base
+        logger.warning("%s failed (%s: %s); the run goes on", what, type(error).__name__, error)
+
+
 def open_loggers(path: Path, config: RunConfig, iteration: int | None) -> list[Logger]:
     """The loggers of the run in the folder ``path``, which is continued after ``iteration``; None: it is new."""
     loggers: list[Logger] = []
     if config.log.tensorboard:
         loggers.append(TensorBoardLogger(path / "tensorboard", iteration))
     if config.log.wandb != "off":
-        loggers.append(WandbLogger(path, config, config.log.wandb))
+        with guarded("opening W&B"):
+            loggers.append(WandbLogger(path, config, config.log.wandb))
     return loggers
 
 
@@ -132,16 +150,23 @@ class WandbLogger:
         file = path / "wandb_id"
         if not file.is_file():
             file.write_text(f"{path.absolute().name}-{uuid.uuid4().hex[:8]}")
-        self._run = wandb.init(
-            project=config.log.wandb_project,
-            name=path.absolute().name,
-            id=file.read_text(),
-            resume="allow" if mode == "online" else None,  # offline, `wandb sync` continues it
-            mode=mode,
-            dir=str(path),
-            config=config.model_dump(),
-            settings=wandb.Settings(silent=True),
-        )
+        about: dict[str, Any] = {
+            "project": config.log.wandb_project,
+            "name": path.absolute().name,
+            "id": file.read_text(),
+        }
+        about |= {"dir": str(path), "config": config.model_dump()}
+        settings = wandb.Settings(silent=True, init_timeout=_WANDB_WAIT_S, finish_timeout=_WANDB_WAIT_S)
+        try:
+            self._run = wandb.init(mode=mode, resume="allow" if mode == "online" else None, settings=settings, **about)
+        except wandb.Error as error:
+            wandb.teardown()  # what has failed still holds the id
+            self._run = wandb.init(mode="offline", settings=settings, **about)  # `wandb sync` continues the run
+            logger.warning(
+                "log.wandb=online: W&B cannot be used now (%s). The run is logged offline; later: wandb sync %s",
+                str(error).splitlines()[0],
+                self._run.settings.sync_dir,
+            )
         self._run.define_metric("*", step_metric="iteration")
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:

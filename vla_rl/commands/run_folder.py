@@ -27,7 +27,7 @@ from typing import Any, Self
 import numpy as np
 
 from vla_rl.commands.checkpoints import Checkpoints, read_state
-from vla_rl.commands.loggers import Logger, open_loggers
+from vla_rl.commands.loggers import Logger, guarded, open_loggers
 from vla_rl.commands.metadata import metadata
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
@@ -54,6 +54,7 @@ class RunFolder:
         self.updates = 0  # logged by this process
         self._lock: FileLock | None = None
         self._is_new = False
+        self._continues: tuple[Path | None] | None = None  # the checkpoint from which ``begin`` will go on
         self._loggers: list[Logger] = []
 
     @classmethod
@@ -90,26 +91,41 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path, config: RunConfig, iteration: int | None = None) -> tuple[Self, Path | None]:
-        """Continue from the checkpoint of an iteration, or from the newest; returns it, too (None: there is none yet).
+        """The run, and its checkpoint of an iteration or the newest (None: there is none yet).
 
-        Later metrics are removed, later checkpoints set aside; damaged ones do not count as the newest. Raises
-        UserError if there is no checkpoint of ``iteration``, or another process continues the run.
+        Nothing is written before ``begin``: a request that turns out to be impossible leaves the run as it was.
+
+        Damaged checkpoints do not count as the newest. Raises UserError if there is no checkpoint of ``iteration``, or
+        another process continues the run.
         """
         run = cls(path, config)
         run._take_lock()
         try:
             if iteration is None:
-                checkpoint = run.go_back(print)
+                checkpoint = run._newest(print)
             else:
                 read_state(checkpoint := run.checkpoints.of(iteration))
-                run._rewind(iteration)
-            with replacing(path / "config.yaml") as partial:
-                partial.write_text(dump_config(config))
-            run._loggers = open_loggers(path, config, int(checkpoint.name) if checkpoint else 0)
         except BaseException:
             run.close()
             raise
+        run._continues = (checkpoint,)
         return run, checkpoint
+
+    def begin(self) -> None:
+        """A reopened run goes on now, with its new config: its processes have started from the checkpoint.
+
+        Later metrics are removed, later checkpoints set aside.
+        """
+        if self._continues is None:
+            return
+        (checkpoint,), self._continues = self._continues, None
+        self._rewind(int(checkpoint.name) if checkpoint else -1)
+        with replacing(self.path / "config.yaml") as partial:
+            partial.write_text(dump_config(self.config))
+        self._loggers = open_loggers(self.path, self.config, int(checkpoint.name) if checkpoint else 0)
+
+    def _newest(self, say: Callable[[str], None]) -> Path | None:
+        return self.checkpoints.newest_undamaged(say) if self.checkpoints.complete() else None
 
     def _take_lock(self) -> None:
         path = self.path / "lock"
@@ -130,7 +146,9 @@ class RunFolder:
 
         Raises UserError if there are checkpoints, and all are damaged.
         """
-        checkpoint = self.checkpoints.newest_undamaged(say) if self.checkpoints.complete() else None
+        if self._continues is not None:  # it has not begun
+            return self._continues[0]
+        checkpoint = self._newest(say)
         iteration = int(checkpoint.name) if checkpoint else -1
         self._unwritten.clear()
         self._rewind(iteration)
@@ -189,7 +207,8 @@ class RunFolder:
             self._append_metrics()
         finally:
             for logger in self._loggers:
-                logger.log(iteration, metrics)
+                with guarded("a logger of metrics"):
+                    logger.log(iteration, metrics)
 
     def _append_metrics(self) -> None:
         """Whole lines, or none; what does not fit now is written later."""
@@ -221,14 +240,16 @@ class RunFolder:
         shown = [frame for episode in frames for frame in episode]
         video = name.with_suffix(".mp4") if shown else None
         if video is not None:
-            write_video(video, shown)
+            with guarded("writing the film"):
+                write_video(video, shown)
         for logger in self._loggers:
-            logger.log_evaluation(iteration, kind, record["tasks"], video, shown)
+            with guarded("a logger of evaluations"):
+                logger.log_evaluation(iteration, kind, record["tasks"], video, shown)
 
     def close(self) -> None:
         """A new run that has logged nothing, and cannot be continued, leaves no folder."""
         for logger in self._loggers:
-            with contextlib.suppress(OSError):  # of a disk without room: the run's own files say so
+            with contextlib.suppress(OSError), guarded("closing a logger"):  # of a disk without room: the run says so
                 logger.close()
         self._loggers = []
         if self._is_new and not self._metrics_file.exists() and not self.checkpoints.complete():

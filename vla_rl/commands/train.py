@@ -21,7 +21,7 @@ from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.ray_session import require_cluster
 from vla_rl.commands.dataset import complete_dataset
 from vla_rl.commands.metadata import knows_conditions
-from vla_rl.commands.recovery import Recovery, Start
+from vla_rl.commands.recovery import Recovery, Start, require_same_weights
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.signals import StopRequest
 from vla_rl.commands.trainer import Trainer
@@ -74,6 +74,8 @@ def run_training(
         RunFolder.reopen(resume, config, iteration) if resume else (RunFolder.create(config, spec, sys.argv), None)
     )
     with closing(folder), complete_dataset(config, spec):
+        if checkpoint:
+            require_same_weights(config, folder.path, checkpoint, spec)
         for callback in callbacks:
             callback.on_start(folder.path)
         start = Start.of(checkpoint, config) if checkpoint else Start()

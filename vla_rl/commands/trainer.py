@@ -83,6 +83,7 @@ class Trainer:
             self.cluster.call_store("restore", state["store"], trajectories)
         self._outline = self.cluster.call_store("outline")
         self._outcomes = self._outline["played"], self._outline["succeeded"]
+        self.folder.begin()
         self.cluster.call_store("open")
         self.stop.graceful = True
 

@@ -6,12 +6,15 @@ import socket
 from pathlib import Path
 from typing import Self
 
+_LONGEST = 1000  # bytes of an owner's name
+
 
 class FileLock:
-    """A locked file; the name of its owner is in it."""
+    """A locked file; the name of its owner is in it while it is locked."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self._fd, self._before = fd, os.read(fd, _LONGEST)
+        self._write(f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     @classmethod
     def acquire(cls, path: Path) -> Self | None:
@@ -22,12 +25,15 @@ class FileLock:
         except BlockingIOError:
             os.close(fd)
             return None
-        os.ftruncate(fd, 0)
-        os.write(fd, f"process {os.getpid()} on {socket.gethostname()}".encode())
         return cls(fd)
 
+    def _write(self, text: bytes) -> None:
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, text, 0)
+
     def release(self) -> None:
-        """Safe to call twice."""
+        """The file is then as it was before. Safe to call twice."""
         if self._fd >= 0:
+            self._write(self._before)
             os.close(self._fd)
             self._fd = -1

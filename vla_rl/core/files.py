@@ -1,6 +1,7 @@
 """Files and folders that are complete or absent, whatever interrupts their writing."""
 
 import json
+import math
 import os
 import shutil
 import uuid
@@ -90,6 +91,13 @@ def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, in one step."""
     with replacing(path) as partial:
         partial.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def numbers_in_safetensors(path: Path) -> dict[str, int]:
+    """How many numbers each tensor of a file has, by its header: 8 bytes of length, then JSON."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
 
 
 def new_folder(parent: Path, name: str) -> Path:

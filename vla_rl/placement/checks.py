@@ -84,6 +84,7 @@ def machine_checks(machine: Machine) -> tuple[Check, ...]:
         Check((("placement", "cuda_graphs"),), lambda config: _graphs_have_a_gpu(config, machine)),
         Check((("placement", "profile"), ("placement", "virtual")), _profiles_can_be_read),
         Check((("log", "dataset"),), _dataset_can_be_written),
+        Check((("log", "wandb"),), _wandb_has_a_key),
     )
 
 
@@ -116,6 +117,15 @@ def _dataset_can_be_written(config: RunConfig) -> Iterator[Problem]:
     if config.log.dataset is not None and (missing := missing_packages()):
         text = f"needs {', '.join(missing)}: pip install {' '.join(missing)}, or set it to null"
         yield Problem(("log", "dataset"), text, config.log.dataset)
+
+
+def _wandb_has_a_key(config: RunConfig) -> Iterator[Problem]:
+    if config.log.wandb == "online":
+        import wandb
+
+        if not wandb.login(prompt=False):
+            text = "finds no key of W&B: call `wandb login`, set WANDB_API_KEY, or use offline and `wandb sync` later"
+            yield Problem(("log", "wandb"), text, "online")
 
 
 def _plan_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:

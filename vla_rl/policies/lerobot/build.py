@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.files import numbers_in_safetensors
 from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.hub import is_hub_id
 from vla_rl.policies.base.sizes import PolicySizes
@@ -131,10 +130,6 @@ def policy_sizes(
 
 
 def _numbers_of_weights(config: LeRobotConfig) -> dict[str, int]:
-    """By the header of the weights: 8 bytes of length, then JSON. Nothing for what is not on this machine."""
+    """Nothing for what is not on this machine."""
     path = Path(config.checkpoint or "") / _WEIGHTS
-    if not path.is_file():
-        return {}
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return {name: math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
+    return numbers_in_safetensors(path) if path.is_file() else {}

@@ -16,14 +16,11 @@ from vla_rl.cluster.calls import ProcessFailed
 from vla_rl.cluster.supervision import RestartRate
 from vla_rl.commands.checkpoints import read_state
 from vla_rl.commands.run_folder import RunFolder
-from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import RecoverableError, RunError, UserError
-from vla_rl.core.files import numbers_in_safetensors
-from vla_rl.core.records import EnvSpec, Trajectory
+from vla_rl.core.records import Trajectory
 from vla_rl.placement.plan import Plan
 from vla_rl.placement.planner import plan_of_record
-from vla_rl.policies.build import policy_sizes
 from vla_rl.replay.trajectory_file import load_trajectories
 
 _WINDOW_S = 3600.0
@@ -45,27 +42,6 @@ class Start:
         state = read_state(checkpoint)
         plan = plan_of_record(config, state["layout"]) if config.placement.replan_every and "layout" in state else None
         return cls(checkpoint, state, load_trajectories(checkpoint / "trajectories.npz"), plan)
-
-
-def require_same_weights(config: RunConfig, run: Path, checkpoint: Path, spec: EnvSpec) -> None:
-    """Raises UserError if the run's keys make the policy of another size than the learner in ``checkpoint``.
-
-    Reads headers only. A learner that is loaded compares all names and shapes.
-    """
-    own = load_config(run / "config.yaml")
-    if config.policy == own.policy:
-        return
-    held = [numbers_in_safetensors(file) for file in (checkpoint / "learner").rglob("*.safetensors")]
-    saved = sum(number for part in held for name, number in part.items() if name.endswith(":weight"))
-    wanted, before = (policy_sizes(each.policy, spec, 4).trained for each in (config, own))
-    if before == saved != wanted:  # sizes of some policies are estimates
-        mine, theirs = config.policy.model_dump(), own.policy.model_dump()
-        keys = [(key, value) for key, value in mine.items() if value != theirs.get(key)]
-        raise UserError(
-            f"--resume {run}: with {', '.join(f'policy.{key}={value}' for key, value in keys)} the policy trains "
-            f"{wanted:,} numbers, and the run's learner has {saved:,}; leave these keys out, or start a new run with "
-            f"policy.checkpoint={checkpoint / 'policy'}"
-        )
 
 
 class Recovery:

@@ -13,15 +13,16 @@ the restart after a failure (``recovery``).
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.ray_session import require_cluster
 from vla_rl.commands.dataset import complete_dataset
+from vla_rl.commands.fitting import require_fit
 from vla_rl.commands.metadata import knows_conditions
-from vla_rl.commands.recovery import Recovery, Start, require_same_weights
+from vla_rl.commands.recovery import Recovery, Start
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.signals import StopRequest
 from vla_rl.commands.trainer import Trainer
@@ -73,12 +74,13 @@ def run_training(
     folder, checkpoint = (
         RunFolder.reopen(resume, config, iteration) if resume else (RunFolder.create(config, spec, sys.argv), None)
     )
-    with closing(folder), complete_dataset(config, spec):
+    with closing(folder), ExitStack() as stack:
+        start = Start.of(checkpoint, config) if checkpoint else Start()
         if checkpoint:
-            require_same_weights(config, folder.path, checkpoint, spec)
+            require_fit(config, folder.path, checkpoint, spec)
+        stack.enter_context(complete_dataset(config, spec))
         for callback in callbacks:
             callback.on_start(folder.path)
-        start = Start.of(checkpoint, config) if checkpoint else Start()
         _run(config, spec, folder, plan, start, callbacks)
     result = folder.result()
     for callback in callbacks:

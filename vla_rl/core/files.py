@@ -1,7 +1,6 @@
 """Files and folders that are complete or absent, whatever interrupts their writing."""
 
 import json
-import math
 import os
 import shutil
 import uuid
@@ -93,11 +92,11 @@ def write_json(path: Path, value: Any) -> None:
         partial.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def numbers_in_safetensors(path: Path) -> dict[str, int]:
-    """How many numbers each tensor of a file has, by its header: 8 bytes of length, then JSON."""
+def shapes_in_safetensors(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor of a file, by its header: 8 bytes of length, then JSON."""
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return {name: math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
+    return {name: tuple(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
 
 
 def new_folder(parent: Path, name: str) -> Path:

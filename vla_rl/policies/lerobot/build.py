@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.files import numbers_in_safetensors
+from vla_rl.core.files import shapes_in_safetensors
 from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.hub import is_hub_id
 from vla_rl.policies.base.sizes import PolicySizes
@@ -132,4 +133,5 @@ def policy_sizes(
 def _numbers_of_weights(config: LeRobotConfig) -> dict[str, int]:
     """Nothing for what is not on this machine."""
     path = Path(config.checkpoint or "") / _WEIGHTS
-    return numbers_in_safetensors(path) if path.is_file() else {}
+    shapes = shapes_in_safetensors(path) if path.is_file() else {}
+    return {name: math.prod(shape) for name, shape in shapes.items()}

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_rl.commands.checkpoints import Checkpoints
+from vla_rl.commands.loggers import guarded
 from vla_rl.core.errors import RunError
 from vla_rl.core.files import replacing, write_json
 from vla_rl.core.records import SuperBatch
@@ -33,7 +34,8 @@ class DivergenceGuard:
             return
         self.in_a_row += 1
         wrong = _wrong_arrays(batch)
-        self._dump(metrics, batch, wrong)
+        with guarded("keeping the evidence"):
+            self._dump(metrics, batch, wrong)
         if self.in_a_row < self._limit:
             return
         cause = ", ".join(f"{name} in row {row}" for name, row in wrong.items())

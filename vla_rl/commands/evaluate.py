@@ -11,7 +11,7 @@ from typing import Any
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.commands.dataset import complete_dataset
 from vla_rl.commands.metadata import git_commit
-from vla_rl.commands.run_folder import RunFolder, write_video
+from vla_rl.commands.run_folder import RunFolder, write_film
 from vla_rl.config.loading import load_config, modules_named
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import StallError, UserError
@@ -46,8 +46,8 @@ def evaluate_command(args: Any) -> int:
         console.print(evaluation.table())
     if evaluation.spec.assets == "placeholder":
         console.print("on placeholder assets: not a benchmark number", highlight=False)
-    if args.video and evaluation.frames:
-        write_video(args.video, [frame for episode in evaluation.frames for frame in episode])
+    shown = [frame for episode in evaluation.frames for frame in episode]
+    if args.video and shown and write_film(args.video, shown):
         console.print(f"video: {args.video}", highlight=False, markup=False)
     if args.json:
         source = {"checkpoint": config.policy.checkpoint, "git_commit": git_commit()}

@@ -26,7 +26,7 @@ from vla_rl.commands.evaluate import (
 )
 from vla_rl.commands.evaluation_folder import EvaluationFolder
 from vla_rl.commands.metadata import git_commit, machine_record, package_versions
-from vla_rl.commands.run_folder import write_video
+from vla_rl.commands.run_folder import write_film
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -65,7 +65,8 @@ def evaluate_suites_command(args: Any) -> int:
             _play_suite(_config_of(config, suite), suite, spec, episodes, folder, args.videos, console)
             _write(folder, planned, facts, config)
     finally:
-        results = _write(folder, planned, facts, config)
+        if folder.has_begun:
+            results = _write(folder, planned, facts, config)
         folder.close()
     console.print(_table(results))
     for fact in facts:
@@ -125,9 +126,11 @@ def _play_suite(
     played = folder.played(suite)
     missing = [episode for episode in episodes if (episode.task, episode.member) not in played]
     if not missing and not _to_film(folder, suite, episodes, videos):
+        folder.begin()
         return
     with StatusDisplay(console, f"{suite}: starting processes") as line, evaluation_cluster(config, spec) as cluster:
         cluster.notify = lambda text: console.print(text, highlight=False, markup=False)
+        folder.begin()
         for result in play_episodes(cluster, missing, suite, line.update):
             folder.add(episode_row(suite, spec.instructions[result.episode.task], result))
         _film(cluster, suite, _to_film(folder, suite, episodes, videos), folder, line.update)
@@ -163,7 +166,7 @@ def _film(
         outcome = f"failure-{shown}" if shown else "success"
         if (shown is None) != (kinds[key] is None):
             outcome += "-other-than-counted"
-        write_video(folder.video(suite, *key, outcome), list(result.frames))
+        write_film(folder.video(suite, *key, outcome), list(result.frames))
 
 
 def _protocol(config: RunConfig, specs: Mapping[str, EnvSpec], *, greedy: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ FOLDER/
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,16 +24,20 @@ _NEW_FOLDER = "name a new folder with --output, or move this one away"
 
 
 class EvaluationFolder:
-    """Only one process at a time writes it."""
+    """Only one process at a time writes it, and nothing before ``begin``."""
 
-    def __init__(self, path: Path, lock: FileLock, rows: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, path: Path, lock: FileLock, rows: list[dict[str, Any]], protocol: Mapping[str, Any], *, is_new: bool
+    ) -> None:
         self.path = path
         self.rows = rows
-        self._lock = lock
+        self.has_begun = False
+        self._lock, self._protocol, self._is_new = lock, protocol, is_new
 
     @classmethod
     def open(cls, path: Path, protocol: Mapping[str, Any]) -> Self:
-        """Begin or continue. Raises UserError if the folder is in use, damaged, or was begun with another protocol."""
+        """Raises UserError if the folder is in use, damaged, or was begun with another protocol."""
+        is_new = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = FileLock.acquire(path / "lock")
@@ -49,12 +54,20 @@ class EvaluationFolder:
                     f"{path} was begun with another protocol ({', '.join(named)} differ): "
                     "name a new folder with --output, or repeat the command with which it was begun"
                 )
-            remove_partial(path)
-            write_json(file, now)
-            return cls(path, lock, _read_rows(path / "episodes.jsonl"))
+            return cls(path, lock, _read_rows(path / "episodes.jsonl"), now, is_new=is_new)
         except BaseException:
             lock.release()
             raise
+
+    def begin(self) -> None:
+        """Episodes are played now. Those that were set aside, and a line that a crash has cut off, leave the file."""
+        if self.has_begun:
+            return
+        self.has_begun = True
+        remove_partial(self.path)
+        write_json(self.path / "protocol.json", self._protocol)
+        with replacing(self.path / "episodes.jsonl") as partial:
+            partial.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Keep a finished episode."""
@@ -82,7 +95,11 @@ class EvaluationFolder:
         return sorted((self.path / "videos").rglob("*.mp4"))
 
     def close(self) -> None:
+        """A new folder in which nothing has begun is removed."""
         self._lock.release()
+        if self._is_new and not self.has_begun:
+            with suppress(OSError):  # another command has come
+                self.path.rmdir()
 
 
 def _read_protocol(file: Path) -> dict[str, Any]:
@@ -96,8 +113,8 @@ def _read_protocol(file: Path) -> dict[str, Any]:
 
 
 def _read_rows(file: Path) -> list[dict[str, Any]]:
-    """All finished episodes. A last line that a crash has cut off is removed from the file, and so are episodes that
-    were set aside: they are played again."""
+    """All finished episodes, without a last line that a crash has cut off, and without those that were set aside: they
+    are played again."""
     if not file.is_file():
         return []
     rows = []
@@ -111,8 +128,6 @@ def _read_rows(file: Path) -> list[dict[str, Any]]:
             raise UserError(f"{file} is damaged: line {number} is no finished episode; remove the line")
         if row["failure"] != SET_ASIDE:
             rows.append(row)
-    with replacing(file) as partial:
-        partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return rows
 
 

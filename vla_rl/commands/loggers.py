@@ -20,7 +20,7 @@ from vla_rl.config.run_config import RunConfig
 
 _COLUMNS = ("task", "instruction", "episodes", "successes", "success", "success_low95", "success_high95")
 _KEPT_EVENTS = 1000  # for which the disk had no room
-_WANDB_WAIT_S = 20.0  # for an answer of W&B, at the beginning and at the end
+_WANDB_START_S, _WANDB_END_S = 20.0, 60.0  # for an answer of W&B, and for what is not uploaded yet
 _GIF_FRAMES, _GIF_SIZE = 60, 128  # TensorBoard shows no videos: a shorter and smaller animation
 logger = logging.getLogger(__name__)
 
@@ -43,15 +43,10 @@ class Logger(Protocol):
 
 @contextmanager
 def guarded(what: str) -> Iterator[None]:
-    """Within the block, an observer of a run, whose failure is said and does not end the run.
-
-    OSError passes: of a full disk, which the run says itself.
-    """
+    """Within the block, an observer of a run, whose failure is said and does not end the run."""
     try:
         yield
-    except OSError:
-        raise
-    except Exception as error:  # of libraries, networks and codecs, which have no common base
+    except Exception as error:  # of disks, libraries, networks and codecs, which have no common base
         logger.warning("%s failed (%s: %s); the run goes on", what, type(error).__name__, error)
 
 
@@ -59,9 +54,12 @@ def open_loggers(path: Path, config: RunConfig, iteration: int | None) -> list[L
     """The loggers of the run in the folder ``path``, which is continued after ``iteration``; None: it is new."""
     loggers: list[Logger] = []
     if config.log.tensorboard:
-        loggers.append(TensorBoardLogger(path / "tensorboard", iteration))
+        loggers.append(tensorboard := TensorBoardLogger(path / "tensorboard"))
+        if iteration is not None:
+            with guarded("TensorBoard"):
+                tensorboard.rewind(iteration)
     if config.log.wandb != "off":
-        with guarded("opening W&B"):
+        with guarded("W&B"):
             loggers.append(WandbLogger(path, config, config.log.wandb))
     return loggers
 
@@ -69,12 +67,10 @@ def open_loggers(path: Path, config: RunConfig, iteration: int | None) -> list[L
 class TensorBoardLogger:
     """Its methods raise OSError if the disk has no room; what could not be written is written with what comes next."""
 
-    def __init__(self, folder: Path, iteration: int | None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: Any = None  # a new file at the first event, and after a failure, which may leave part of a record
         self._unwritten: deque[Any] = deque(maxlen=_KEPT_EVENTS)
-        if iteration is not None:
-            self.rewind(iteration)
 
     def rewind(self, iteration: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -156,7 +152,9 @@ class WandbLogger:
             "id": file.read_text(),
         }
         about |= {"dir": str(path), "config": config.model_dump()}
-        settings = wandb.Settings(silent=True, init_timeout=_WANDB_WAIT_S, finish_timeout=_WANDB_WAIT_S)
+        settings = wandb.Settings(
+            silent=True, init_timeout=_WANDB_START_S, finish_timeout=_WANDB_END_S, finish_timeout_raises=True
+        )
         try:
             self._run = wandb.init(mode=mode, resume="allow" if mode == "online" else None, settings=settings, **about)
         except wandb.Error as error:
@@ -187,7 +185,11 @@ class WandbLogger:
         self._run.log(values)
 
     def close(self) -> None:
-        self._run.finish()
+        kept = self._run.settings.sync_dir
+        try:
+            self._run.finish()
+        except TimeoutError:
+            logger.warning("W&B cannot be reached: not all of the run was uploaded; later: wandb sync %s", kept)
 
 
 def _shown(value: Any) -> str:

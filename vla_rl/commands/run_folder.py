@@ -14,11 +14,11 @@ runs/NAME/
     curves.png       drawn at the end
 """
 
-import contextlib
 import json
 import math
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -71,8 +71,8 @@ class RunFolder:
                 path = parent / name
                 path.mkdir(parents=True, exist_ok=_is_stillborn(path))
             run = cls(path, config)
-            run._is_new = True
             run._take_lock()
+            run._is_new = True  # only now: the folder is nobody else's, and may be removed
             write_json(path / "metadata.json", metadata(config, spec, argv))
             with replacing(path / "config.yaml") as partial:  # the last: with it, the run can be resumed
                 partial.write_text(dump_config(config))
@@ -119,7 +119,7 @@ class RunFolder:
         if self._continues is None:
             return
         (checkpoint,), self._continues = self._continues, None
-        self._rewind(int(checkpoint.name) if checkpoint else -1)
+        self._rewind(int(checkpoint.name) if checkpoint else -1)  # first: if killed here, the run is as it was then
         with replacing(self.path / "config.yaml") as partial:
             partial.write_text(dump_config(self.config))
         self._loggers = open_loggers(self.path, self.config, int(checkpoint.name) if checkpoint else 0)
@@ -135,10 +135,10 @@ class RunFolder:
 
     def _rewind(self, iteration: int) -> None:
         remove_partial(self.path)
+        self.checkpoints.set_aside_after(iteration)  # first: if killed here, no checkpoint is without its metrics
         kept = [json.dumps(record) + "\n" for record in self.metrics() if record["iteration"] <= iteration]
         with replacing(self._metrics_file) as partial:
             partial.write_text("".join(kept))
-        self.checkpoints.set_aside_after(iteration)
         self._evaluations = [found for found in self._evaluations if found[0] <= iteration]
 
     def go_back(self, say: Callable[[str], None]) -> Path | None:
@@ -153,10 +153,8 @@ class RunFolder:
         self._unwritten.clear()
         self._rewind(iteration)
         for logger in self._loggers:
-            try:
+            with guarded(_name(logger)):
                 logger.rewind(iteration)
-            except OSError as error:
-                say(f"a logger could not write ({error}); the run goes on")
         return checkpoint
 
     @property
@@ -207,7 +205,7 @@ class RunFolder:
             self._append_metrics()
         finally:
             for logger in self._loggers:
-                with guarded("a logger of metrics"):
+                with guarded(_name(logger)):
                     logger.log(iteration, metrics)
 
     def _append_metrics(self) -> None:
@@ -238,18 +236,17 @@ class RunFolder:
         name = self.path / "evaluations" / f"{iteration:06d}-{kind}"
         write_json(name.with_suffix(".json"), record)
         shown = [frame for episode in frames for frame in episode]
-        video = name.with_suffix(".mp4") if shown else None
-        if video is not None:
-            with guarded("writing the film"):
-                write_video(video, shown)
+        film = name.with_suffix(".mp4")
+        if shown:
+            write_film(film, shown)
         for logger in self._loggers:
-            with guarded("a logger of evaluations"):
-                logger.log_evaluation(iteration, kind, record["tasks"], video, shown)
+            with guarded(_name(logger)):
+                logger.log_evaluation(iteration, kind, record["tasks"], film if film.is_file() else None, shown)
 
     def close(self) -> None:
         """A new run that has logged nothing, and cannot be continued, leaves no folder."""
         for logger in self._loggers:
-            with contextlib.suppress(OSError), guarded("closing a logger"):  # of a disk without room: the run says so
+            with guarded(_name(logger)):
                 logger.close()
         self._loggers = []
         if self._is_new and not self._metrics_file.exists() and not self.checkpoints.complete():
@@ -259,17 +256,32 @@ class RunFolder:
 
 
 def _is_stillborn(path: Path) -> bool:
-    """Whether the folder is that of a run that was killed before it could be resumed."""
-    return (path / "lock").is_file() and not (path / "config.yaml").exists()
+    """Whether the folder is that of a run that was killed before it could be resumed, and holds nothing else."""
+    files = {file.name for file in path.iterdir() if file.suffix != ".partial"} if path.is_dir() else set()
+    return "lock" in files and files <= {"lock", "metadata.json"}
 
 
-def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
-    """An H.264 video of uint8 [H, W, 3] frames, playable everywhere."""
+def _name(logger: Logger) -> str:
+    return type(logger).__name__.removesuffix("Logger")
+
+
+def write_film(path: Path, frames: Sequence[np.ndarray]) -> bool:
+    """An H.264 video of uint8 [H, W, 3] frames, playable everywhere. A failure is said, and an older file stays.
+
+    Returns whether it was written.
+    """
     import imageio
 
-    with imageio.get_writer(path, fps=_VIDEO_FPS, codec="libx264", macro_block_size=2) as writer:
-        for frame in frames:
-            writer.append_data(frame)  # type: ignore[attr-defined]
+    with guarded(f"the film {path}"):
+        # a name with the same ending, by which the format is chosen; ``remove_partial`` finds what a crash leaves
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".partial", dir=path.parent) as folder:
+            whole = Path(folder) / path.name
+            with imageio.get_writer(whole, fps=_VIDEO_FPS, codec="libx264", macro_block_size=2) as writer:
+                for frame in frames:
+                    writer.append_data(frame)  # type: ignore[attr-defined]
+            whole.replace(path)
+        return True
+    return False
 
 
 def _evaluation(record: Mapping[str, float]) -> tuple[int, float] | None:

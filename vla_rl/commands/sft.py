@@ -64,12 +64,21 @@ def sft_command(args: Any) -> int:
 def _with_free_output(config: RunConfig, console: Console) -> RunConfig:
     """``sft.output`` beside the checkpoint that is there, if one is, so that none is lost."""
     wanted = Path(config.sft.output)
+    if config.sft.overwrite and wanted.exists() and not _is_checkpoint(wanted):
+        raise UserError(
+            f"sft.overwrite=true sft.output={wanted}: that is no checkpoint, and would be lost; name another folder"
+        )
     if config.sft.overwrite or not wanted.exists():
         return config
     numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
     free = next(path for path in numbered if not path.exists())
     console.print(f"{wanted} exists: writing {free} (sft.overwrite=true replaces {wanted})", highlight=False)
     return config.with_values({"sft.output": str(free)})
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Of a policy, not the folder of a run, which has metadata, too."""
+    return (folder / "metadata.json").is_file() and not (folder / "config.yaml").exists()
 
 
 def clone(config: RunConfig, console: Console) -> dict[str, Any]:

@@ -28,6 +28,7 @@ def short_run(config: RunConfig, iterations: int) -> Iterator[Path]:
             "log.tensorboard": False,
             "log.wandb": "off",
             "log.video": False,
+            "log.dataset": None,
         }
         train(config.with_values(values))
         path = Path(folder) / "short_run"

@@ -13,6 +13,7 @@ from vla_rl.cluster.calls import StoreLost
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.commands.divergence import DivergenceGuard
 from vla_rl.commands.evaluate import STALL_S, run_evaluation
+from vla_rl.commands.loggers import guarded
 from vla_rl.commands.metadata import metadata
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.saving import Saving
@@ -348,7 +349,8 @@ class Trainer:
                 f"the last checkpoint, of iteration {self.policy_version}, could not be written to {self.folder.path}; "
                 f"make room, then continue from the one before: vla-rl train --resume {self.folder.path}"
             )
-        draw_curves(self.folder.metrics(), self.folder.path / "curves.png", self.folder.path.name)
+        with guarded("curves.png"):
+            draw_curves(self.folder.metrics(), self.folder.path / "curves.png", self.folder.path.name)
         if self.has_converged():
             self.view.say(f"stopped early: the highest success was reached at iteration {self.folder.best_iteration()}")
         elif self.policy_version < self.config.train.iterations:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -12,28 +13,36 @@ _LONGEST = 1000  # bytes of an owner's name
 class FileLock:
     """A locked file; the name of its owner is in it while it is locked."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd, self._before = fd, os.read(fd, _LONGEST)
+    def __init__(self, fd: int, new: Path | None) -> None:
+        """``new``: the file, if there was none before."""
+        self._fd, self._new, self._before = fd, new, os.read(fd, _LONGEST)
         self._write(f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     @classmethod
     def acquire(cls, path: Path) -> Self | None:
         """Lock ``path``, which is made if it is missing; None if another process holds it. Raises OSError."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        return cls(fd)
+        while True:
+            new = None if path.exists() else path
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                return None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), path.stat()):
+                    return cls(fd, new)
+            os.close(fd)  # its owner has just removed it
 
     def _write(self, text: bytes) -> None:
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, text, 0)
 
     def release(self) -> None:
-        """The file is then as it was before. Safe to call twice."""
+        """The file is then as it was before, or absent. Safe to call twice."""
         if self._fd >= 0:
             self._write(self._before)
+            if self._new is not None:
+                self._new.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1

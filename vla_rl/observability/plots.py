@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.files import replacing
 from vla_rl.observability.metrics_file import read_records
 
 if TYPE_CHECKING:
@@ -36,8 +37,13 @@ def figure(
     yield axes
     if title is not None:
         drawing.suptitle(title)
-    drawing.savefig(path, dpi=110)
-    plt.close(drawing)
+    try:
+        with replacing(path) as partial:
+            drawing.savefig(partial, dpi=110, format=path.suffix[1:] or "png")
+    except ValueError as error:  # of an ending that is no picture's
+        raise UserError(f"{path}: cannot be drawn ({error}); name a .png file") from None
+    finally:
+        plt.close(drawing)
 
 
 def series(metrics: Metrics, key: str, x: str = "iteration") -> tuple[np.ndarray, np.ndarray]:

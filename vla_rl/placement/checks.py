@@ -120,12 +120,21 @@ def _dataset_can_be_written(config: RunConfig) -> Iterator[Problem]:
 
 
 def _wandb_has_a_key(config: RunConfig) -> Iterator[Problem]:
-    if config.log.wandb == "online":
-        import wandb
+    if config.log.wandb != "online":
+        return
+    import wandb
 
-        if not wandb.login(prompt=False):
-            text = "finds no key of W&B: call `wandb login`, set WANDB_API_KEY, or use offline and `wandb sync` later"
-            yield Problem(("log", "wandb"), text, "online")
+    key, offline = ("log", "wandb"), "use offline and `wandb sync` later"
+    if (mode := os.environ.get("WANDB_MODE", "online")) != "online":
+        yield Problem(key, f"contradicts WANDB_MODE={mode} of the environment: unset that, or {offline}", "online")
+        return
+    wandb.setup(settings=wandb.Settings(silent=True))  # else a login asks the server for the user's name, to print it
+    try:
+        if not wandb.login(prompt=False, verify=False):  # without a network, the run logs offline
+            text = f"finds no key of W&B: call `wandb login`, set WANDB_API_KEY, or {offline}"
+            yield Problem(key, text, "online")
+    except wandb.Error as error:
+        yield Problem(key, f"{error} Call `wandb login`, correct the key, or {offline}", "online")
 
 
 def _plan_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from envs.libero.config import LiberoConfig
 from envs.tabletop.config import TabletopConfig
 from envs.tabletop.env import env_spec
 from tests import ROOT
+from tests.commands.test_run_folder import contents
+from vla_rl.commands import evaluate_suites
 from vla_rl.commands.cli import main
 from vla_rl.commands.evaluate_suites import _separation
 from vla_rl.commands.evaluation_folder import EvaluationFolder
@@ -34,6 +38,7 @@ def test_suites_select_all_tasks() -> None:
 def test_a_folder_continues_and_drops_a_line_that_was_cut_off(tmp_path: Path) -> None:
     folder = EvaluationFolder.open(tmp_path / "out", {"seed": 0, "tasks": (1, 2)})
     row = {"suite": "reach", "task": 1, "trial": 4, "success": True, "failure": None, "steps": 3, "instruction": "x"}
+    folder.begin()
     folder.add(row)
     with pytest.raises(UserError, match=r"is in use by process"):
         EvaluationFolder.open(tmp_path / "out", {"seed": 0, "tasks": (1, 2)})
@@ -42,6 +47,7 @@ def test_a_folder_continues_and_drops_a_line_that_was_cut_off(tmp_path: Path) ->
         file.write('{"suite": "rea')
     again = EvaluationFolder.open(tmp_path / "out", {"seed": 0, "tasks": (1, 2)})
     assert again.rows == [row]
+    again.begin()
     again.add(row | {"trial": 5})
     again.add(row | {"trial": 6, "success": False, "failure": "set_aside"})
     assert again.played("reach") == {(1, 4), (1, 5), (1, 6)}
@@ -52,6 +58,7 @@ def test_a_folder_continues_and_drops_a_line_that_was_cut_off(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"another protocol \(seed differ\): name a new folder with --output"):
         EvaluationFolder.open(tmp_path / "out", {"seed": 1, "tasks": (1, 2)})
     once_more = EvaluationFolder.open(tmp_path / "out", {"seed": 0, "tasks": (1, 2)})
+    once_more.begin()
     once_more.close()
     assert once_more.played("reach") == {(1, 4), (1, 5)}, "what was set aside is played again"
     assert len((tmp_path / "out/episodes.jsonl").read_text().splitlines()) == 2
@@ -76,6 +83,29 @@ def test_a_damaged_folder_is_one_clear_error_and_is_not_kept_locked(
         EvaluationFolder.open(tmp_path, {"seed": 0})
     (tmp_path / name).unlink()
     EvaluationFolder.open(tmp_path, {"seed": 0}).close()
+
+
+def test_an_evaluation_that_does_not_start_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def refusing(*_: object) -> Iterator[None]:
+        raise UserError("the policy cannot be built")
+        yield
+
+    monkeypatch.setattr(evaluate_suites, "evaluation_cluster", refusing)
+    command = [*COMMAND, "--suite", "reach", "--per-task", "1", "--output"]
+    assert main([*command, str(tmp_path / "new")]) == 2
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setattr(evaluate_suites, "_play_suite", lambda *arguments: arguments[4].begin())
+    assert main([*command, str(tmp_path / "out")]) == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(evaluate_suites, "evaluation_cluster", refusing)
+    row = {"suite": "reach", "task": 0, "trial": 0, "success": False, "failure": "set_aside", "steps": 3}
+    with (tmp_path / "out/episodes.jsonl").open("a") as file:
+        file.write(json.dumps(row | {"instruction": "x"}) + '\n{"suite": "rea')
+    before = contents(tmp_path)
+    for more in ([], ["--per-task", "2"], ["seed=1"]):
+        assert main([*command, str(tmp_path / "out"), *more]) == 2
+        assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(

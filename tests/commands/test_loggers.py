@@ -3,9 +3,12 @@
 import ast
 import json
 import re
+import shutil
 import struct
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -18,7 +21,7 @@ from tests import ROOT
 from tests.metrics_page import PAGE, documented, undocumented
 from tests.runtime_fakes import limited_files
 from vla_rl.commands import loggers
-from vla_rl.commands.run_folder import RunFolder
+from vla_rl.commands.run_folder import RunFolder, write_film
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.observability.metrics_file import read_records
@@ -80,7 +83,7 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events.Scalars(tag)]
 
 
-def test_tensorboard_goes_on_after_the_disk_was_full(tmp_path: Path) -> None:
+def test_tensorboard_goes_on_after_the_disk_was_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A failure must not be raised again later: the run could not be restarted."""
     config = RunConfig.model_validate({"env": {"name": "tabletop"}, "log": {"dir": str(tmp_path), "name": "run"}})
     folder = RunFolder.create(config, env_spec(config.env), ["vla-rl"])
@@ -91,10 +94,10 @@ def test_tensorboard_goes_on_after_the_disk_was_full(tmp_path: Path) -> None:
                 folder.log(iteration, {"a": 1.0})
     folder.log(4, {"a": 1.0})
     assert scalars(tmp_path / "run/tensorboard", "a") == [(iteration, 1.0) for iteration in (1, 2, 3, 4)]
-    said: list[str] = []
+    caplog.clear()
     with limited_files(60):  # room for the run's own files only
-        folder.go_back(said.append)  # there is no checkpoint: to the beginning
-    assert [text.partition(" (")[0] for text in said] == ["a logger could not write"]
+        folder.go_back(print)  # there is no checkpoint: to the beginning
+    assert [text.partition(" (")[0] for text in caplog.messages] == ["TensorBoard failed"]
     folder.log(1, {"a": 1.5})
     folder.close()
     assert scalars(tmp_path / "run/tensorboard", "a") == [(1, 1.5)]
@@ -150,39 +153,121 @@ def test_wandb_gets_the_same_and_a_resumed_run_continues(tmp_path: Path, monkeyp
     assert list(files[0].parent.rglob("*.mp4")), "the film is there"
 
 
-def test_wandb_without_a_key_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    with pytest.raises(UserError, match=r"log\.wandb.*finds no key of W&B: call `wandb login`, set WANDB_API_KEY"):
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "finds no key of W&B: call `wandb login`, set WANDB_API_KEY, or use offline"),
+        ({"WANDB_API_KEY": "short"}, r"API key must have 40\+ characters, has 5. Call `wandb login`, correct the key"),
+        ({"WANDB_API_KEY": "a" * 40, "WANDB_MODE": "offline"}, "contradicts WANDB_MODE=offline of the environment"),
+    ],
+)
+def test_wandb_without_a_key_is_refused_before_anything_starts(
+    tmp_path: Path, nobody: None, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=rf"log\.wandb=online \(command line\): .*{expected}"):
         load_checked_config("tabletop", ["log.wandb=online"])
+    load_checked_config("tabletop", ["log.wandb=offline"])
+
+
+@pytest.fixture
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a network, and with a key."""
+    import wandb
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # where nobody answers
+    monkeypatch.setattr(loggers, "_WANDB_START_S", 1.0)
+    wandb.teardown()  # what it knows of the environment
 
 
 def test_wandb_that_cannot_be_reached_logs_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, nobody: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # where nobody answers
-    monkeypatch.setattr(loggers, "_WANDB_WAIT_S", 1.0)
+    began = time.monotonic()
+    load_checked_config("tabletop", ["log.wandb=online"])
+    assert time.monotonic() - began < 4, "no server is asked for it"
     session(tmp_path, range(3), wandb="online", tensorboard=False)
     (kept,) = (tmp_path / "run/wandb").glob("offline-run-*")
     assert f"The run is logged offline; later: wandb sync {kept}" in caplog.text
     assert [record["iteration"] for record in read_records(tmp_path / "run/metrics.jsonl")] == [0, 1, 2]
 
 
+class Answers(BaseHTTPRequestHandler):
+    """As much of W&B's server as the start of a run asks."""
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode(errors="replace")
+        named = re.search(r'"name":"(run-id)"', asked)
+        bucket: dict[str, Any] = {"id": "b", "name": named and named[1], "config": "{}", "historyLineCount": 0}
+        bucket["project"] = {"id": "p", "name": "vla_rl", "entity": {"id": "e", "name": "me"}}
+        answer = json.dumps({"data": {"upsertBucket": {"bucket": bucket, "inserted": True}, "model": None}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_wandb_that_is_lost_later_says_how_to_upload_the_rest(
+    tmp_path: Path, nobody: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(loggers, "_WANDB_START_S", 10.0)
+    monkeypatch.setattr(loggers, "_WANDB_END_S", 0.5)
+    (tmp_path / "wandb_id").write_text("run-id")
+    logger = loggers.WandbLogger(tmp_path, RunConfig(), "online")
+    server.shutdown()
+    server.server_close()
+    logger.log(1, {"a": 1.0})
+    logger.close()
+    (kept,) = (tmp_path / "wandb").glob("run-*")
+    assert f"not all of the run was uploaded; later: wandb sync {kept}" in caplog.text
+
+
 def test_observers_that_fail_do_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = RunConfig.model_validate({"env": {"name": "tabletop"}, "log": {"dir": str(tmp_path), "name": "run"}})
     folder = RunFolder.create(config, env_spec(config.env), ["vla-rl"])
-    changing = [np.zeros((64, 64, 3), np.uint8), np.zeros((32, 64, 3), np.uint8)]
-    folder.save_evaluation(2, "greedy", RECORD, [changing])
-    broken = MagicMock(log=MagicMock(side_effect=RuntimeError("no network")))
-    folder._loggers.append(broken)
+    whole = [np.zeros((64, 64, 3), np.uint8)] * 2
+    broken = MagicMock()
+    for name in ("log", "log_evaluation", "rewind", "close"):
+        getattr(broken, name).side_effect = ConnectionError("no network")  # an OSError
+    last = MagicMock()
+    folder._loggers += [broken, last]
+    folder.save_evaluation(1, "greedy", RECORD, [whole])
+    film = tmp_path / "run/evaluations/000001-greedy.mp4"
+    before = film.read_bytes()
+    assert not write_film(film, [*whole, np.zeros((32, 64, 3), np.uint8)]), "frames of changing size"
+    assert not write_film(film.with_suffix(".nothing"), whole), "an ending that is no film's"
+    assert [path.name for path in film.parent.iterdir() if path.suffix != ".json"] == [film.name], "nothing is left"
+    assert film.read_bytes() == before, "a film is whole, or as it was"
+    folder.save_evaluation(2, "greedy", RECORD, [[*whole, np.zeros((32, 64, 3), np.uint8)]])
     folder.log(2, {"a": 1.0})
+    folder.go_back(print)
+    folder.log(1, {"a": 1.0})
     folder.close()
     assert (tmp_path / "run/evaluations/000002-greedy.json").is_file()
-    assert "writing the film failed (ValueError" in caplog.text
-    assert "a logger of metrics failed (RuntimeError: no network)" in caplog.text
+    assert [call.args[3] for call in last.log_evaluation.call_args_list] == [film, None]
+    assert (last.log.call_count, last.rewind.call_count, last.close.call_count) == (2, 1, 1), "the others go on"
+    assert caplog.text.count("no network") == 6
+
+
+def test_a_resumed_run_begins_whatever_its_observers_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    session(tmp_path, range(3))
+    shutil.rmtree(tmp_path / "run/tensorboard")
+    (tmp_path / "run/tensorboard").touch()  # no folder can be made there
+    (tmp_path / "run/wandb_id").mkdir()
+    session(tmp_path, range(3, 5), wandb="offline")
+    assert [record["iteration"] for record in read_records(tmp_path / "run/metrics.jsonl")] == [0, 1, 2, 3, 4]
+    assert "TensorBoard failed" in caplog.text
+    assert "W&B failed" in caplog.text
 
 
 # --- docs/metrics.md ------------------------------------------------------------------------------------------------

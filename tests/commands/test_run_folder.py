@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -16,16 +17,21 @@ from tests.learner.learner_tools import SPEC, random_batch
 from tests.runtime_fakes import limited_files
 from vla_rl.cluster.deadlines import Deadlines
 from vla_rl.cluster.disks import Disks, Part
+from vla_rl.commands import train as train_module
 from vla_rl.commands.checkpoints import Checkpoints, read_state
 from vla_rl.commands.divergence import DivergenceGuard
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.saving import Saving
+from vla_rl.commands.short_run import short_run
 from vla_rl.commands.train import main_loop
 from vla_rl.commands.trainer import Trainer
+from vla_rl.config.loading import dump_config, load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import RunError, UserError
+from vla_rl.core.file_lock import FileLock
 from vla_rl.core.files import measure_file, write_json
 from vla_rl.core.postponed import Written
+from vla_rl.observability.plots import draw_curves
 
 EMPTY = {"bytes": 0, "crc32": 0}  # a file
 
@@ -116,6 +122,48 @@ def test_resuming_an_earlier_iteration_sets_later_ones_aside(tmp_path: Path) -> 
     ]
 
 
+def test_a_resume_that_is_killed_while_it_begins_loses_no_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was done by then, the newest checkpoint has all metrics up to it, and the config is a whole one."""
+    config = run_folder(tmp_path, {0: 0.1, 8: 0.95}).config
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    for iteration in (4, 8):
+        with Checkpoints(tmp_path / "checkpoints", 4).write(iteration) as partial:
+            (partial / "state.json").write_text(json.dumps({"policy_version": iteration, "seconds": 0, "store": {}}))
+    original = tmp_path.with_name("original")
+    shutil.copytree(tmp_path, original)
+    for steps in count():
+        shutil.rmtree(tmp_path)
+        shutil.copytree(original, tmp_path)
+        with monkeypatch.context() as patch:
+            left = iter(range(steps))
+
+            def renamed(path: Path, target: Path, left=left, rename=Path.rename, replace=Path.replace) -> Path:
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                return (rename if path.is_dir() else replace)(path, target)
+
+            patch.setattr(Path, "rename", renamed)
+            patch.setattr(Path, "replace", renamed)
+            begun, _ = RunFolder.reopen(tmp_path, config.with_values({"seed": 7}), 4)
+            try:
+                begun.begin()
+                ended = True
+            except KeyboardInterrupt:
+                ended = False
+            begun.close()
+        again, checkpoint = RunFolder.reopen(tmp_path, config)
+        assert checkpoint is not None
+        iterations = [record["iteration"] for record in again.metrics()]
+        assert iterations[: int(checkpoint.name) + 1] == list(range(int(checkpoint.name) + 1)), steps
+        assert load_config(tmp_path / "config.yaml").seed == (7 if ended else 0)
+        again.close()
+        if ended:
+            break
+    assert steps == 3, "the checkpoint, the metrics, the config"
+
+
 def test_two_processes_do_not_continue_one_run(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, {0: 0.1})
     with folder.checkpoints.write(4) as partial:
@@ -136,6 +184,43 @@ def test_two_processes_do_not_continue_one_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no complete checkpoint of iteration 7; there are: 4"):
         RunFolder.reopen(tmp_path, folder.config, 7)
     RunFolder.reopen(tmp_path, folder.config)[0].close()
+
+
+def test_a_folder_that_is_somebody_elses_is_neither_taken_nor_removed(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"log": {"dir": str(tmp_path), "name": "run", "tensorboard": False}})
+    (tmp_path / "run").mkdir()
+    lock = FileLock.acquire(tmp_path / "run/lock")  # another command that is just starting
+    assert lock is not None
+    (tmp_path / "run/metadata.json").write_text("{}")
+    with pytest.raises(UserError, match="is in use by process"):
+        RunFolder.create(config, SPEC, ["vla-rl"])
+    assert (tmp_path / "run/metadata.json").is_file()
+    (tmp_path / "run/episodes.jsonl").write_text("")  # of an evaluation
+    with pytest.raises(UserError, match=r"exists; continue that run with --resume .*, or choose another name"):
+        RunFolder.create(config, SPEC, ["vla-rl"])
+    assert (tmp_path / "run/episodes.jsonl").is_file()
+    lock.release()
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = run_folder(tmp_path, {0: 0.1})
+    (tmp_path / "curves.png").write_text("older")
+    trainer = MagicMock(config=folder.config, folder=folder, policy_version=100)
+    with limited_files(100):
+        Trainer.finish(trainer)
+    assert "curves.png failed (OSError" in caplog.text
+    assert (tmp_path / "curves.png").read_text() == "older"
+    assert "results: " in trainer.view.say.call_args.args[0]
+    with pytest.raises(UserError, match=r"curves.nothing: cannot be drawn .*; name a .png file"):
+        draw_curves(folder.metrics(), tmp_path / "curves.nothing", "run")
+
+
+def test_a_short_run_adds_nothing_to_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[RunConfig] = []
+    monkeypatch.setattr(train_module, "train", trained.append)
+    with pytest.raises(UserError), short_run(RunConfig.model_validate({"log": {"dataset": "data"}}), 1):
+        pass
+    assert [config.log.dataset for config in trained] == [None]
 
 
 def test_a_run_that_has_logged_nothing_leaves_no_folder(tmp_path: Path) -> None:

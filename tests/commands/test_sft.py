@@ -158,6 +158,13 @@ def test_fine_tuning_continues_from_a_checkpoint(tmp_path):
     assert sft() == 0
     assert (tmp_path / "first-2").is_dir(), "a checkpoint that is there is not replaced"
     assert (tmp_path / "first" / "model.safetensors").read_bytes() == kept
+    (tmp_path / "run").mkdir()
+    for name in ("config.yaml", "metadata.json"):
+        (tmp_path / "run" / name).touch()
+    for kept_too in (tmp_path, tmp_path / "run"):
+        with pytest.raises(UserError, match=r"sft.overwrite=true sft.output=.*: that is no checkpoint, and would be l"):
+            sft("sft.overwrite=true", f"sft.output={kept_too}")
+    assert (tmp_path / "run/config.yaml").exists()
     assert sft("sft.overwrite=true") == 0
     assert (tmp_path / "first" / "model.safetensors").read_bytes() != kept
     assert sft(f"sft.output={tmp_path}/first", "seed=5", "sft.overwrite=true") == 0

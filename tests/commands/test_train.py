@@ -103,8 +103,8 @@ def test_resume_continues_counters_versions_and_metrics(tmp_path):
     assert train(_config(tmp_path, policy=policy, train={"publish_every": 2, "eval_every": 0})) == 0
     run = tmp_path / "run"
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"policy.size=nano.* trains [\d,]+ numbers, and the run's learner has"):
-        train(_config(tmp_path, policy=policy | {"size": "nano"}, train={"iterations": 5}), resume=run, iteration=2)
+    with pytest.raises(UserError, match=r"with policy.noise=learned, the policy trains other weights"):
+        train(_config(tmp_path, policy=policy | {"noise": "learned"}, train={"iterations": 5}), resume=run, iteration=2)
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}, "refused: nothing changes"
     config = _config(tmp_path, policy=policy, train={"iterations": 5, "publish_every": 3})
     assert train(config, resume=run) == 0

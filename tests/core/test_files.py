@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -68,9 +69,32 @@ def test_a_lock_has_one_owner_and_tells_who(tmp_path: Path) -> None:
     assert FileLock.acquire(tmp_path / "lock") is None
     lock.release()
     lock.release()
+    assert not (tmp_path / "lock").exists(), "as before"
+    (tmp_path / "lock").write_text("process 1 on another host, which was killed")
     again = FileLock.acquire(tmp_path / "lock")
     assert again is not None
     again.release()
+    assert (tmp_path / "lock").read_text() == "process 1 on another host, which was killed"
+
+
+def test_of_many_that_want_a_lock_one_at_a_time_has_it(tmp_path: Path) -> None:
+    """Its file comes and goes with each owner."""
+    path, owners, most = tmp_path / "lock", [], []
+
+    def want(number: int) -> None:
+        for _ in range(300):
+            if (lock := FileLock.acquire(path)) is not None:
+                owners.append(number)
+                most.append(len(owners))
+                owners.remove(number)
+                lock.release()
+
+    threads = [Thread(target=want, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1}
 
 
 def test_folders_of_one_second_are_numbered(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from vla_rl.commands.run_folder import RunFolder, write_film
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.observability.metrics_file import read_records
+from vla_rl.placement import checks
 from vla_rl.placement.checks import load_checked_config
 
 RECORD = {
@@ -170,6 +171,9 @@ def test_wandb_without_a_key_is_refused_before_anything_starts(
     with pytest.raises(UserError, match=rf"log\.wandb=online \(command line\): .*{expected}"):
         load_checked_config("tabletop", ["log.wandb=online"])
     load_checked_config("tabletop", ["log.wandb=offline"])
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"log\.wandb=offline \(command line\): needs wandb: pip install wandb"):
+        load_checked_config("tabletop", ["log.wandb=offline"])
 
 
 @pytest.fixture

@@ -83,6 +83,7 @@ CRASHING = """
 import os
 import numpy as np
 from envs.base import EnvInstance, SequentialEnv, SimulatorConfig
+from vla_rl.core.actions import end_effector
 from vla_rl.core.records import EnvSpec
 
 class Crashing(SequentialEnv[EnvInstance]):

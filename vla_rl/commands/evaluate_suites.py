@@ -30,7 +30,7 @@ from vla_rl.commands.run_folder import write_film
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
-from vla_rl.core.files import write_json
+from vla_rl.core.files import replacing, write_json
 from vla_rl.core.hub import is_hub_address
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 from vla_rl.observability.benchmark_report import SET_ASIDE, benchmark_results, episode_row, kinds_text, markdown
@@ -231,7 +231,8 @@ def _write(
     if videos:
         first = sorted(videos, key=lambda path: ("failure" not in path.name, str(path)))
         text += "\n## Videos\n\n" + "".join(f"* [{path.parent.name}: {path.stem}]({path})\n" for path in first)
-    (folder.path / "results.md").write_text(text)
+    with replacing(folder.path / "results.md") as partial:
+        partial.write_text(text)
     return results
 
 

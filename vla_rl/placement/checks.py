@@ -120,11 +120,14 @@ def _dataset_can_be_written(config: RunConfig) -> Iterator[Problem]:
 
 
 def _wandb_has_a_key(config: RunConfig) -> Iterator[Problem]:
+    key, offline = ("log", "wandb"), "use offline and `wandb sync` later"
+    if config.log.wandb != "off" and find_spec("wandb") is None:
+        yield Problem(key, "needs wandb: pip install wandb, or set it to off", config.log.wandb)
+        return
     if config.log.wandb != "online":
         return
     import wandb
 
-    key, offline = ("log", "wandb"), "use offline and `wandb sync` later"
     if (mode := os.environ.get("WANDB_MODE", "online")) != "online":
         yield Problem(key, f"contradicts WANDB_MODE={mode} of the environment: unset that, or {offline}", "online")
         return

@@ -23,6 +23,7 @@ from vla_rl.commands.metadata import metadata
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.files import write_json
+from vla_rl.policies import build
 from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.trajectory_file import save_trajectories
 
@@ -73,7 +74,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with checkpoints.write(1) as folder:
         write_checkpoint(config, folder, 1)
     with checkpoints.write(2) as folder:
-        shutil.copytree(path / "checkpoints/000001", folder, dirs_exist_ok=True)
+        shutil.copytree(
+            path / "checkpoints/000001", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("files.json")
+        )
     return path
 
 
@@ -110,6 +113,23 @@ def test_keys_that_fit_are_taken(run: Path, keys: list[str], monkeypatch: pytest
     assert main(["train", "--resume", f"{run}@1", *keys]) == 0
     assert len(begun) == 1
     assert contents(run) == before, "the run has not begun yet"
+
+
+def test_a_run_that_began_with_a_checkpoint_is_compared_without_reading_it(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run, warm := tmp_path / "warm")
+    text = (run / "config.yaml").read_text()
+    assert text.count("  checkpoint: null") == 1
+    began_with = warm / "checkpoints/000001/policy"
+    (warm / "config.yaml").write_text(text.replace("  checkpoint: null", f"  checkpoint: {began_with}"))
+    monkeypatch.setattr(build, "build_policy", None)
+    before = contents(warm)
+    assert main(["train", "--resume", str(warm), "policy.lora.rank=4"]) == 2
+    assert re.search(
+        r"the policy trains [\d,]+ numbers, and [\d,]+ in .*/000002/learner/state", capsys.readouterr().err
+    )
+    assert contents(warm) == before
 
 
 def test_a_run_whose_config_an_earlier_version_has_spoilt_can_be_corrected(

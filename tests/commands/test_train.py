@@ -106,7 +106,8 @@ def test_resume_continues_counters_versions_and_metrics(tmp_path):
     with pytest.raises(UserError, match=r"with policy.noise=learned, the policy trains other weights"):
         train(_config(tmp_path, policy=policy | {"noise": "learned"}, train={"iterations": 5}), resume=run, iteration=2)
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}, "refused: nothing changes"
-    config = _config(tmp_path, policy=policy, train={"iterations": 5, "publish_every": 3})
+    taken = policy | {"latency_ms": 1.0}  # a key that fits what waits and what is trained
+    config = _config(tmp_path, policy=taken, train={"iterations": 5, "publish_every": 3})
     assert train(config, resume=run) == 0
     metrics = _metrics(run)
     assert [m["iteration"] for m in metrics] == [0, 1, 2, 3, 4, 5]

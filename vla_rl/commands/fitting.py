@@ -1,8 +1,9 @@
 """Whether a checkpoint fits the keys with which its run is to go on. Reads headers only, and starts no process."""
 
+import math
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,12 @@ _READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.form
 
 def require_fit(config: RunConfig, run: Path, checkpoint: Path, spec: EnvSpec) -> None:
     """Raises UserError, which names the changed keys and what of ``checkpoint`` they do not fit."""
-    changed = _changed_keys(config, run / "config.yaml")
-    problem = next(_problems(config, changed, checkpoint, spec), None) if changed else None
+    own = None
+    with suppress(UserError):  # the request may be what corrects it
+        own = load_config(run / "config.yaml")
+    before = {} if own is None else _keys(own)
+    changed = [f"{key}={value}" for key, value in _keys(config).items() if key not in before or before[key] != value]
+    problem = next(_problems(config, own, checkpoint, spec), None) if changed else None
     if problem:
         keys = ", ".join(changed[:_SHOWN]) + (f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else "")
         raise UserError(
@@ -34,24 +39,12 @@ def require_fit(config: RunConfig, run: Path, checkpoint: Path, spec: EnvSpec) -
         )
 
 
-def _changed_keys(config: RunConfig, file: Path) -> list[str]:
-    """``KEY=VALUE`` of what differs from the run's own config."""
-    own: dict[str, Any] = {}
-    with suppress(UserError):  # the request may be what corrects it
-        own = dict(_leaves(load_config(file).model_dump(mode="json", include=_GROUPS)))
-    now = _leaves(config.model_dump(mode="json", include=_GROUPS))
-    return [f"{key}={value}" for key, value in now if key not in own or own[key] != value]
+def _keys(config: RunConfig) -> dict[str, Any]:
+    groups = config.model_dump(mode="json", include=_GROUPS)
+    return {f"{group}.{key}": value for group, keys in groups.items() for key, value in (keys or {}).items()}
 
 
-def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
-
-
-def _problems(config: RunConfig, changed: Sequence[str], checkpoint: Path, spec: EnvSpec) -> Iterator[str]:
+def _problems(config: RunConfig, own: RunConfig | None, checkpoint: Path, spec: EnvSpec) -> Iterator[str]:
     tasks = json_or_empty(checkpoint / "policy" / "metadata.json").get("instructions", list(spec.instructions))
     if tasks != list(spec.instructions):
         yield f"the tasks are {len(spec.instructions)} others than the {len(tasks)} that the run counts successes of"
@@ -70,8 +63,8 @@ def _problems(config: RunConfig, changed: Sequence[str], checkpoint: Path, spec:
             if held.get(key) != wanted.get(key):
                 yield f"{key} is {_shown(wanted.get(key))} of each chunk, and {_shown(held.get(key))} in {name}"
     yield from _other_critic(config, policy.chunk_size * policy.action_dim, checkpoint / "learner/critic.safetensors")
-    if any(key.startswith(("policy.", "env.")) for key in changed):
-        yield from _other_weights(config, checkpoint / "learner/state", spec)
+    if own is None or (config.policy, config.env) != (own.policy, own.env):
+        yield from _other_weights(config, own, checkpoint / "learner/state", spec)
 
 
 def _arrays_in(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -103,19 +96,20 @@ def _other_critic(config: RunConfig, actions: int, file: Path) -> Iterator[str]:
         )
 
 
-def _other_weights(config: RunConfig, folder: Path, spec: EnvSpec) -> Iterator[str]:
-    from vla_rl.policies.build import build_policy
+def _other_weights(config: RunConfig, own: RunConfig | None, folder: Path, spec: EnvSpec) -> Iterator[str]:
+    from vla_rl.policies.build import build_policy, policy_sizes
 
     files = [shapes_in_safetensors(file) for file in folder.glob("*.safetensors")]
     held = {name.removesuffix(_WEIGHT): s for part in files for name, s in part.items() if name.endswith(_WEIGHT)}
-    if not held:
-        return
-    prompts = config.algo.prompts(spec.instructions)
-    policy = build_policy(config.policy, spec, config.seed, prompts, device="meta")
-    wanted = {name: tuple(parameter.shape) for name, parameter in policy.trained_parameters().items()}
-    if wrong := sorted(name for name in held.keys() | wanted.keys() if held.get(name) != wanted.get(name)):
-        name = wrong[0]
-        yield (
-            f"the policy trains other weights ({len(wrong)} differ, such as {name}: {wanted.get(name)}, and "
-            f"{held.get(name)} in {folder})"
-        )
+    if held and config.policy.checkpoint is not None and own is not None:  # which would have to be read
+        saved = sum(map(math.prod, held.values()))
+        before, now = (policy_sizes(each.policy, spec, 4).trained for each in (own, config))
+        if before == saved != now:  # sizes of some policies are estimates; the learner itself compares names and shapes
+            yield f"the policy trains {now:,} numbers, and {saved:,} in {folder}"
+    elif held:
+        prompts = config.algo.prompts(spec.instructions)
+        policy = build_policy(config.policy, spec, config.seed, prompts, device="meta")
+        wanted = {name: tuple(parameter.shape) for name, parameter in policy.trained_parameters().items()}
+        if wrong := sorted(name for name in held.keys() | wanted.keys() if held.get(name) != wanted.get(name)):
+            one = f"{wrong[0]}: {wanted.get(wrong[0])}, and {held.get(wrong[0])} in {folder}"
+            yield f"the policy trains other weights ({len(wrong)} differ, such as {one})"

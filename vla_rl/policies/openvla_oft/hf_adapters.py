@@ -3,6 +3,7 @@
 The library peft writes them to a folder of their own. OpenVLA-OFT with FiLM has them in the file of its towers.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from vla_rl.policies.openvla_oft.hf_files import Stored, read_headers, read_part
 from vla_rl.policies.openvla_oft.hf_names import EMBEDDING, LM_HEAD, VALUE_HEAD, canonical
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PICKLED_WEIGHTS = "adapter_model.bin"  # of older versions of peft
 ADAPTER_PREFIX = "base_model.model."
 _PLAIN_LORA = {"peft_type": "LORA", "use_dora": False, "bias": "none", "lora_bias": False, "fan_in_fan_out": False}
 _MATRIX = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[AB])(\.default)?\.weight")
-_TOWERS = "vision_backbone--"
+_SAVED_WHOLE = re.compile(r"\.modules_to_save(\.default)?(?=\.)")
 _WRAPPED = re.compile(r"(\.blocks\.\d+)\.block(?=\.)")
 _MOST_ALPHA = 16  # OpenVLA-OFT trains with alpha = min(rank, 16)
 
@@ -40,21 +42,34 @@ def check_plain(config: Mapping[str, Any], path: Path) -> None:
             )
 
 
-def sort_adapters(file: Path) -> tuple[dict[str, tuple[Stored, Stored]], dict[str, Stored], dict[str, Stored]]:
+def scaling(config: Mapping[str, Any], name: str, rank: int) -> float:
+    """By which the library peft multiplies B A of the layer with this weight."""
+    layer = name.removesuffix(".weight")
+    alpha = config.get("lora_alpha", 8)
+    for pattern, value in (config.get("alpha_pattern") or {}).items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", layer):
+            alpha = value
+            break
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+
+
+def sort_adapters(path: Path) -> tuple[dict[str, tuple[Stored, Stored]], dict[str, Stored], dict[str, Stored]]:
     """Matrices by the name of their weight, value head, and the embeddings that peft saves whole with its adapters."""
+    file = next((path / name for name in (ADAPTER_WEIGHTS, _PICKLED_WEIGHTS) if (path / name).is_file()), None)
+    if file is None:
+        raise UserError(f"{path / ADAPTER_WEIGHTS} is missing; copy the adapters again")
     found: dict[str, dict[str, Stored]] = {}
     value_head: dict[str, Stored] = {}
     embeddings: dict[str, Stored] = {}
     unknown = []
     for key, stored in read_headers(file).items():
-        name = key.removeprefix(ADAPTER_PREFIX)
-        whole = name.replace(".base_layer.", ".")
+        name = film_name(_SAVED_WHOLE.sub("", key.removeprefix(ADAPTER_PREFIX)))
         if match := _MATRIX.fullmatch(name):
             found.setdefault(f"{match['layer']}.weight", {})[match["matrix"]] = stored
         elif name.startswith(VALUE_HEAD):
-            value_head[canonical(name)] = stored
-        elif whole in (EMBEDDING, LM_HEAD):
-            embeddings[whole] = stored
+            value_head[name] = stored
+        elif name in (EMBEDDING, LM_HEAD):
+            embeddings[name] = stored
         else:
             unknown.append(key)
     unknown += [name for name, pair in found.items() if pair.keys() != {"A", "B"}]
@@ -66,12 +81,12 @@ def sort_adapters(file: Path) -> tuple[dict[str, tuple[Stored, Stored]], dict[st
     return {name: (pair["A"], pair["B"]) for name, pair in found.items()}, value_head, embeddings
 
 
-def read_towers(path: Path) -> tuple[Path | None, dict[str, Stored], Adapters | None]:
+def read_towers(parts: dict[str, Path]) -> tuple[Path | None, dict[str, Stored], Adapters | None]:
     """The towers of an OpenVLA-OFT with FiLM, whose file replaces those among the weights: the file, weights, adapters.
 
-    Its blocks are wrapped, and its adapters are not merged. Raises UserError.
+    Its blocks are wrapped, and its adapters are not merged. ``parts``: of ``find_parts``. Raises UserError.
     """
-    stored = read_part(path, _TOWERS)
+    stored = read_part(parts, "vision_backbone")
     if not stored:
         return None, {}, None
     weights, pairs = {}, dict[str, dict[str, Stored]]()

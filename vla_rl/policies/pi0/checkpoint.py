@@ -33,6 +33,8 @@ from vla_rl.policies.pi0.published import read_weights as published_weights
 from vla_rl.policies.pi0.statistics import Statistics
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from vla_rl.policies.pi0.model import Pi0
 
 FORMAT, FORMAT_VERSION = "vla_rl pi0", 1
@@ -82,6 +84,18 @@ def model_settings_of(folder: str | Path) -> dict[str, Any]:
         return LENGTHS | _read_architecture(Path(folder))["model"]
 
 
+def read_prompts(folder: Path) -> "tuple[InputFormat, Tokenizer]":
+    """How instructions become tokens. Raises CheckpointError."""
+    from tokenizers import Tokenizer
+
+    if is_published(folder):
+        input_format = open_published(folder).input_format
+    else:
+        with naming(folder / ARCHITECTURE):
+            input_format = InputFormat(**_read_architecture(folder).get("inputs", {}))
+    return input_format, Tokenizer.from_str(checkpoint_file(folder, TOKENIZER).read_text(encoding="utf-8"))
+
+
 def is_pi0(folder: Path) -> bool:
     """Whether the folder's description is that of a π0, of any version, in either layout."""
     if is_published(folder):
@@ -108,7 +122,6 @@ def load_policy(config: Pi0Config, seed: int = 0, space: ActionSpace | None = No
     Raises CheckpointError.
     """
     import torch
-    from tokenizers import Tokenizer
     from transformers import PI0Config
 
     from vla_rl.policies.pi0.model import Pi0
@@ -117,14 +130,12 @@ def load_policy(config: Pi0Config, seed: int = 0, space: ActionSpace | None = No
     folder, published = Path(config.checkpoint), is_published(config.checkpoint)
     if published:
         found = open_published(folder)
-        views, input_format, (actions, proprio) = found.views, found.input_format, published_statistics(folder, space)
+        views, (actions, proprio) = found.views, published_statistics(folder, space)
     else:
-        content, (actions, proprio) = _read_architecture(folder), _read_statistics(folder)
-        with naming(folder / ARCHITECTURE):
-            views, input_format = content["views"], InputFormat(**content.get("inputs", {}))
+        views, (actions, proprio) = read_settings(folder)["views"], _read_statistics(folder)
     with naming(folder):
         model_config = PI0Config(**model_settings_of(folder))
-    tokenizer = Tokenizer.from_str(checkpoint_file(folder, TOKENIZER).read_text(encoding="utf-8"))
+    input_format, tokenizer = read_prompts(folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         policy = Pi0(config, model_config, tokenizer, actions, proprio, views, input_format)

@@ -5,11 +5,15 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests import ROOT
+from tests.policies import pi0_twin
 from tests.policies.lerobot import small_gemma
 from vla_rl.commands.cli import main
 from vla_rl.config.run_config import RunConfig
@@ -19,6 +23,7 @@ from vla_rl.core.records import EnvSpec
 from vla_rl.policies.build import build_policy, check_policy, keys_of_checkpoint, policy_sizes, require_trainable
 from vla_rl.policies.lerobot import build
 from vla_rl.policies.lerobot.config import LeRobotConfig
+from vla_rl.policies.lerobot.prompts import STATE, TOKENS, TOKENS_KEPT, check_prompts
 
 SPEC = EnvSpec("fake", ("main",), 64, 5, end_effector(), 32, ("move to the red block", "move to the blue block"))
 WORDS = 262  # of the tokenizer of bytes in scripts/make_lerobot_policy.py
@@ -54,6 +59,31 @@ def test_a_policy_that_fits_passes_without_being_loaded(tmp_path: Path, monkeypa
     assert keys_of_checkpoint(config, SPEC) == {"env.wrist_camera": False, "env.proprio": True}
     spec = config.spec(SPEC)
     assert (spec.record["actions"].shape, list(spec.draws)) == ((8, 7), ["seed"])
+
+
+def test_instructions_that_the_processor_makes_equal_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """A stand-in for lerobot's processor, with a real tokenizer that cuts and pads as it does."""
+    tokenizer = pi0_twin.tokenizer()
+    tokenizer.enable_truncation(max_length=4)
+    tokenizer.enable_padding()
+
+    def before(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        assert batch[STATE].shape == (len(batch["task"]), 5)
+        found = tokenizer.encode_batch(batch["task"])
+        return {
+            TOKENS: torch.tensor([x.ids for x in found]),
+            TOKENS_KEPT: torch.tensor([x.attention_mask for x in found]),
+        }
+
+    settings = SimpleNamespace(tokenizer_max_length=4, input_features={STATE: SimpleNamespace(shape=(5,))})
+    check_prompts(before, settings, ("open drawer", "open"), "NAME")
+    assert not caplog.records
+    check_prompts(before, settings, ("pick up the bowl", "open the drawer"), "NAME")
+    assert "NAME reads 4 tokens of an instruction, and not what follows in 'pick up the bowl', 'open the" in caplog.text
+    with pytest.raises(
+        UserError, match="reads 4 tokens of an instruction, by which it cannot tell 'pick up the bowl' from"
+    ):
+        check_prompts(before, settings, ("pick up the bowl", "pick up the drawer"), "NAME")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class LeRobotFlow(FlowPolicy):
     def set_instructions(self, instructions: Sequence[str]) -> None:
         if not instructions:
             raise ValueError("a policy needs at least one instruction")
-        check_prompts(self._before, self._state_dim, instructions, str(self._folder))
+        check_prompts(self._before, self.model.config, instructions, str(self._folder))
         self.instructions = tuple(instructions)
 
     def set_statistics(self, *_: Any) -> NoReturn:

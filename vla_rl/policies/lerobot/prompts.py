@@ -11,11 +11,10 @@ STATE = "observation.state"
 TOKENS, TOKENS_KEPT = "observation.language.tokens", "observation.language.attention_mask"
 
 
-def check_prompts(
-    before: Callable[[dict[str, Any]], Mapping[str, Any]], state_dim: int, texts: Sequence[str], checkpoint: str
-) -> None:
-    """See ``check_cut_prompts``. ``before``: the processor, which tokenizes."""
-    seen = before({STATE: torch.zeros(len(texts), state_dim), "task": list(texts)})
+def check_prompts(before: Callable[[Any], Mapping[str, Any]], settings: Any, texts: Sequence[str], name: str) -> None:
+    """See ``check_cut_prompts``. ``before``: lerobot's processor, which tokenizes; ``settings``: its policy's."""
+    state = torch.zeros(len(texts), *settings.input_features[STATE].shape)
+    seen = before({STATE: state, "task": list(texts)})
     rows = zip(texts, seen[TOKENS], seen[TOKENS_KEPT], strict=True)
     prompts = {text: ids[kept.bool()].tolist() for text, ids, kept in rows}
-    check_cut_prompts(prompts, seen[TOKENS].shape[1], checkpoint)
+    check_cut_prompts(prompts, settings.tokenizer_max_length, name)

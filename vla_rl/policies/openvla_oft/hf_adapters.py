@@ -58,27 +58,18 @@ def sort_adapters(path: Path) -> tuple[dict[str, tuple[Stored, Stored]], dict[st
     file = next((path / name for name in (ADAPTER_WEIGHTS, _PICKLED_WEIGHTS) if (path / name).is_file()), None)
     if file is None:
         raise UserError(f"{path / ADAPTER_WEIGHTS} is missing; copy the adapters again")
-    found: dict[str, dict[str, Stored]] = {}
-    value_head: dict[str, Stored] = {}
-    embeddings: dict[str, Stored] = {}
-    unknown = []
-    for key, stored in read_headers(file).items():
-        name = film_name(_SAVED_WHOLE.sub("", key.removeprefix(ADAPTER_PREFIX)))
-        if match := _MATRIX.fullmatch(name):
-            found.setdefault(f"{match['layer']}.weight", {})[match["matrix"]] = stored
-        elif name.startswith(VALUE_HEAD):
-            value_head[name] = stored
-        elif name in (EMBEDDING, LM_HEAD):
-            embeddings[name] = stored
-        else:
-            unknown.append(key)
-    unknown += [name for name, pair in found.items() if pair.keys() != {"A", "B"}]
-    if unknown:
+    stored = read_headers(file).items()
+    matrices, whole = _split(
+        file, {film_name(_SAVED_WHOLE.sub("", k.removeprefix(ADAPTER_PREFIX))): t for k, t in stored}
+    )
+    value_head = {name: tensor for name, tensor in whole.items() if name.startswith(VALUE_HEAD)}
+    embeddings = {name: whole[name] for name in (EMBEDDING, LM_HEAD) if name in whole}
+    if unknown := sorted(whole.keys() - value_head.keys() - embeddings.keys()):
         raise UserError(
-            f"{file}: {len(unknown)} tensors are not low-rank matrices, such as {unknown[0]}; merge the adapters with "
-            "the library that made them, and name the merged checkpoint"
+            f"{file}: {len(unknown)} tensors are not low-rank matrices, such as {whole[unknown[0]].key}; merge the "
+            "adapters with the library that made them, and name the merged checkpoint"
         )
-    return {name: (pair["A"], pair["B"]) for name, pair in found.items()}, value_head, embeddings
+    return matrices, value_head, embeddings
 
 
 def read_towers(parts: dict[str, Path]) -> tuple[Path | None, dict[str, Stored], Adapters | None]:
@@ -86,23 +77,24 @@ def read_towers(parts: dict[str, Path]) -> tuple[Path | None, dict[str, Stored],
 
     Its blocks are wrapped, and its adapters are not merged. ``parts``: of ``find_parts``. Raises UserError.
     """
-    stored = read_part(parts, "vision_backbone")
-    if not stored:
+    file, stored = parts.get("vision_backbone"), read_part(parts, "vision_backbone")
+    if file is None:
         return None, {}, None
-    weights, pairs = {}, dict[str, dict[str, Stored]]()
-    for key, tensor in stored.items():
-        name = film_name(key)
-        if match := _MATRIX.fullmatch(name):
-            pairs.setdefault(f"{match['layer']}.weight", {})[match["matrix"]] = tensor
-        else:
-            weights[name] = tensor
-    file = next(iter(stored.values())).file
-    broken = [name for name, pair in pairs.items() if pair.keys() != {"A", "B"}]
-    if broken:
-        raise UserError(f"{file}: an adapter of {broken[0]} has one of its two matrices; copy the checkpoint again")
-    matrices = {name: (pair["A"], pair["B"]) for name, pair in pairs.items()}
+    matrices, weights = _split(file, {film_name(key): tensor for key, tensor in stored.items()})
     rank = max((a.shape[0] for a, _ in matrices.values()), default=0)
     return file, weights, Adapters({"lora_alpha": min(rank, _MOST_ALPHA)}, matrices) if matrices else None
+
+
+def _split(file: Path, named: Mapping[str, Stored]) -> tuple[dict[str, tuple[Stored, Stored]], dict[str, Stored]]:
+    """Low-rank matrices by the name of their weight, and all other tensors."""
+    found: dict[str, dict[str, Stored]] = {}
+    others = dict(named)
+    for name in named:
+        if match := _MATRIX.fullmatch(name):
+            found.setdefault(f"{match['layer']}.weight", {})[match["matrix"]] = others.pop(name)
+    if broken := [name for name, pair in found.items() if pair.keys() != {"A", "B"}]:
+        raise UserError(f"{file}: an adapter of {broken[0]} has one of its two matrices; copy the checkpoint again")
+    return {name: (pair["A"], pair["B"]) for name, pair in found.items()}, others
 
 
 def film_name(key: str) -> str:

@@ -11,7 +11,6 @@ from vla_rl.policies.openvla_oft.hf_names import Shape, counted
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth")
-_CONVERT = "convert it to safetensors (load it with weights_only=True, write it with safetensors.torch.save_file)"
 _KNOWN_PARTS = "action_head", "proprio_projector", "vision_backbone"
 _PART = re.compile(rf"({'|'.join(_KNOWN_PARTS)}|.+(?=--\w+_checkpoint$))(.*)")
 
@@ -51,12 +50,9 @@ def weight_files(path: Path) -> list[str]:
         return names
     if (path / WEIGHTS).is_file():
         return [WEIGHTS]
-    pickled = sorted(file.name for file in path.glob("pytorch_model*") if file.suffix in PICKLED)
-    if pickled:
-        raise UserError(f"{path / pickled[0]}: the model's own weights are read from safetensors only; {_CONVERT}")
     raise UserError(
-        f"{path}: neither {WEIGHTS} nor {INDEX} is there; copy the checkpoint again (weights that OpenVLA-OFT has not "
-        "merged are in its lora_adapter)"
+        f"{path}: neither {WEIGHTS} nor {INDEX} is there; copy the checkpoint again, or convert its pytorch_model*.bin "
+        "to safetensors (torch.load(weights_only=True), safetensors.torch.save_file)"
     )
 
 
@@ -98,10 +94,9 @@ def find_parts(path: Path) -> dict[str, Path]:
         match = _PART.fullmatch(file.stem)
         if match is not None and file.suffix in (*PICKLED, ".safetensors"):
             steps.setdefault(match[2], {})[match[1]] = file
-    numbers = {step: int("".join(re.findall(r"^--(\d+)_checkpoint$", step)) or -1) for step in steps}
-    newest = max(steps, key=numbers.__getitem__, default="")
-    parts = steps.get(newest, {})
-    if len(steps) > 1 and (min(numbers.values()) < 0 or any(found.keys() - parts.keys() for found in steps.values())):
+    parts = steps[max(steps, key=lambda step: (len(step), step))] if steps else {}
+    unclear = [step for step in steps if not step[2:-11].isdecimal() or steps[step].keys() - parts.keys()]
+    if len(steps) > 1 and unclear:
         files = sorted(file.name for found in steps.values() for file in found.values())
         raise UserError(
             f"{path}: parts of several steps, and no step is the newest of all of them: {', '.join(counted(files))}; "

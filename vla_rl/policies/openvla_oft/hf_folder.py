@@ -51,8 +51,7 @@ PROPRIO_FILE, HEAD_FILE = "proprio_projector.safetensors", "action_head.safetens
 TOWERS_FILE, NOISE_FILE = "vision_backbone.safetensors", "action_noise.safetensors"
 _OFT_ADAPTERS = "lora_adapter"  # the folder in which OpenVLA-OFT saves them
 _MODEL_TYPE, _CLASS = "openvla", "OpenVLAForActionPrediction"
-_DOWNLOADED = ["*.json", "*.safetensors", "tokenizer.model", "*.py", "*_checkpoint.pt", "*adapter_model.bin"]
-_DOWNLOADED += [TRAINING_STATE]
+_DOWNLOADED = ["*.json", "*.safetensors", "tokenizer.model", "*.py", "*_checkpoint.pt", "*_model.bin", TRAINING_STATE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,15 +235,11 @@ def _read_statistics(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_value_head(path: Path) -> dict[str, Stored]:
-    """By our names. In RL4VLA's training_state.pt it is the entry vh, next to those of the optimizers."""
+    """By our names. RL4VLA's training_state.pt has it as vh, next to the states of optimizers."""
     if (file := path / VALUE_HEAD_FILE).is_file():
         return {canonical(key): stored for key, stored in read_headers(file).items()}
-    stored = read_headers(file) if (file := path / TRAINING_STATE).is_file() else {}
-    return {
-        canonical(f"{VALUE_HEAD}{key.removeprefix('vh.')}"): tensor
-        for key, tensor in stored.items()
-        if key.startswith("vh.")
-    }
+    stored = read_headers(path / TRAINING_STATE) if (path / TRAINING_STATE).is_file() else {}
+    return {canonical(f"{VALUE_HEAD}{key[3:]}"): tensor for key, tensor in stored.items() if key.startswith("vh.")}
 
 
 def _read_action_head(path: Path, parts: dict[str, Path]) -> dict[str, Stored]:

@@ -12,10 +12,9 @@ _SUITE = re.compile(r"(libero_(?:spatial|object|goal|10|90))(?![a-z0-9])")
 
 
 def choose_unnorm_key(statistics: Mapping[str, Any], wanted: str | None, suite: str) -> str:
-    """``policy.unnorm_key``, else the data set of the simulator's suite, else the only one there is.
+    """``policy.unnorm_key``, else the data set of the simulator's suite, else the only one if it is of no other suite.
 
-    ``suite``: empty for a simulator without any. Raises UserError, which lists the data sets, also if the only one has
-    the name of another suite: its actions would be scaled wrongly, and nothing would tell.
+    ``suite``: empty for a simulator without any. Raises UserError, which lists the data sets.
     """
     names = f"; found: {', '.join(sorted(statistics))}" if statistics else ""
     if not statistics:

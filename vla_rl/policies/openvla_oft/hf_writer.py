@@ -97,8 +97,7 @@ def write_adapters(
     _check_source(policy, source)
     if source.adapters is not None:
         raise UserError(
-            f"{source.adapter_folder or source.path}: the source has adapters itself; write a whole checkpoint instead "
-            "(--format openvla-oft), which has all adapters merged"
+            f"{source.path}: the source has adapters itself; write a whole checkpoint (--format openvla-oft)"
         )
     _check_base(policy, source)
     statistics = _statistics(policy, source, unnorm_key)

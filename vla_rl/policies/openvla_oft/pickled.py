@@ -26,7 +26,7 @@ def read_pickled(file: Path) -> dict[str, Tensor]:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
             f"{file}: torch.load(weights_only=True), which runs no code of a file, rejects it ({reason[0]}); copy it "
-            "again if it is damaged, or save only its tensors where it was made: torch.save(module.state_dict(), FILE)"
+            "again if it is damaged, else save its tensors alone: torch.save(module.state_dict(), FILE)"
         ) from error
     found = dict(_tensors(content)) if isinstance(content, Mapping) else {}
     if not found:

@@ -94,7 +94,7 @@ def rlinf(folder: Path, seed: int = 0) -> Path:
 
 def openvla_oft_unmerged(folder: Path, base: Path, seed: int = 0) -> Path:
     """What OpenVLA-OFT's training saves for each step: the adapters in a folder below, all else by ``torch.save``."""
-    adapters(folder / "lora_adapter", base, seed, dtype=torch.bfloat16)
+    adapters(folder / "lora_adapter", base, seed)
     (folder / "dataset_statistics.json").write_text(json.dumps(FINE_TUNE))
     torch.save(proprio_projector(seed), folder / "proprio_projector--150000_checkpoint.pt")
     head = {f"module.{name}": tensor for name, tensor in l1_head(seed).state_dict().items()}

@@ -330,9 +330,7 @@ def test_damaged_and_pickled_files(single: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="damaged or truncated"):
         open_published(folder)
     weights.rename(folder / "pytorch_model.bin")
-    with pytest.raises(
-        UserError, match=r"pytorch_model\.bin: .* read from safetensors only; convert it to safetensors"
-    ):
+    with pytest.raises(UserError, match=r"neither model\.safetensors nor .*, or convert its pytorch_model\*\.bin"):
         open_published(folder)
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
     with pytest.raises(UserError, match=r"model-00001-of-00002\.safetensors of .* missing"):

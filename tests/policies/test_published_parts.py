@@ -297,6 +297,10 @@ def test_adapters_and_heads_in_two_folders_are_one_checkpoint(unmerged: Path, tm
         assert torch.equal(policy.action_head.fc2.weight, l1_head(0).model.fc2.weight)
         for name, tensor in expected.state_dict().items():
             assert torch.allclose(policy.state_dict()[name], tensor, atol=1e-6), name
+    command = ["export", str(unmerged), "--format", "openvla-oft", "--output", str(tmp_path / "all"), "--views", "2"]
+    assert main(command) == 0
+    written, merged_weights = build(tmp_path / "all", OFT).state_dict(), expected.state_dict()
+    assert all(torch.allclose(written[n], t, atol=1e-6) for n, t in merged_weights.items() if "value_head" not in n)
     targets = ("vision", "projector", "language_model")  # a regression head needs no lm_head
     assert build(unmerged, OFT, lora=LORA.model_copy(update={"targets": targets})).goes_on
 
@@ -307,6 +311,11 @@ def test_adapters_of_openvla_oft_with_tokens_are_decoded_in_parallel(unmerged: P
     (folder / "action_head--150000_checkpoint.pt").unlink()
     found = build(folder / "lora_adapter", dataclasses.replace(SPEC, proprio_dim=8)).architecture
     assert (found.head, found.decoding) == ("tokens", "parallel")
+    command = ["export", str(folder), "--format", "openvla-oft", "--output", str(tmp_path / "merged")]
+    assert main(command) == 0
+    written = OpenVLAOFTConfig(checkpoint=str(tmp_path / "merged"), chunk_size=2)
+    spec = dataclasses.replace(SPEC, proprio_dim=8)
+    assert build_policy(written, spec, 0).architecture == found, "its code is that of the base"
 
 
 def test_a_checkpoint_of_which_a_part_was_left_behind(unmerged: Path, tmp_path: Path) -> None:

@@ -23,12 +23,13 @@ from vla_rl.core.records import Array
 from vla_rl.policies.base.checkpoint_folder import WEIGHTS, Tensors, write_checkpoint
 from vla_rl.policies.base.flow_policy import FlowPolicy, FlowPrefix
 from vla_rl.policies.base.policy import PolicyInput
+from vla_rl.policies.base.prompts import check_cut_prompts
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.lerobot.model import as_batch, cameras_of, open_checkpoint
-from vla_rl.policies.lerobot.prompts import STATE, TOKENS, TOKENS_KEPT, check_prompts
 
 VALUE_HEAD, METADATA = "value_head.safetensors", "metadata.json"
-_ACTION = "action"
+_TOKENS, _TOKENS_KEPT = "observation.language.tokens", "observation.language.attention_mask"
+_STATE, _ACTION = "observation.state", "action"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class LeRobotFlow(FlowPolicy):
         settings = model.config
         self.model_lengths = settings.chunk_size, settings.max_action_dim
         self.action_dim = settings.output_features[_ACTION].shape[0]
-        self._state_dim = settings.input_features[STATE].shape[0]
+        self._state_dim = settings.input_features[_STATE].shape[0]
         self._cameras = cameras_of(model)
         self._folder = Path(str(config.checkpoint))
         self.add_heads(_prefix_width(self._with_expert), self._state_dim, None)
@@ -78,7 +79,10 @@ class LeRobotFlow(FlowPolicy):
     def set_instructions(self, instructions: Sequence[str]) -> None:
         if not instructions:
             raise ValueError("a policy needs at least one instruction")
-        check_prompts(self._before, self.model.config, instructions, str(self._folder))
+        seen = self._before({_STATE: torch.zeros(len(instructions), self._state_dim), "task": list(instructions)})
+        rows = zip(instructions, seen[_TOKENS], seen[_TOKENS_KEPT].bool(), strict=True)
+        prompts = {text: ids[kept].tolist() for text, ids, kept in rows}
+        check_cut_prompts(prompts, self.model.config.tokenizer_max_length, str(self._folder))
         self.instructions = tuple(instructions)
 
     def set_statistics(self, *_: Any) -> NoReturn:
@@ -90,8 +94,8 @@ class LeRobotFlow(FlowPolicy):
         batch = self._before(as_batch(seen, self._cameras, self.instructions))
         prepare = getattr(self.model, "prepare_images", None) or self.model._preprocess_images
         images, masks = prepare(batch)
-        state = self.model.prepare_state(batch) if hasattr(self.model, "prepare_state") else batch[STATE]
-        inputs = images, masks, batch[TOKENS], batch[TOKENS_KEPT]
+        state = self.model.prepare_state(batch) if hasattr(self.model, "prepare_state") else batch[_STATE]
+        inputs = images, masks, batch[_TOKENS], batch[_TOKENS_KEPT]
         embed = self.model.model.embed_prefix
         with self._mixed():
             embedded, kept, blocks = embed(*inputs, **_if_taken(embed, state=state))
@@ -109,7 +113,7 @@ class LeRobotFlow(FlowPolicy):
             )
         shown = kept.unsqueeze(-1).to(hidden.dtype)
         features = (hidden * shown).sum(1) / shown.sum(1)
-        return _Prefix(features, batch[STATE], kept, cache, state)
+        return _Prefix(features, batch[_STATE], kept, cache, state)
 
     def velocity(self, prefix: FlowPrefix, x: Tensor, time: Tensor) -> tuple[Tensor, None]:
         assert isinstance(prefix, _Prefix)
@@ -127,7 +131,7 @@ class LeRobotFlow(FlowPolicy):
     def normalize_actions(self, actions: Array) -> Array:
         rows = len(actions)
         batch = {
-            STATE: torch.zeros(rows, self._state_dim),
+            _STATE: torch.zeros(rows, self._state_dim),
             "task": [""] * rows,
             _ACTION: torch.from_numpy(self._space.to_data(actions).astype(np.float32)),
         }

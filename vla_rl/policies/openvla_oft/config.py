@@ -99,8 +99,8 @@ class OpenVLAOFTConfig(PolicyConfigBase):
     size: Literal["nano", "tiny", "7b"] = Field("tiny", description="Architecture of a policy with random weights.")
     lora: LoraConfig | None = Field(
         None,
-        description="Train low-rank adapters and freeze the other weights, on a folder of adapters these very ones, "
-        "whose rank, alpha and targets it must then give; null: train all weights.",
+        description="Train low-rank adapters (those of the checkpoint, if it is a folder of adapters) and freeze the "
+        "other weights; null: train all weights.",
     )
     fp32_head: bool = Field(
         False,

@@ -22,6 +22,7 @@ _MATRIX = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[AB])(\.default)?\.weight"
 _SAVED_WHOLE = re.compile(r"\.modules_to_save(\.default)?(?=\.)")
 _WRAPPED = re.compile(r"(\.blocks\.\d+)\.block(?=\.)")
 _MOST_ALPHA = 16  # OpenVLA-OFT trains with alpha = min(rank, 16)
+Pairs = dict[str, tuple[Stored, Stored]]  # A [rank, in, ...] and B [out, rank, ...] by the name of their weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Adapters:
     """Low-rank adapters by the name of the weight that they change."""
 
     config: Mapping[str, Any]
-    matrices: Mapping[str, tuple[Stored, Stored]]  # A [rank, in, ...] and B [out, rank, ...]
+    matrices: Pairs
 
 
 def check_plain(config: Mapping[str, Any], path: Path) -> None:
@@ -53,7 +54,7 @@ def scaling(config: Mapping[str, Any], name: str, rank: int) -> float:
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
 
 
-def sort_adapters(path: Path) -> tuple[dict[str, tuple[Stored, Stored]], dict[str, Stored], dict[str, Stored]]:
+def sort_adapters(path: Path) -> tuple[Pairs, dict[str, Stored], dict[str, Stored]]:
     """Matrices by the name of their weight, value head, and the embeddings that peft saves whole with its adapters."""
     file = next((path / name for name in (ADAPTER_WEIGHTS, _PICKLED_WEIGHTS) if (path / name).is_file()), None)
     if file is None:
@@ -85,7 +86,7 @@ def read_towers(parts: dict[str, Path]) -> tuple[Path | None, dict[str, Stored],
     return file, weights, Adapters({"lora_alpha": min(rank, _MOST_ALPHA)}, matrices) if matrices else None
 
 
-def _split(file: Path, named: Mapping[str, Stored]) -> tuple[dict[str, tuple[Stored, Stored]], dict[str, Stored]]:
+def _split(file: Path, named: Mapping[str, Stored]) -> tuple[Pairs, dict[str, Stored]]:
     """Low-rank matrices by the name of their weight, and all other tensors."""
     found: dict[str, dict[str, Stored]] = {}
     others = dict(named)

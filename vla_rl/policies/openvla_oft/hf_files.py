@@ -56,11 +56,6 @@ def weight_files(path: Path) -> list[str]:
     )
 
 
-def has_weights(path: Path) -> bool:
-    """Whether a model's own weights are in the folder, complete or not."""
-    return any(path.glob("model*.safetensors*")) or any(path.glob("pytorch_model*"))
-
-
 def read_headers(file: Path) -> dict[str, Stored]:
     """All tensors of a file of weights. Raises UserError if it is damaged, or rejected by ``read_pickled``."""
     if file.suffix in PICKLED:
@@ -95,6 +90,7 @@ def find_parts(path: Path) -> dict[str, Path]:
         if match is not None and file.suffix in (*PICKLED, ".safetensors"):
             steps.setdefault(match[2], {})[match[1]] = file
     parts = steps[max(steps, key=lambda step: (len(step), step))] if steps else {}
+    # a step is --NUMBER_checkpoint; --latest_checkpoint, or none, may be any
     unclear = [step for step in steps if not step[2:-11].isdecimal() or steps[step].keys() - parts.keys()]
     if len(steps) > 1 and unclear:
         files = sorted(file.name for found in steps.values() for file in found.values())

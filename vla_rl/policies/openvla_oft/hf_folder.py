@@ -36,7 +36,6 @@ from vla_rl.policies.openvla_oft.hf_adapters import (
 from vla_rl.policies.openvla_oft.hf_files import (
     Stored,
     find_parts,
-    has_weights,
     read_headers,
     read_json,
     read_part,
@@ -146,7 +145,7 @@ def _places(path: Path) -> tuple[Path | None, Path]:
         above = path.absolute().parent
         of_oft = path.absolute().name == _OFT_ADAPTERS or any(above.glob("*--*_checkpoint.*"))
         return path, above if of_oft and not (path / STATISTICS).is_file() else path
-    if (path / _OFT_ADAPTERS / ADAPTER_CONFIG).is_file() and not has_weights(path):
+    if (path / _OFT_ADAPTERS / ADAPTER_CONFIG).is_file() and not any(path.glob("model*.safetensors*")):
         return path / _OFT_ADAPTERS, path
     return None, path
 
@@ -215,7 +214,7 @@ def _open_adapters(path: Path, above: Path) -> PublishedFolder:
         folder.value_head | value_head | _read_value_head(above),
         read_part(parts, "proprio_projector") or folder.proprio,
         _read_action_head(above, parts) or folder.action_head,
-        Adapters(config, {**matrices, **(film_adapters.matrices if film_adapters else {})}),
+        Adapters(config, matrices | (film_adapters.matrices if film_adapters else {})),
         film_file or folder.film_file,
         path,
         above != path,

@@ -34,11 +34,8 @@ def divide(folder: PublishedFolder, architecture: Architecture) -> tuple[Publish
     if folder.adapter_folder is None or folder.adapters is None:
         return folder, {}
     matrices = {name: pair for name, pair in folder.adapters.matrices.items() if len(pair[0].shape) == 2}
-    trained = {
-        ours: (source, matrices[source.name])
-        for ours, source in sources(architecture).items()
-        if source.name in matrices
-    }
+    ours = sources(architecture).items()
+    trained = {weight: (source, matrices[source.name]) for weight, source in ours if source.name in matrices}
     names = {source.name for source, _ in trained.values()}
     merged = {name: pair for name, pair in folder.adapters.matrices.items() if name not in names}
     return replace(folder, adapters=Adapters(folder.adapters.config, merged)), trained
@@ -47,11 +44,11 @@ def divide(folder: PublishedFolder, architecture: Architecture) -> tuple[Publish
 def contradictions(folder: PublishedFolder, architecture: Architecture, lora: LoraConfig) -> list[str]:
     """What ``policy.lora`` says otherwise than the adapters of ``folder`` that would be trained."""
     found: dict[str, set[Any]] = {"rank": set(), "alpha": set(), "targets": set()}
-    trained = divide(folder, architecture)[1]
+    config, trained = folder.adapters.config if folder.adapters else {}, divide(folder, architecture)[1]
+    least = min((a.shape[0] for _, (a, _) in trained.values()), default=0)
     for ours, (source, (a, _)) in trained.items():
-        assert folder.adapters is not None
-        rank, scale = a.shape[0], scaling(folder.adapters.config, source.name, a.shape[0])
-        rank //= len(FUSED) if source.pick in FUSED and rank == len(FUSED) * lora.rank else 1
+        rank, scale = a.shape[0], scaling(config, source.name, a.shape[0])
+        rank = least if source.pick in FUSED and rank == len(FUSED) * least else rank  # see ``_part``
         found["rank"].add(rank)
         found["alpha"].add(round(scale * rank, 6))
         found["targets"] |= {target for target, parts in LORA_PARTS.items() if ours.partition(".")[0] in parts}
@@ -97,8 +94,6 @@ def _part(source: Source, a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tens
         return a, rows
     columns = rows.chunk(parts, dim=1)  # written by ``vla-rl export``: B is diagonal
     if any(columns[other].any() for other in range(parts) if other != number):
-        raise UserError(
-            f"the adapter of {source.name} has rank {len(a)}, and policy.lora.rank={rank}: its query, key and value "
-            "cannot be taken apart; merge it by vla-rl export"
-        )
+        text = "query, key and value of one adapter cannot be taken apart; merge it by vla-rl export"
+        raise UserError(f"{source.name}: rank {len(a)}, and policy.lora.rank={rank}: {text}")
     return a.chunk(parts)[number], columns[number]

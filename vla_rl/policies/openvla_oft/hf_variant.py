@@ -58,8 +58,7 @@ def _complete(variant: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decoding(folder: PublishedFolder, parallel: bool) -> dict[str, Any]:
-    """By the class that saved the weights, else by the files that only OpenVLA-OFT has (``parallel``), else by the code
-    beside the weights; empty if none is known."""
+    """By the class that saved the weights, by OpenVLA-OFT's files (``parallel``), by the code; empty if none tells."""
     for name in folder.config.get("architectures") or ():
         if name in _BY_CLASS:
             return _BY_CLASS[name]

@@ -46,13 +46,13 @@ class WeightReader:
         return (tensor.float() + delta).to(dtype)
 
     def read(self, stored: Stored) -> Tensor:
-        if stored.file.suffix in PICKLED:
-            if stored.file not in self._files:
-                self._files[stored.file] = read_pickled(stored.file)
-            return self._files[stored.file][stored.key].to(self._device, copy=True)
-        if stored.file not in self._files:
-            self._files[stored.file] = safe_open(stored.file, framework="pt", device=self._device)
-        return self._files[stored.file].get_tensor(stored.key)
+        if (opened := self._files.get(stored.file)) is None:
+            pickled = stored.file.suffix in PICKLED
+            opened = read_pickled(stored.file) if pickled else safe_open(stored.file, "pt", device=self._device)
+            self._files[stored.file] = opened
+        if isinstance(opened, dict):
+            return opened[stored.key].contiguous().to(self._device, copy=True)
+        return opened.get_tensor(stored.key)
 
 
 def to_ours(arch: Architecture, weight: Callable[[str], Tensor]) -> dict[str, Tensor]:

@@ -28,7 +28,9 @@ def check_policy(config: Pi0Config, spec: EnvSpec) -> None:
     """See ``vla_rl.policies.build.check_policy``."""
     if config.checkpoint is None:
         return
-    from vla_rl.policies.pi0.checkpoint import read_prompts, read_settings
+    from tokenizers import Tokenizer
+
+    from vla_rl.policies.pi0.checkpoint import TOKENIZER, checkpoint_file, read_settings
 
     found = read_settings(config.checkpoint)
     wanted = {
@@ -46,8 +48,9 @@ def check_policy(config: Pi0Config, spec: EnvSpec) -> None:
         problems.append(f"it denoises {found['horizon']} actions at once (lower policy.chunk_size={config.chunk_size})")
     if problems:
         raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
-    inputs, tokenizer = read_prompts(Path(config.checkpoint))
+    inputs = found["inputs"]
     if inputs.longest is not None:
+        tokenizer = Tokenizer.from_file(str(checkpoint_file(Path(config.checkpoint), TOKENIZER)))
         prompts = {text: inputs.prompt_ids(tokenizer, text) for text in spec.instructions}
         check_cut_prompts(prompts, inputs.longest, config.checkpoint)
 

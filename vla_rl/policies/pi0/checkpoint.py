@@ -33,8 +33,6 @@ from vla_rl.policies.pi0.published import read_weights as published_weights
 from vla_rl.policies.pi0.statistics import Statistics
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from vla_rl.policies.pi0.model import Pi0
 
 FORMAT, FORMAT_VERSION = "vla_rl pi0", 1
@@ -64,16 +62,21 @@ def save_policy(policy: "Pi0", folder: str | Path, metadata: Mapping[str, Any]) 
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
-    """views, proprio_dim, horizon and padded_dim of a checkpoint. Does not build the model. Raises CheckpointError."""
+    """views, proprio_dim, horizon, padded_dim and inputs (its ``InputFormat``) of a checkpoint; builds no model.
+
+    Raises CheckpointError.
+    """
     if is_published(folder):
         found = open_published(Path(folder))
-        model, views, proprio_dim = found.settings, found.views, found.state_dim
+        model, views, proprio_dim, inputs = found.settings, found.views, found.state_dim, found.input_format
     else:
         content = _read_architecture(Path(folder))
         _, proprio = _read_statistics(Path(folder))
         model, views, proprio_dim = model_settings_of(folder), content["views"], len(proprio.mean) if proprio else 0
+        with naming(Path(folder) / ARCHITECTURE):
+            inputs = InputFormat(**content.get("inputs", {}))
     sizes = {"horizon": model["chunk_size"], "padded_dim": model["max_action_dim"]}
-    return sizes | {"views": views, "proprio_dim": proprio_dim}
+    return sizes | {"views": views, "proprio_dim": proprio_dim, "inputs": inputs}
 
 
 def model_settings_of(folder: str | Path) -> dict[str, Any]:
@@ -82,18 +85,6 @@ def model_settings_of(folder: str | Path) -> dict[str, Any]:
         return open_published(Path(folder)).settings
     with naming(Path(folder) / ARCHITECTURE):
         return LENGTHS | _read_architecture(Path(folder))["model"]
-
-
-def read_prompts(folder: Path) -> "tuple[InputFormat, Tokenizer]":
-    """How instructions become tokens. Raises CheckpointError."""
-    from tokenizers import Tokenizer
-
-    if is_published(folder):
-        input_format = open_published(folder).input_format
-    else:
-        with naming(folder / ARCHITECTURE):
-            input_format = InputFormat(**_read_architecture(folder).get("inputs", {}))
-    return input_format, Tokenizer.from_str(checkpoint_file(folder, TOKENIZER).read_text(encoding="utf-8"))
 
 
 def is_pi0(folder: Path) -> bool:
@@ -122,23 +113,21 @@ def load_policy(config: Pi0Config, seed: int = 0, space: ActionSpace | None = No
     Raises CheckpointError.
     """
     import torch
+    from tokenizers import Tokenizer
     from transformers import PI0Config
 
     from vla_rl.policies.pi0.model import Pi0
 
     assert config.checkpoint is not None
     folder, published = Path(config.checkpoint), is_published(config.checkpoint)
-    if published:
-        found = open_published(folder)
-        views, (actions, proprio) = found.views, published_statistics(folder, space)
-    else:
-        views, (actions, proprio) = read_settings(folder)["views"], _read_statistics(folder)
+    actions, proprio = published_statistics(folder, space) if published else _read_statistics(folder)
+    settings = read_settings(folder)
     with naming(folder):
         model_config = PI0Config(**model_settings_of(folder))
-    input_format, tokenizer = read_prompts(folder)
+    tokenizer = Tokenizer.from_str(checkpoint_file(folder, TOKENIZER).read_text(encoding="utf-8"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        policy = Pi0(config, model_config, tokenizer, actions, proprio, views, input_format)
+        policy = Pi0(config, model_config, tokenizer, actions, proprio, settings["views"], settings["inputs"])
     expected = policy.state_dict()
     if published:
         weights = published_weights(folder, expected)

@@ -92,9 +92,12 @@ def rlinf(folder: Path, seed: int = 0) -> Path:
     return write_folder(folder, twin(seed), shards=2, statistics=FINE_TUNE, extra=head, code=None, config=config)
 
 
-def openvla_oft_unmerged(folder: Path, base: Path, seed: int = 0) -> Path:
-    """What OpenVLA-OFT's training saves for each step: the adapters in a folder below, all else by ``torch.save``."""
-    adapters(folder / "lora_adapter", base, seed)
+def openvla_oft_unmerged(folder: Path, seed: int = 0) -> Path:
+    """What OpenVLA-OFT's training saves of a step: adapters in a folder below, all else by ``torch.save``.
+
+    Their base, an OpenVLA, lies in the folder ``base``.
+    """
+    adapters(folder / "lora_adapter", openvla(folder / "base", seed), seed, base_name="../base")
     (folder / "dataset_statistics.json").write_text(json.dumps(FINE_TUNE))
     torch.save(proprio_projector(seed), folder / "proprio_projector--150000_checkpoint.pt")
     head = {f"module.{name}": tensor for name, tensor in l1_head(seed).state_dict().items()}
@@ -107,6 +110,7 @@ LAYOUTS: dict[str, Callable[[Path, int], Path]] = {
     "openvla-oft": openvla_oft,
     "openvla-oft-l1": openvla_oft_l1,
     "openvla-oft-film": openvla_oft_film,
+    "openvla-oft-unmerged": openvla_oft_unmerged,
     "simplevla-rl": simplevla_rl,
     "rl4vla": rl4vla,
     "rl4vla-lora": rl4vla_lora,

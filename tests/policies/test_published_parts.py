@@ -63,8 +63,7 @@ def adapted(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unmerged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("oft")
-    return openvla_oft_unmerged(folder / "run--150000_chkpt", write_folder(folder / "7b", twin(), code=OPENVLA_CODE))
+    return openvla_oft_unmerged(tmp_path_factory.mktemp("oft") / "run--150000_chkpt")
 
 
 def build(folder: Path, spec: EnvSpec = SPEC, dtype: torch.dtype | None = torch.float32, **settings: Any) -> OpenVLA:

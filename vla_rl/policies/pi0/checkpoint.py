@@ -62,10 +62,7 @@ def save_policy(policy: "Pi0", folder: str | Path, metadata: Mapping[str, Any]) 
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
-    """views, proprio_dim, horizon, padded_dim and inputs (its ``InputFormat``) of a checkpoint; builds no model.
-
-    Raises CheckpointError.
-    """
+    """views, proprio_dim, horizon, padded_dim and inputs of a checkpoint; builds no model. Raises CheckpointError."""
     if is_published(folder):
         found = open_published(Path(folder))
         model, views, proprio_dim, inputs = found.settings, found.views, found.state_dim, found.input_format

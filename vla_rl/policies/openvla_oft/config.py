@@ -154,6 +154,5 @@ class OpenVLAOFTConfig(PolicyConfigBase):
 
     @property
     def holds_reference(self) -> bool:
-        if self.lora is None or not self.discrete:
-            return False  # weights, or a regression head, are trained in full
-        return self.checkpoint is None or not has_adapters(self.checkpoint)
+        goes_on = self.checkpoint is not None and has_adapters(self.checkpoint)
+        return self.freezes_weights and self.discrete and not goes_on  # a regression head is trained in full

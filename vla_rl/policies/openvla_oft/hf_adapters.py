@@ -15,7 +15,6 @@ from vla_rl.policies.openvla_oft.hf_files import Stored, read_headers, read_part
 from vla_rl.policies.openvla_oft.hf_names import EMBEDDING, LM_HEAD, VALUE_HEAD, canonical
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PICKLED_WEIGHTS = "adapter_model.bin"  # of older versions of peft
 ADAPTER_PREFIX = "base_model.model."
 _PLAIN_LORA = {"peft_type": "LORA", "use_dora": False, "bias": "none", "lora_bias": False, "fan_in_fan_out": False}
 _MATRIX = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[AB])(\.default)?\.weight")
@@ -56,7 +55,7 @@ def scaling(config: Mapping[str, Any], name: str, rank: int) -> float:
 
 def sort_adapters(path: Path) -> tuple[Pairs, dict[str, Stored], dict[str, Stored]]:
     """Matrices by the name of their weight, value head, and the embeddings that peft saves whole with its adapters."""
-    file = next((path / name for name in (ADAPTER_WEIGHTS, _PICKLED_WEIGHTS) if (path / name).is_file()), None)
+    file = next((path / name for name in (ADAPTER_WEIGHTS, "adapter_model.bin") if (path / name).is_file()), None)
     if file is None:
         raise UserError(f"{path / ADAPTER_WEIGHTS} is missing; copy the adapters again")
     stored = read_headers(file).items()

@@ -82,7 +82,7 @@ def read_weights(path: Path) -> dict[str, Stored]:
 def find_parts(path: Path) -> dict[str, Path]:
     """The parts that OpenVLA-OFT saves apart, ``NAME--STEP_checkpoint.pt`` (or converted to safetensors), by name.
 
-    All are of the newest step. Raises UserError if no step is the newest of every part, and for unknown parts.
+    All are of the step with the highest number. Raises UserError if some part has another one, and for unknown parts.
     """
     steps: dict[str, dict[str, Path]] = {}
     for file in sorted(path.glob("*")):  # a converted file comes after its original
@@ -90,14 +90,11 @@ def find_parts(path: Path) -> dict[str, Path]:
         if match is not None and file.suffix in (*PICKLED, ".safetensors"):
             steps.setdefault(match[2], {})[match[1]] = file
     parts = steps[max(steps, key=lambda step: (len(step), step))] if steps else {}
-    # a step is --NUMBER_checkpoint; --latest_checkpoint, or none, may be any
     unclear = [step for step in steps if not step[2:-11].isdecimal() or steps[step].keys() - parts.keys()]
     if len(steps) > 1 and unclear:
         files = sorted(file.name for found in steps.values() for file in found.values())
-        raise UserError(
-            f"{path}: parts of several steps, and no step is the newest of all of them: {', '.join(counted(files))}; "
-            "keep those of one step there, and move the others to another folder"
-        )
+        text = "parts of several steps, and no step is the newest of all; keep those of one step there"
+        raise UserError(f"{path}: {text}: {', '.join(counted(files))}")
     for name in parts.keys() - set(_KNOWN_PARTS):
         raise UserError(
             f"{parts[name]}: a part that is not implemented (noisy_action_projector: of a head for diffusion); name a "

@@ -44,7 +44,7 @@ def divide(folder: PublishedFolder, architecture: Architecture) -> tuple[Publish
 def contradictions(folder: PublishedFolder, architecture: Architecture, lora: LoraConfig) -> list[str]:
     """What ``policy.lora`` says otherwise than the adapters of ``folder`` that would be trained."""
     found: dict[str, set[Any]] = {"rank": set(), "alpha": set(), "targets": set()}
-    config, trained = folder.adapters.config if folder.adapters else {}, divide(folder, architecture)[1]
+    config, trained = (folder.adapters.config if folder.adapters else {}), divide(folder, architecture)[1]
     least = min((a.shape[0] for _, (a, _) in trained.values()), default=0)
     for ours, (source, (a, _)) in trained.items():
         rank, scale = a.shape[0], scaling(config, source.name, a.shape[0])

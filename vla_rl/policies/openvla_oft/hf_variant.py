@@ -31,8 +31,8 @@ def read_variant(folder: PublishedFolder, chosen: Mapping[str, Any]) -> dict[str
     written = folder.config.get(_KEY) or {}
     if not isinstance(written, Mapping) or not written.keys() <= set(VARIANT):
         raise UserError(f"{folder.path / 'config.json'}: {_KEY}={written!r}; known: {', '.join(VARIANT)}")
-    parallel = folder.parallel or bool(folder.action_head)
-    variant = _complete(_OFFICIAL_IMAGES | _decoding(folder, parallel) | dict(written) | dict(chosen))
+    decoding = _decoding(folder, folder.parallel or bool(folder.action_head))
+    variant = _complete(_OFFICIAL_IMAGES | decoding | dict(written) | dict(chosen))
     if "decoding" not in variant:
         raise UserError(
             f"policy.decoding=null: nothing in {folder.path} says how its actions are decoded; set "

@@ -62,6 +62,7 @@ DECODING = {
     "openvla-oft": ("parallel", True),
     "openvla-oft-l1": ("parallel", True),
     "openvla-oft-film": ("parallel", True),
+    "openvla-oft-unmerged": ("parallel", True),
     "simplevla-rl": ("parallel", True),
     "rl4vla": ("autoregressive", False),
     "rl4vla-lora": ("autoregressive", False),

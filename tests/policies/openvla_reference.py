@@ -403,7 +403,7 @@ def read_folder(folder: Path) -> ReferenceOpenVLA:
     """The model of a folder of ``write_folder``, by its config.json; every tensor but a value head's must fit."""
     config = json.loads((folder / "config.json").read_text())
     text = {name: value for name, value in config["text_config"].items() if name not in ("model_type", "torch_dtype")}
-    towers = list(folder.glob("vision_backbone--*.safetensors"))
+    towers = list(folder.glob("vision_backbone*.safetensors"))
     model = ReferenceOpenVLA(size=config["image_sizes"][0], film=bool(towers), **text).eval()
     tensors: dict[str, Tensor] = {}
     for file in folder.glob("model*.safetensors"):

@@ -5,6 +5,7 @@ Each function writes a folder and returns it. ``LAYOUTS`` has them by name, for 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -91,11 +92,25 @@ def rlinf(folder: Path, seed: int = 0) -> Path:
     return write_folder(folder, twin(seed), shards=2, statistics=FINE_TUNE, extra=head, code=None, config=config)
 
 
+def openvla_oft_unmerged(folder: Path, seed: int = 0) -> Path:
+    """What OpenVLA-OFT's training saves of a step: adapters in a folder below, all else by ``torch.save``.
+
+    Their base, an OpenVLA, lies in the folder ``base``.
+    """
+    adapters(folder / "lora_adapter", openvla(folder / "base", seed), seed, base_name="../base")
+    (folder / "dataset_statistics.json").write_text(json.dumps(FINE_TUNE))
+    torch.save(proprio_projector(seed), folder / "proprio_projector--150000_checkpoint.pt")
+    head = {f"module.{name}": tensor for name, tensor in l1_head(seed).state_dict().items()}
+    torch.save(head, folder / "action_head--150000_checkpoint.pt")
+    return folder
+
+
 LAYOUTS: dict[str, Callable[[Path, int], Path]] = {
     "openvla": openvla,
     "openvla-oft": openvla_oft,
     "openvla-oft-l1": openvla_oft_l1,
     "openvla-oft-film": openvla_oft_film,
+    "openvla-oft-unmerged": openvla_oft_unmerged,
     "simplevla-rl": simplevla_rl,
     "rl4vla": rl4vla,
     "rl4vla-lora": rl4vla_lora,
@@ -140,12 +155,14 @@ def proprio_projector(seed: int = 3) -> dict[str, Tensor]:
     return {f"module.{name}": tensor for name, tensor in _random(shapes, seed).items()}
 
 
-def adapters(folder: Path, base: Path, seed: int = 0, base_name: str | None = None) -> dict[str, Tensor]:
+def adapters(
+    folder: Path, base: Path, seed: int = 0, base_name: str | None = None, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     """Write adapters of peft for RL4VLA's layers of ``twin(seed)``, which ``base`` has; returns the merged weights."""
     import peft
 
     config = peft.LoraConfig(r=4, lora_alpha=2, target_modules=LORA_LAYERS, init_lora_weights="gaussian")
-    model: Any = peft.get_peft_model(twin(seed), config)  # type: ignore[arg-type]
+    model: Any = peft.get_peft_model(twin(seed).to(dtype), config)  # type: ignore[arg-type]
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.1)

@@ -294,7 +294,7 @@ def test_what_does_not_fit_is_said(folder: Path, tmp_path: Path) -> None:
         wrong = config(checkpoint, head="tokens", decoding="autoregressive")
         with pytest.raises(UserError, match=r"head='l1' reads a whole chunk: decoding='autoregressive'"):
             check_policy(wrong, SPEC)
-    file = tmp_path / "tokens/action_head--1_checkpoint.safetensors"
+    file = tmp_path / "tokens/action_head--150000_checkpoint.safetensors"
     head = l1_head().state_dict()
     save_file({name: tensor for name, tensor in head.items() if name != "model.fc2.bias"}, file)
     with pytest.raises(UserError, match=r"action_head\.fc2\.bias is missing"):

@@ -126,7 +126,7 @@ def make_small(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> LeRo
 @needs_lerobot
 @pytest.mark.parametrize("kind", ["smolvla", "pi0", "pi05"])
 def test_a_flow_policy_is_denoised_rated_trained_and_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     import torch
     from safetensors.torch import load_file
@@ -187,6 +187,11 @@ def test_a_flow_policy_is_denoised_rated_trained_and_saved(
     assert all(name.startswith("value_head.") for name in heads)
     half = build.build_policy(config, SPEC, 0, dtype=torch.bfloat16)
     half.set_instructions(SPEC.instructions)
+    assert "tokens of an instruction" not in caplog.text
+    with pytest.raises(
+        UserError, match=r"reads \d+ tokens of an instruction, by which it cannot tell .* red' from .* blue'"
+    ):
+        half.set_instructions(["move " * 60 + color for color in ("red", "blue")])
     sampled = half.act(seen, draws, torch.zeros(3, dtype=torch.bool), 0.7)
     torch.testing.assert_close(half(seen, sampled.record, 0.7).logprobs, sampled.logprobs, atol=1e-3, rtol=1e-4)
 

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tests.policies import pi0_twin as twin
 from vla_rl.commands.cli import main
 from vla_rl.core.actions import assumed
+from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.checkpoint_folder import CheckpointError
 from vla_rl.policies.base.policy import PolicyInput
@@ -100,6 +101,22 @@ def test_its_config_says_whether_all_is_trained(
     found = {weight.requires_grad for weight in policy.model.model.vlm.vision_tower.parameters()}
     assert found == {trained}
     assert policy.model.action_out_proj.weight.requires_grad
+
+
+def test_instructions_that_a_cut_makes_equal_are_refused(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    about = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(about | {"tokenizer_max_length": 4}))
+    equal = dataclasses.replace(SPEC, instructions=("pick up the bowl", "open the bowl", "pick up the drawer"))
+    expected = r"reads 4 tokens of an instruction, .* cannot tell 'pick up the bowl' from 'pick up the drawer'"
+    with pytest.raises(UserError, match=expected):
+        check_policy(config(copy), equal)
+    check_policy(config(folder), equal)
+    assert not caplog.records
+    check_policy(config(copy), SPEC)
+    assert "and not what follows in 'pick up the bowl', 'open the drawer'" in caplog.text
 
 
 def test_it_is_trained_and_saved(folder: Path, tmp_path: Path) -> None:

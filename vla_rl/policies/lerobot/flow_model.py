@@ -23,6 +23,7 @@ from vla_rl.core.records import Array
 from vla_rl.policies.base.checkpoint_folder import WEIGHTS, Tensors, write_checkpoint
 from vla_rl.policies.base.flow_policy import FlowPolicy, FlowPrefix
 from vla_rl.policies.base.policy import PolicyInput
+from vla_rl.policies.base.prompts import check_cut_prompts
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.lerobot.model import as_batch, cameras_of, open_checkpoint
 
@@ -78,6 +79,10 @@ class LeRobotFlow(FlowPolicy):
     def set_instructions(self, instructions: Sequence[str]) -> None:
         if not instructions:
             raise ValueError("a policy needs at least one instruction")
+        seen = self._before({_STATE: torch.zeros(len(instructions), self._state_dim), "task": list(instructions)})
+        rows = zip(instructions, seen[_TOKENS], seen[_TOKENS_KEPT].bool(), strict=True)
+        prompts = {text: ids[kept].tolist() for text, ids, kept in rows}
+        check_cut_prompts(prompts, self.model.config.tokenizer_max_length, str(self._folder))
         self.instructions = tuple(instructions)
 
     def set_statistics(self, *_: Any) -> NoReturn:

@@ -18,6 +18,7 @@ from vla_rl.policies.openvla_oft.architecture import PRESETS, Architecture
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 from vla_rl.policies.openvla_oft.hf_architecture import describe_published
 from vla_rl.policies.openvla_oft.hf_folder import is_published, open_published
+from vla_rl.policies.openvla_oft.hf_lora import contradictions, divide, fill_adapters
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +59,8 @@ def check_policy(config: OpenVLAOFTConfig, spec: EnvSpec) -> None:
     elif (learned := _published_chunk(config, architecture) or config.chunk_size) < config.chunk_size:
         text = "policy.checkpoint=%s learned chunks of %d, and policy.chunk_size=%d"
         logger.warning(text, config.checkpoint, learned, config.chunk_size)
+    if is_published(config.checkpoint) and config.lora is not None:
+        problems += contradictions(open_published(config.checkpoint), architecture, config.lora)
     if is_published(config.checkpoint) and architecture.head == "l1" and architecture.views == 1:
         if not problems:
             logger.warning("policy.checkpoint=%s: %s", config.checkpoint, _VIEWS_UNKNOWN)
@@ -92,7 +95,8 @@ def build_policy(
 ) -> OpenVLA:
     """Load the checkpoint's policy, or make one with random weights drawn by ``seed``. With lora, add adapters.
 
-    New adapters do not change the outputs. For the arguments see ``vla_rl.policies.build``. Raises UserError.
+    New adapters do not change the outputs; those of the checkpoint's folder go on. For the arguments see
+    ``vla_rl.policies.build``. Raises UserError.
     """
     make = _random_policy if config.checkpoint is None else _load
     policy = make(config, spec, seed, device, dtype)
@@ -102,6 +106,8 @@ def build_policy(
         from vla_rl.policies.openvla_oft.lora import MergedAdapters, add_adapters
 
         add_adapters(policy, config.lora, seed)
+        if config.checkpoint is not None and is_published(config.checkpoint):
+            fill_adapters(policy, open_published(config.checkpoint))
         if config.lora.merge_to_act:
             policy.merge_to_act = MergedAdapters(policy.adapted)
     return policy
@@ -163,8 +169,9 @@ def _load(config: OpenVLAOFTConfig, spec: EnvSpec, seed: int, device: str, dtype
 
         host = "cpu" if device == "meta" else device  # weights that another's replace
         folder, run = open_published(config.checkpoint), _of_the_run(config, spec)
-        policy = load_published(folder, **run, noise_scale=config.noise_scale, seed=seed, device=host)
-        return policy if dtype is None else policy.to(dtype)
+        if config.lora is not None:
+            folder, _ = divide(folder, _read_architecture(config, spec))
+        return load_published(folder, **run, noise_scale=config.noise_scale, seed=seed, device=host, dtype=dtype)
     from vla_rl.policies.openvla_oft.checkpoint import load_policy
 
     return load_policy(config.checkpoint, device, dtype, config.variant)

@@ -8,7 +8,14 @@ from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
 from vla_rl.core.schema import INPUT_PATH, ConfigGroup, Positive, PositiveFloat
 from vla_rl.policies.base.config import PolicyConfigBase
 from vla_rl.policies.openvla_oft.architecture import VARIANT, DecodingName, HeadName, Resize, Rounding
-from vla_rl.policies.openvla_oft.hf_folder import head_of
+from vla_rl.policies.openvla_oft.hf_folder import has_adapters, head_of
+
+LORA_PARTS = {
+    "vision": ("dino", "siglip"),
+    "projector": ("projector", "proprio_projector"),
+    "language_model": ("language_model",),
+    "lm_head": ("lm_head",),
+}  # by target
 
 
 class LoraConfig(ConfigGroup):
@@ -91,7 +98,9 @@ class OpenVLAOFTConfig(PolicyConfigBase):
     )
     size: Literal["nano", "tiny", "7b"] = Field("tiny", description="Architecture of a policy with random weights.")
     lora: LoraConfig | None = Field(
-        None, description="Train low-rank adapters and freeze the other weights; null: train all weights."
+        None,
+        description="Train low-rank adapters (those of the checkpoint, if it is a folder of adapters) and freeze the "
+        "other weights; null: train all weights.",
     )
     fp32_head: bool = Field(
         False,
@@ -145,4 +154,5 @@ class OpenVLAOFTConfig(PolicyConfigBase):
 
     @property
     def holds_reference(self) -> bool:
-        return self.freezes_weights and self.discrete  # a regression head is trained in full
+        goes_on = self.checkpoint is not None and has_adapters(self.checkpoint)
+        return self.freezes_weights and self.discrete and not goes_on  # a regression head is trained in full

@@ -1,21 +1,23 @@
-"""Reads JSON and the headers of safetensors files of a checkpoint; does not load torch, and never unpickles."""
+"""Reads JSON and what files of weights hold; loads torch only for files of ``torch.save`` (see ``pickled``)."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import UserError
-from vla_rl.policies.openvla_oft.hf_names import Shape
+from vla_rl.policies.openvla_oft.hf_names import Shape, counted
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-CONVERT = "convert it to safetensors (load it with weights_only=True, write it with safetensors.torch.save_file)"
-_PICKLED = (".bin", ".pt", ".pth")
+PICKLED = (".bin", ".pt", ".pth")
+_KNOWN_PARTS = "action_head", "proprio_projector", "vision_backbone"
+_PART = re.compile(rf"({'|'.join(_KNOWN_PARTS)}|.+(?=--\w+_checkpoint$))(.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor in a safetensors file."""
+    """A tensor in a file of safetensors or ``torch.save``."""
 
     file: Path
     key: str
@@ -48,14 +50,18 @@ def weight_files(path: Path) -> list[str]:
         return names
     if (path / WEIGHTS).is_file():
         return [WEIGHTS]
-    pickled = sorted(file.name for file in path.glob("*") if file.suffix in _PICKLED)
-    if pickled:
-        raise UserError(f"{path / pickled[0]}: pickled weights are not read, they can run any code; {CONVERT}")
-    raise UserError(f"{path}: neither {WEIGHTS} nor {INDEX} is there; copy the checkpoint again")
+    raise UserError(
+        f"{path}: neither {WEIGHTS} nor {INDEX} is there; copy the checkpoint again, or convert its pytorch_model*.bin "
+        "to safetensors (torch.load(weights_only=True), safetensors.torch.save_file)"
+    )
 
 
 def read_headers(file: Path) -> dict[str, Stored]:
-    """All tensors of a safetensors file. Raises UserError if it is damaged."""
+    """All tensors of a file of weights. Raises UserError if it is damaged, or rejected by ``read_pickled``."""
+    if file.suffix in PICKLED:
+        from vla_rl.policies.openvla_oft.pickled import read_pickled
+
+        return {key: Stored(file, key, tuple(tensor.shape)) for key, tensor in read_pickled(file).items()}
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -73,15 +79,31 @@ def read_weights(path: Path) -> dict[str, Stored]:
     return {key: stored for name in weight_files(path) for key, stored in read_headers(path / name).items()}
 
 
-def read_part(path: Path, name: str) -> dict[str, Stored]:
-    """A part that OpenVLA-OFT saves apart, ``NAME--STEP_checkpoint.pt``, converted to safetensors.
+def find_parts(path: Path) -> dict[str, Path]:
+    """The parts that OpenVLA-OFT saves apart, ``NAME--STEP_checkpoint.pt`` (or converted to safetensors), by name.
 
-    Empty without it. Raises UserError if it was not converted.
+    All are of the step with the highest number. Raises UserError if some part has another one, and for unknown parts.
     """
-    found = sorted(file for file in path.glob(f"{name}*") if file.suffix in (*_PICKLED, ".safetensors"))
-    if not found:
-        return {}
-    converted = [file for file in found if file.suffix == ".safetensors"]
-    if not converted:
-        raise UserError(f"{found[0]}: pickled weights are not read, they can run any code; {CONVERT}")
-    return {key.removeprefix("module."): stored for key, stored in read_headers(converted[-1]).items()}
+    steps: dict[str, dict[str, Path]] = {}
+    for file in sorted(path.glob("*")):  # a converted file comes after its original
+        match = _PART.fullmatch(file.stem)
+        if match is not None and file.suffix in (*PICKLED, ".safetensors"):
+            steps.setdefault(match[2], {})[match[1]] = file
+    parts = steps[max(steps, key=lambda step: (len(step), step))] if steps else {}
+    unclear = [step for step in steps if not step[2:-11].isdecimal() or steps[step].keys() - parts.keys()]
+    if len(steps) > 1 and unclear:
+        files = sorted(file.name for found in steps.values() for file in found.values())
+        text = "parts of several steps, and no step is the newest of all; keep those of one step there"
+        raise UserError(f"{path}: {text}: {', '.join(counted(files))}")
+    for name in parts.keys() - set(_KNOWN_PARTS):
+        raise UserError(
+            f"{parts[name]}: a part that is not implemented (noisy_action_projector: of a head for diffusion); name a "
+            "checkpoint with discrete tokens or with L1 regression"
+        )
+    return parts
+
+
+def read_part(parts: dict[str, Path], name: str) -> dict[str, Stored]:
+    """The tensors of one of ``find_parts``, without the prefix of a distributed run; empty without it."""
+    stored = read_headers(parts[name]) if name in parts else {}
+    return {key.removeprefix("module."): tensor for key, tensor in stored.items()}

@@ -35,8 +35,9 @@ def load_published(
     noise_scale: float = NOISE_SCALE,
     seed: int = 0,
     device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
 ) -> OpenVLA:
-    """Load a policy in the dtype of its weights, with adapters merged into them.
+    """Load a policy in ``dtype`` (None: that of its weights), with adapters merged into them before rounding.
 
     Args:
         views, chunk_size: of the run, because the weights are the same for any number.
@@ -54,9 +55,9 @@ def load_published(
     text = (folder.path / TOKENIZER).read_text(encoding="utf-8")
     tokenizer = PromptTokenizer.from_json(text, architecture)
     policy = blank_policy(architecture, ActionCodec(actions), tokenizer, proprio)
-    reader = WeightReader(folder, device)
+    reader = WeightReader(folder, device, dtype)
     state = to_ours(architecture, reader.weight)
-    dtype = reduce(torch.promote_types, {tensor.dtype for tensor in state.values()})
+    dtype = dtype or reduce(torch.promote_types, {tensor.dtype for tensor in state.values()})
     state |= {f"proprio_projector.{name}": reader.read(stored) for name, stored in folder.proprio.items()}
     state |= _action_head(folder, architecture, reader, noise_scale)
     state |= _value_head(folder, architecture, reader, seed)

@@ -1,5 +1,6 @@
 """Chooses the data set whose statistics a checkpoint in the published layout un-normalizes its actions with."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,12 +8,13 @@ from vla_rl.core.errors import UserError
 from vla_rl.policies.openvla_oft.action_codec import Bounds
 
 _FILTERED = "_no_noops"  # OpenVLA's LIBERO data sets without the steps that do nothing
+_SUITE = re.compile(r"(libero_(?:spatial|object|goal|10|90))(?![a-z0-9])")
 
 
 def choose_unnorm_key(statistics: Mapping[str, Any], wanted: str | None, suite: str) -> str:
-    """``policy.unnorm_key``, else the data set of the simulator's suite, else the only one there is.
+    """``policy.unnorm_key``, else the data set of the simulator's suite, else the only one if it is of no other suite.
 
-    Raises UserError, which lists the data sets.
+    ``suite``: empty for a simulator without any. Raises UserError, which lists the data sets.
     """
     names = f"; found: {', '.join(sorted(statistics))}" if statistics else ""
     if not statistics:
@@ -25,7 +27,14 @@ def choose_unnorm_key(statistics: Mapping[str, Any], wanted: str | None, suite: 
         if suite and name in statistics:
             return name
     if len(statistics) == 1:
-        return next(iter(statistics))
+        (name,) = statistics
+        other = _SUITE.match(name)
+        if other is None or not suite or suite == other[1]:
+            return name
+        raise UserError(
+            f"policy.unnorm_key=null: the checkpoint has statistics of {name} only, the run has env.suite={suite}; "
+            f"name a checkpoint of that suite, or choose these statistics by policy.unnorm_key={name}"
+        )
     raise UserError(
         f"policy.unnorm_key=null: the checkpoint has statistics of {len(statistics)} data sets; name one{names}"
     )

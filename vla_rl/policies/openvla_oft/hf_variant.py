@@ -31,7 +31,8 @@ def read_variant(folder: PublishedFolder, chosen: Mapping[str, Any]) -> dict[str
     written = folder.config.get(_KEY) or {}
     if not isinstance(written, Mapping) or not written.keys() <= set(VARIANT):
         raise UserError(f"{folder.path / 'config.json'}: {_KEY}={written!r}; known: {', '.join(VARIANT)}")
-    variant = _complete(_OFFICIAL_IMAGES | _decoding(folder) | dict(written) | dict(chosen))
+    decoding = _decoding(folder, folder.parallel or bool(folder.action_head))
+    variant = _complete(_OFFICIAL_IMAGES | decoding | dict(written) | dict(chosen))
     if "decoding" not in variant:
         raise UserError(
             f"policy.decoding=null: nothing in {folder.path} says how its actions are decoded; set "
@@ -43,7 +44,7 @@ def read_variant(folder: PublishedFolder, chosen: Mapping[str, Any]) -> dict[str
 
 def config_of(architecture: Architecture, source: PublishedFolder) -> dict[str, Any]:
     """The source's config.json, with what is needed so that its copy is read as a policy of this architecture."""
-    read, differing = _OFFICIAL_IMAGES | _decoding(source), dict[str, Any]()
+    read, differing = _OFFICIAL_IMAGES | _decoding(source, bool(source.action_head)), dict[str, Any]()
     for name in VARIANT:
         value = getattr(architecture, name)
         if _complete(read | differing).get(name) != value:
@@ -56,11 +57,13 @@ def _complete(variant: Mapping[str, Any]) -> dict[str, Any]:
     return {"stop_token": variant.get("decoding") == "parallel", **variant}
 
 
-def _decoding(folder: PublishedFolder) -> dict[str, Any]:
-    """By the class that saved the weights, else by the code beside them; empty if neither is known."""
+def _decoding(folder: PublishedFolder, parallel: bool) -> dict[str, Any]:
+    """By the class that saved the weights, by OpenVLA-OFT's files (``parallel``), by the code; empty if none tells."""
     for name in folder.config.get("architectures") or ():
         if name in _BY_CLASS:
             return _BY_CLASS[name]
+    if parallel:
+        return _PARALLEL
     try:
         code = (folder.path / CODE).read_text(encoding="utf-8", errors="replace")
     except OSError:

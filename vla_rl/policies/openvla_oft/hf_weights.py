@@ -4,8 +4,6 @@ A low-rank adapter of a fused layer, such as ``attn.qkv``, is merged before the 
 share its A, and each has a third of the rows of its B.
 """
 
-import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -17,9 +15,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vla_rl.policies.openvla_oft.architecture import Architecture
-from vla_rl.policies.openvla_oft.hf_files import Stored
+from vla_rl.policies.openvla_oft.hf_adapters import scaling
+from vla_rl.policies.openvla_oft.hf_files import PICKLED, Stored
 from vla_rl.policies.openvla_oft.hf_folder import PublishedFolder
 from vla_rl.policies.openvla_oft.hf_names import FUSED, Pick, sources
+from vla_rl.policies.openvla_oft.pickled import read_pickled
 
 _CLASS, _POSITIONS = "dino.embeddings.cls_token", "dino.embeddings.position_embeddings"
 
@@ -27,35 +27,32 @@ _CLASS, _POSITIONS = "dino.embeddings.cls_token", "dino.embeddings.position_embe
 class WeightReader:
     """Reads single tensors; each file is opened once."""
 
-    def __init__(self, folder: PublishedFolder, device: str | torch.device = "cpu") -> None:
-        self._folder, self._device = folder, str(device)
+    def __init__(
+        self, folder: PublishedFolder, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+    ) -> None:
+        """``dtype``: of ``weight``; None for that in which each is stored."""
+        self._folder, self._device, self._dtype = folder, str(device), dtype
         self._files: dict[Path, Any] = {}
 
     def weight(self, name: str) -> Tensor:
-        """A weight by its published name, with the adapter merged into it if it has one."""
+        """A weight by its published name, with the adapter merged into it in float32 if it has one."""
         tensor = self.read(self._folder.weights[name])
+        dtype = self._dtype or tensor.dtype
         adapters = self._folder.adapters
         if adapters is None or name not in adapters.matrices:
-            return tensor
+            return tensor.to(dtype)
         a, b = (self.read(stored).float() for stored in adapters.matrices[name])
         delta = (b.flatten(1) @ a.flatten(1)).view(tensor.shape) * scaling(adapters.config, name, a.shape[0])
-        return (tensor.float() + delta).to(tensor.dtype)
+        return (tensor.float() + delta).to(dtype)
 
     def read(self, stored: Stored) -> Tensor:
-        if stored.file not in self._files:
-            self._files[stored.file] = safe_open(stored.file, framework="pt", device=self._device)
-        return self._files[stored.file].get_tensor(stored.key)
-
-
-def scaling(config: Mapping[str, Any], name: str, rank: int) -> float:
-    """By which the library peft multiplies B A of the layer with this weight."""
-    layer = name.removesuffix(".weight")
-    alpha = config.get("lora_alpha", 8)
-    for pattern, value in (config.get("alpha_pattern") or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", layer):
-            alpha = value
-            break
-    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+        if (opened := self._files.get(stored.file)) is None:
+            pickled = stored.file.suffix in PICKLED
+            opened = read_pickled(stored.file) if pickled else safe_open(stored.file, "pt", device=self._device)
+            self._files[stored.file] = opened
+        if isinstance(opened, dict):
+            return opened[stored.key].contiguous().to(self._device, copy=True)
+        return opened.get_tensor(stored.key)
 
 
 def to_ours(arch: Architecture, weight: Callable[[str], Tensor]) -> dict[str, Tensor]:

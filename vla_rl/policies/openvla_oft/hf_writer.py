@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from vla_rl.policies.openvla_oft.hf_folder import (
     NOISE_FILE,
     PROPRIO_FILE,
     STATISTICS,
+    TOWERS_FILE,
     VALUE_HEAD_FILE,
     PublishedFolder,
 )
@@ -77,7 +77,7 @@ def write_published(policy: OpenVLA, source: PublishedFolder, output: Path, unno
             if file.is_file() and file.suffix not in _BINARY and file.name not in _OWN_FILES:
                 shutil.copyfile(file, partial / file.name)
         if source.film_file is not None:
-            _write_towers(source.film_file, partial, tensor)
+            _write_towers(source, source.film_file, partial, tensor)
         _write_beside(policy, partial, statistics)
 
 
@@ -96,7 +96,9 @@ def write_adapters(
     """
     _check_source(policy, source)
     if source.adapters is not None:
-        raise UserError(f"{source.path}: the source has adapters itself; write a whole checkpoint instead")
+        raise UserError(
+            f"{source.path}: the source has adapters itself; write a whole checkpoint (--format openvla-oft)"
+        )
     _check_base(policy, source)
     statistics = _statistics(policy, source, unnorm_key)
     matrices, ranks = _join_adapters(policy, adapters)
@@ -166,18 +168,17 @@ def _write_weights(source: Path, output: Path, tensor: Callable[[str], Tensor]) 
         _write_json(output / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
 
 
-def _write_towers(source: Path, output: Path, tensor: Callable[[str], Tensor]) -> None:
+def _write_towers(source: PublishedFolder, file: Path, output: Path, tensor: Callable[[str], Tensor]) -> None:
     """The file of towers with FiLM, with other contents. What its adapters had learned is in the weights: B is 0."""
-    held = {}
-    with safe_open(source, framework="pt") as file:
-        for key in file.keys():  # noqa: SIM118
-            if ".lora_A." in key:
-                held[key] = file.get_tensor(key)
-            elif ".lora_B." in key:
-                held[key] = torch.zeros_like(file.get_tensor(key))
-            else:
-                held[key] = tensor(film_name(key)).contiguous().cpu()
-    save_file(held, output / source.name, {"format": "pt"})
+    held, reader = {}, WeightReader(source)
+    for key, stored in read_headers(file).items():
+        if ".lora_A." in key:
+            held[key] = reader.read(stored)
+        elif ".lora_B." in key:
+            held[key] = torch.zeros_like(reader.read(stored))
+        else:
+            held[key] = tensor(film_name(key)).contiguous().cpu()
+    save_file(held, output / TOWERS_FILE, {"format": "pt"})
 
 
 def _write_beside(policy: OpenVLA, output: Path, statistics: Mapping[str, Any]) -> None:

@@ -12,17 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.policies.openvla_oft.config import LoraConfig
+from vla_rl.policies.openvla_oft.config import LORA_PARTS, LoraConfig
 from vla_rl.policies.openvla_oft.model import ActionHead
 from vla_rl.policies.openvla_oft.trunk import OpenVLA
 
 _ADAPTER = "default"  # peft's name for the first of possibly several
-_PARTS = {
-    "vision": ("dino", "siglip"),
-    "projector": ("projector", "proprio_projector"),
-    "language_model": ("language_model",),
-    "lm_head": ("lm_head",),
-}
 
 
 def add_adapters(policy: OpenVLA, config: LoraConfig, seed: int) -> None:
@@ -33,7 +27,7 @@ def add_adapters(policy: OpenVLA, config: LoraConfig, seed: int) -> None:
     """
     import peft
 
-    parts = {part for target in config.targets for part in _PARTS[target]}
+    parts = {part for target in config.targets for part in LORA_PARTS[target]}
     paths = [
         path for path, layer in policy.named_modules() if isinstance(layer, nn.Linear) and path.split(".")[0] in parts
     ]
@@ -108,8 +102,9 @@ def adapter_alpha(policy: OpenVLA) -> int:
 
 
 def _merged(layer: Any, weight: Tensor) -> Tensor:
-    """W + B A alpha / rank, in the dtype of W; the sum is formed in float32."""
-    return (weight.float() + layer.get_delta_weight(_ADAPTER).float()).to(weight.dtype)
+    """W + B A alpha / rank, in the dtype of W; computed in float32."""
+    a, b = (matrices[_ADAPTER].weight.float() for matrices in (layer.lora_A, layer.lora_B))
+    return (weight.float() + b @ a * layer.scaling[_ADAPTER]).to(weight.dtype)
 
 
 def _on_host(weight: Tensor) -> Tensor:

@@ -79,6 +79,7 @@ class OpenVLA(Policy):
         self.tokenizer = tokenizer
         self.proprio_bounds = proprio
         self.adapted: dict[str, Any] = {}  # layers with an adapter by path, filled by ``add_adapters``
+        self.goes_on = False  # whether adapters began as a checkpoint's: the policy without them is another one
         self.merge_to_act: Callable[[], None] | None = None  # set where ``policy.lora`` asks for it
         self.dino = _build_dino(architecture)
         self.siglip = _build_siglip(architecture)
@@ -141,7 +142,7 @@ class OpenVLA(Policy):
 
     @property
     def has_reference(self) -> bool:
-        return any(not layer.merged for layer in self.adapted.values())
+        return not self.goes_on and any(not layer.merged for layer in self.adapted.values())
 
     @contextmanager
     def reference(self) -> Iterator[None]:

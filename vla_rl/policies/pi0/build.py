@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.export import Export
+from vla_rl.policies.base.prompts import check_cut_prompts
 from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.pi0.architecture import model_settings
 from vla_rl.policies.pi0.config import Pi0Config
@@ -27,7 +28,9 @@ def check_policy(config: Pi0Config, spec: EnvSpec) -> None:
     """See ``vla_rl.policies.build.check_policy``."""
     if config.checkpoint is None:
         return
-    from vla_rl.policies.pi0.checkpoint import read_settings
+    from tokenizers import Tokenizer
+
+    from vla_rl.policies.pi0.checkpoint import TOKENIZER, checkpoint_file, read_settings
 
     found = read_settings(config.checkpoint)
     wanted = {
@@ -45,6 +48,11 @@ def check_policy(config: Pi0Config, spec: EnvSpec) -> None:
         problems.append(f"it denoises {found['horizon']} actions at once (lower policy.chunk_size={config.chunk_size})")
     if problems:
         raise UserError(f"policy.checkpoint={config.checkpoint} does not fit this run: " + "; ".join(problems))
+    inputs = found["inputs"]
+    if inputs.longest is not None:
+        tokenizer = Tokenizer.from_file(str(checkpoint_file(Path(config.checkpoint), TOKENIZER)))
+        prompts = {text: inputs.prompt_ids(tokenizer, text) for text in spec.instructions}
+        check_cut_prompts(prompts, inputs.longest, config.checkpoint)
 
 
 def keys_of_checkpoint(config: Pi0Config, spec: EnvSpec) -> dict[str, Any]:

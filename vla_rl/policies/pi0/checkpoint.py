@@ -62,16 +62,18 @@ def save_policy(policy: "Pi0", folder: str | Path, metadata: Mapping[str, Any]) 
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
-    """views, proprio_dim, horizon and padded_dim of a checkpoint. Does not build the model. Raises CheckpointError."""
+    """views, proprio_dim, horizon, padded_dim and inputs of a checkpoint; builds no model. Raises CheckpointError."""
     if is_published(folder):
         found = open_published(Path(folder))
-        model, views, proprio_dim = found.settings, found.views, found.state_dim
+        model, views, proprio_dim, inputs = found.settings, found.views, found.state_dim, found.input_format
     else:
         content = _read_architecture(Path(folder))
         _, proprio = _read_statistics(Path(folder))
         model, views, proprio_dim = model_settings_of(folder), content["views"], len(proprio.mean) if proprio else 0
+        with naming(Path(folder) / ARCHITECTURE):
+            inputs = InputFormat(**content.get("inputs", {}))
     sizes = {"horizon": model["chunk_size"], "padded_dim": model["max_action_dim"]}
-    return sizes | {"views": views, "proprio_dim": proprio_dim}
+    return sizes | {"views": views, "proprio_dim": proprio_dim, "inputs": inputs}
 
 
 def model_settings_of(folder: str | Path) -> dict[str, Any]:
@@ -115,19 +117,14 @@ def load_policy(config: Pi0Config, seed: int = 0, space: ActionSpace | None = No
 
     assert config.checkpoint is not None
     folder, published = Path(config.checkpoint), is_published(config.checkpoint)
-    if published:
-        found = open_published(folder)
-        views, input_format, (actions, proprio) = found.views, found.input_format, published_statistics(folder, space)
-    else:
-        content, (actions, proprio) = _read_architecture(folder), _read_statistics(folder)
-        with naming(folder / ARCHITECTURE):
-            views, input_format = content["views"], InputFormat(**content.get("inputs", {}))
+    actions, proprio = published_statistics(folder, space) if published else _read_statistics(folder)
+    settings = read_settings(folder)
     with naming(folder):
         model_config = PI0Config(**model_settings_of(folder))
     tokenizer = Tokenizer.from_str(checkpoint_file(folder, TOKENIZER).read_text(encoding="utf-8"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        policy = Pi0(config, model_config, tokenizer, actions, proprio, views, input_format)
+        policy = Pi0(config, model_config, tokenizer, actions, proprio, settings["views"], settings["inputs"])
     expected = policy.state_dict()
     if published:
         weights = published_weights(folder, expected)

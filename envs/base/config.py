@@ -1,8 +1,8 @@
 """Configuration keys that all simulators have."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vla_rl.core.schema import ConfigGroup
 
@@ -23,3 +23,25 @@ class SimulatorConfig(ConfigGroup):
         A simulator without such groups is one by itself.
         """
         return {str(cls.model_fields["name"].default): {}}
+
+
+class DemosConfig(ConfigGroup):
+    """What demonstrations mean, where their files do not say so (docs/demonstrations.md)."""
+
+    gripper: tuple[float, float] | None = Field(
+        None,
+        description="The numbers of an open and of a closed gripper in the data; null: as the files say, else as the "
+        "simulator's data sets have them.",
+    )
+    rotated: bool | None = Field(
+        None,
+        description="Whether images in HDF5 files are rotated by 180 degrees, as robosuite renders them; null: as the "
+        "files say.",
+    )
+    cameras: dict[str, str] = Field({}, description="Cameras in the data by the simulator's views; others go by name.")
+
+    @model_validator(mode="after")
+    def _gripper_moves(self) -> Self:
+        if self.gripper is not None and self.gripper[0] == self.gripper[1]:
+            raise ValueError(f"gripper={list(self.gripper)}: open and closed are the same number")
+        return self

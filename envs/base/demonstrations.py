@@ -20,9 +20,7 @@ open-loop reproduces the ``states`` only of files that were written with noise 0
 """
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -31,25 +29,20 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from envs.base import EnvError, VectorEnv, empty_observation
-from envs.base.demonstration_records import (
-    Demonstration,
-    DemonstrationError,
-    Demonstrations,
-    no_demonstration,
-)
+from envs.base.config import DemosConfig
+from envs.base.demonstration_records import Demonstration, DemonstrationError, Demonstrations, Wanted
+from envs.base.hdf5_reader import SUFFIXES, read_hdf5
 from envs.base.lerobot_reader import is_lerobot_dataset, read_lerobot
-from envs.base.vector_env import resized
 from vla_rl.core.actions import ActionSpace, end_effector
 from vla_rl.core.files import replacing
-from vla_rl.core.records import EpisodeSpec
+from vla_rl.core.records import EnvSpec, EpisodeSpec
 
 VIEW_DATASETS = ("agentview_rgb", "eye_in_hand_rgb")  # the first view, the second view
 NOISE_MEMORY = 0.7  # correlation of the noise between two steps: single kicks would average out within a few steps
 TURN_NOISE = 0.3  # noise on rotations, as a share of the noise on translations
-_NOOP = 1e-4  # OpenVLA's bound on the norm of an arm action that does nothing
-_SCENE_PREFIX = re.compile(r"^[A-Z_]+SCENE\d+_")  # "KITCHEN_SCENE3_": file names of libero_10 and libero_90
 _FORMAT_VERSION = 1
 _ARM = end_effector()
+_AS_STATED = DemosConfig()
 
 
 @runtime_checkable
@@ -186,6 +179,7 @@ def read_demonstrations(
     image_size: int,
     proprio: int,
     actions: ActionSpace = _ARM,
+    conventions: DemosConfig = _AS_STATED,
     drop_noops: bool = False,
 ) -> Demonstrations:
     """Read all demonstrations of the given tasks from all files.
@@ -193,37 +187,35 @@ def read_demonstrations(
     Args:
         paths: HDF5 files, folders of such, and folders of LeRobot data sets.
         instructions: the simulator's; a demonstration's task is the index of its instruction.
-        views: the simulator's; the first two are read from ``VIEW_DATASETS``.
+        views: the simulator's; their cameras are found by name.
         image_size: images of another size are resized.
         proprio: expected width of the proprioception, 0 for none.
         actions: the simulator's.
+        conventions: what the files mean, where they do not say so.
         drop_noops: leave out actions that neither move the arm nor change the gripper, as OpenVLA does. If the expert
             waits for its fingers to close, that also removes the waiting.
 
-    LIBERO's official files store each observation *after* its action; they are realigned here.
-
-    Raises DemonstrationError if a file is missing, damaged, lacks a needed view or proprioception, or holds no
-    demonstration of these tasks.
+    Raises DemonstrationError if a file is missing, damaged, does not fit the simulator, contradicts its conventions, or
+    holds no demonstration of these tasks.
     """
-    known = {instruction: index for index, instruction in enumerate(instructions)}
-    parts: list[Demonstration] = []
-    for path in chain.from_iterable(_files(path) for path in paths):
-        if is_lerobot_dataset(path):
-            if drop_noops:
-                raise DemonstrationError(f"{path}: idle steps can be left out of HDF5 files only")
-            found = read_lerobot(path, known, views, image_size, proprio, actions)
-        else:
-            found = _read_file(path, known, views, image_size, proprio, actions, drop_noops)
-        parts += found
-    if not parts:
-        raise DemonstrationError("no demonstration files were given")
-    lengths = [len(part.actions) for part in parts]
-    return Demonstrations(
-        images=np.concatenate([part.images for part in parts]),
-        proprio=np.concatenate([part.proprio for part in parts]),
-        actions=np.concatenate([part.actions for part in parts]),
-        task=np.repeat(np.array([part.task for part in parts], np.int32), lengths),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+    if unknown := sorted(conventions.cameras.keys() - set(views)):
+        raise DemonstrationError(f"demos.cameras names the view {unknown[0]}; the simulator's are {list(views)}")
+    tasks = {instruction: index for index, instruction in enumerate(instructions)}
+    wanted = Wanted(tasks, views, image_size, proprio, actions, conventions, drop_noops)
+    files = chain.from_iterable(map(_files, paths))
+    return Demonstrations.gathered(chain.from_iterable(_read(path, wanted) for path in files), wanted)
+
+
+def demonstrations_for(spec: EnvSpec, paths: Sequence[Path], conventions: DemosConfig) -> Demonstrations:
+    """``read_demonstrations`` for the environments of ``spec``."""
+    return read_demonstrations(
+        paths,
+        instructions=spec.instructions,
+        views=spec.views,
+        image_size=spec.image_size,
+        proprio=spec.proprio_dim,
+        actions=spec.actions,
+        conventions=conventions,
     )
 
 
@@ -231,132 +223,21 @@ def _files(path: Path) -> list[Path]:
     """The path itself, or the HDF5 files in a folder that is no LeRobot data set."""
     if not path.is_dir() or is_lerobot_dataset(path):
         return [path]
-    files = sorted(path.rglob("*.hdf5"))
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     if not files:
         raise DemonstrationError(f"{path} holds neither HDF5 files nor a LeRobot data set: name another folder")
     return files
 
 
-def _read_file(
-    path: Path,
-    known: Mapping[str, int],
-    views: Sequence[str],
-    image_size: int,
-    proprio: int,
-    space: ActionSpace,
-    drop_noops: bool,
-) -> list[Demonstration]:
-    """All demonstrations of the known instructions in an HDF5 file."""
-    with _open(path) as data:
-        stated = {name: _instruction(path, data, data[name]) for name in sorted(data, key=_demo_number)}
-        found = [
-            _read_demo(path, data, data[name], views, image_size, proprio, space, drop_noops, known[instruction])
-            for name, instruction in stated.items()
-            if instruction in known
-        ]
-    if not found:
-        raise no_demonstration(path, known, stated.values())
-    return found
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[Any]:
-    """The ``data`` group of a demonstration file."""
-    import h5py
-
-    try:
-        with h5py.File(path, "r") as file:
-            yield file["data"]
-    except (OSError, KeyError) as error:
-        raise DemonstrationError(
-            f"{path} cannot be read as a demonstration file ({error}): check the path, or collect it again"
-        ) from error
-
-
-def _read_demo(
-    path: Path,
-    data: Any,
-    demo: Any,
-    views: Sequence[str],
-    image_size: int,
-    proprio: int,
-    space: ActionSpace,
-    drop_noops: bool,
-    task: int,
-) -> Demonstration:
-    obs = demo["obs"]
-    missing = [name for name in _datasets(views) if name not in obs]
-    if missing:
-        raise DemonstrationError(
-            f"{path}, {demo.name} has no {missing[0]} for the views {list(views)}: "
-            "collect it with that camera, or train without it"
-        )
-    actions = demo["actions"][()]
-    keep = _moving(actions, space) if drop_noops else np.ones(len(actions), bool)
-    rows = np.flatnonzero(keep)
-    seen = rows
-    if "macros_image_convention" in data.attrs and "vla_rl_format" not in data.attrs:
-        rows = rows[rows > 0]
-        seen = rows - 1  # an official file: the observation that the previous action led to
-    grippers = space.grippers_of(data.attrs["actions"]) if "actions" in data.attrs else None
-    images = np.stack([resized(obs[name][()][seen, ::-1, ::-1], image_size) for name in _datasets(views)], axis=1)
-    return Demonstration(
-        images, _read_proprio(path, demo, proprio)[seen], space.from_data(actions[rows], grippers), task
-    )
-
-
-def _read_proprio(path: Path, demo: Any, width: int) -> np.ndarray:
-    obs, length = demo["obs"], len(demo["actions"])
-    if width == 0:
-        return np.zeros((length, 0), np.float32)
-    if "proprio" in obs:
-        values = obs["proprio"][()]
-    elif "ee_states" in obs and "gripper_states" in obs:
-        values = np.concatenate([obs["ee_states"][()], obs["gripper_states"][()]], axis=1)
-    else:
-        raise DemonstrationError(
-            f"{path}, {demo.name} has no proprioception: set env.proprio=false, or collect it again"
-        )
-    if values.shape != (length, width):
-        raise DemonstrationError(
-            f"{path}, {demo.name} has proprioception of shape {values.shape}, expected {(length, width)}: "
-            "it comes from another simulator"
-        )
-    return values.astype(np.float32)
-
-
-def _moving(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
-    """bool [T]: which actions do something, by the rule of OpenVLA's data preparation."""
-    keep = np.zeros(len(actions), bool)
-    fingers = list(space.grippers)
-    arms = np.linalg.norm(np.delete(actions, fingers, axis=1), axis=1)
-    last = None
-    for step, grip in enumerate(actions[:, fingers]):
-        keep[step] = arms[step] >= _NOOP or (last is not None and not np.array_equal(grip, last))
-        if keep[step]:
-            last = grip
-    return keep
+def _read(path: Path, wanted: Wanted) -> Iterator[Demonstration]:
+    if not is_lerobot_dataset(path):
+        return read_hdf5(path, wanted)
+    if wanted.drop_noops:
+        raise DemonstrationError(f"{path}: idle steps can be left out of HDF5 files only")
+    return read_lerobot(path, wanted)
 
 
 def _datasets(views: Sequence[str]) -> tuple[str, ...]:
     if len(views) > len(VIEW_DATASETS):
         raise DemonstrationError(f"demonstration files hold {len(VIEW_DATASETS)} views at most, not {list(views)}")
     return VIEW_DATASETS[: len(views)]
-
-
-def _instruction(path: Path, data: Any, demo: Any) -> str:
-    """A demonstration's instruction. In LIBERO's official files it is the file's name, as in the benchmark."""
-    if "language_instruction" in demo.attrs:
-        return str(demo.attrs["language_instruction"])
-    if path.stem.endswith("_demo"):
-        return libero_instruction(path.stem.removesuffix("_demo"))
-    return str(json.loads(data.attrs.get("problem_info", "{}")).get("language_instruction", ""))
-
-
-def libero_instruction(name: str) -> str:
-    """A LIBERO task's instruction, by its name: "KITCHEN_SCENE3_put_the_pan_down" means "put the pan down"."""
-    return _SCENE_PREFIX.sub("", name).replace("_", " ")
-
-
-def _demo_number(name: str) -> int:
-    return int(name.rpartition("_")[2])

@@ -1,4 +1,4 @@
-"""LeRobot's data sets, version 3: the names and files that reader and writer share.
+"""LeRobot's data sets: the names and files that reader and writer share. What is written is version 3.
 
     meta/info.json                      features with dtype and shape, fps, totals, patterns of paths
     meta/tasks.parquet                  instructions, and their numbers
@@ -13,20 +13,20 @@ of 8 numbers, actions with the gripper -1 = open .. 1 = closed.
 
 import importlib.util
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vla_rl.core.cameras import wrist_last
-
 VERSION = "v3.0"
+VERSIONS = ("v2.0", "v2.1", VERSION)  # that are read; in version 2, each episode has a file of its own
 INFO = "meta/info.json"
 TASKS = "meta/tasks.parquet"
 STATS = "meta/stats.json"
 EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+VIDEOS = {2: "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4", 3: VIDEO}
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
+STATES, ACTIONS = (STATE, "state"), (ACTION, "actions")  # and as openpi names them
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
 VIEW_KEYS = (f"{IMAGES}image", f"{IMAGES}image2")  # the main view, the wrist's
 OURS = "meta/vla_rl.json"  # what only this project's writer knows
@@ -41,11 +41,6 @@ def is_lerobot_dataset(path: Path) -> bool:
 def missing_packages() -> list[str]:
     """Those of the two libraries that reader and writer need which are not installed."""
     return [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-
-
-def camera_keys(features: dict[str, Any] | Iterable[str]) -> list[str]:
-    """Cameras in our order: the main one first, those of the wrist last, else as the data set has them."""
-    return wrist_last(name for name in features if name.startswith("observation.image"))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,22 @@ def add_pending(root: Path, spec: EnvSpec) -> int:
         lock.release()
 
 
+def check_dataset(root: Path, spec: EnvSpec) -> None:
+    """Raises UserError if the data set holds episodes of other observations or actions than the environment's."""
+    if (root / INFO).is_file():
+        held = read_json(root / INFO)
+        _require_alike(root, held["features"] | {"fps": {"shape": held["fps"]}}, spec)
+
+
+def _require_alike(root: Path, held: Mapping[str, Any], spec: EnvSpec) -> None:
+    wanted = _features(spec) | {"fps": {"shape": spec.fps}}
+    shapes = [{name: feature["shape"] for name, feature in of.items()} for of in (wanted, held)]
+    if other := sorted(n for n in wanted.keys() | held.keys() if shapes[0].get(n) != shapes[1].get(n)):
+        raise UserError(
+            f"{root} holds episodes of other observations or actions: write to another folder ({', '.join(other)})"
+        )
+
+
 def _wait_for_lock(path: Path) -> FileLock:
     deadline = time.monotonic() + _LOCK_WAIT_S
     while (lock := FileLock.acquire(path)) is None:
@@ -136,12 +152,13 @@ def _wait_for_lock(path: Path) -> FileLock:
 
 def _add(root: Path, ledger: Mapping[str, Any], new: Sequence[Path], spec: EnvSpec) -> None:
     cameras = VIEW_KEYS[: len(spec.views)]
-    before = read_json(root / INFO) if (root / INFO).is_file() else None
+    check_dataset(root, spec)
     episodes = [read_json(path / "episode.json") for path in new]
-    with np.load(new[0] / "frames.npz") as first:
-        features = _features({name: first[name] for name in first.files}, cameras, spec)
-    if before is not None and before["features"] != features:
-        raise UserError(f"{root} holds episodes of other observations or actions: write to another folder")
+    features = _features(spec)
+    for path in new:
+        with np.load(path / "frames.npz") as frames:
+            stored = {name: {"shape": list(frames[name].shape[1:]) or [1]} for name in frames.files}
+        _require_alike(path, features | {"fps": {"shape": spec.fps}} | stored, spec)
     tasks = _read_tasks(root)
     for episode in episodes:
         tasks.setdefault(episode["instruction"], len(tasks))
@@ -184,7 +201,10 @@ def _place(number: int) -> dict[str, int]:
     return {"chunk_index": chunk, "file_index": file}
 
 
-def _features(columns: Mapping[str, np.ndarray], cameras: Iterable[str], spec: EnvSpec) -> dict[str, Any]:
+def _features(spec: EnvSpec) -> dict[str, Any]:
+    """What info.json says of the episodes of an environment."""
+    zeros = np.zeros((1, spec.proprio_dim)), np.zeros((1, spec.action_dim)), np.zeros(1)
+    columns = _columns(EpisodeData("", np.zeros(0), *zeros, success=False), spec.actions)
     image_size = spec.image_size
     video = {
         "dtype": "video",
@@ -201,7 +221,7 @@ def _features(columns: Mapping[str, np.ndarray], cameras: Iterable[str], spec: E
             "has_audio": False,
         },
     }
-    features: dict[str, Any] = dict.fromkeys(cameras, video)
+    features: dict[str, Any] = dict.fromkeys(VIEW_KEYS[: len(spec.views)], video)
     for name, values in columns.items():
         features[name] = {"dtype": str(values.dtype), "shape": list(values.shape[1:]) or [1], "names": None}
     features[ACTION]["names"] = list(spec.actions.names)

@@ -17,9 +17,10 @@ def complete_dataset(config: RunConfig, spec: EnvSpec) -> Iterator[None]:
     if config.log.dataset is None:
         yield
         return
-    from envs.base.lerobot_writer import add_pending
+    from envs.base.lerobot_writer import add_pending, check_dataset
 
     root = Path(config.log.dataset)
+    check_dataset(root, spec)
     add_pending(root, spec)
     try:
         yield

@@ -87,7 +87,8 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     On a GPU if there is one; with ``policy.lora`` only adapters, which the checkpoint has merged into its weights.
     """
     from envs import env_spec
-    from envs.base.demonstrations import read_demonstrations
+    from envs.base.config import DemosConfig
+    from envs.base.demonstrations import demonstrations_for
     from vla_rl.core.devices.settings import set_up_torch
     from vla_rl.policies.base.blocks import prepare_training
     from vla_rl.policies.build import (
@@ -100,15 +101,12 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     require_trainable(config.policy)
     spec = env_spec(config.env)
     console.print(f"{spec.name}, assets: {spec.assets}", highlight=False)
-    paths = [Path(p) for p in config.sft.demos] or collect_demonstrations(config, spec, console)
-    demos = read_demonstrations(
-        paths,
-        instructions=spec.instructions,
-        views=spec.views,
-        image_size=spec.image_size,
-        proprio=spec.proprio_dim,
-        actions=spec.actions,
-    )
+    if config.sft.demos:
+        demos = demonstrations_for(spec, [Path(path) for path in config.sft.demos], config.demos)
+    else:
+        demos = demonstrations_for(spec, collect_demonstrations(config, spec, console), DemosConfig())
+    for note in demos.notes:
+        console.print(note, highlight=False)
     console.print(f"{demos.num_demonstrations} demonstrations, {len(demos.actions)} steps", highlight=False)
     device = "cuda" if Machine.detect().gpus else "cpu"
     set_up_torch(device, config.sft.threads)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from algos import AlgoConfig
 from algos.ppo import PPOConfig
 from envs import EnvConfig
+from envs.base.config import DemosConfig
 from envs.libero.config import LiberoConfig
 from vla_rl.config.world_model import WorldModelConfig
 from vla_rl.core.plugins import installed, is_reference, plugin_config
@@ -32,7 +33,7 @@ class SftConfig(ConfigGroup):
     demos: tuple[str, ...] = Field(
         (),
         json_schema_extra=INPUT_PATH,
-        description="Demonstrations: HDF5 files in LIBERO's layout, LeRobot data sets (v3), hf://OWNER/NAME; "
+        description="Demonstrations: HDF5 files in LIBERO's layout, LeRobot data sets (v2, v3), hf://OWNER/NAME; "
         "empty: the scripted expert collects them.",
     )
     demo_episodes: Positive = Field(100, description="Episodes that the scripted expert plays.")
@@ -302,6 +303,7 @@ class RunConfig(ConfigGroup):
     policy: PolicyConfig = Field(default_factory=OpenVLAOFTConfig)
     algo: AlgoConfig = Field(default_factory=PPOConfig)
     sft: SftConfig = Field(default_factory=SftConfig)
+    demos: DemosConfig = Field(default_factory=DemosConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     world_model: WorldModelConfig | None = Field(None, description="null: no world model.")
     learner: LearnerConfig = Field(default_factory=LearnerConfig)

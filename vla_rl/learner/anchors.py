@@ -18,6 +18,7 @@ from vla_rl.core.postponed import write
 from vla_rl.core.records import Array, EnvSpec, Record, SuperBatch, join_records, take_rows
 
 if TYPE_CHECKING:
+    from envs.base.config import DemosConfig
     from vla_rl.policies.base.policy import Policy
 
 _STREAM = 3  # separates the draws from those of minibatches
@@ -54,18 +55,13 @@ class Anchors:
         self._grows = memory is not None
 
     @classmethod
-    def of_demonstrations(cls, paths: Sequence[Path], spec: EnvSpec, policy: "Policy", chunk_size: int) -> Self:
+    def of_demonstrations(
+        cls, paths: Sequence[Path], conventions: "DemosConfig", spec: EnvSpec, policy: "Policy", chunk_size: int
+    ) -> Self:
         """All chunks of demonstration files. Raises DemonstrationError if a file does not fit the simulator."""
-        from envs.base.demonstrations import read_demonstrations
+        from envs.base.demonstrations import demonstrations_for
 
-        demos = read_demonstrations(
-            paths,
-            instructions=spec.instructions,
-            views=spec.views,
-            image_size=spec.image_size,
-            proprio=spec.proprio_dim,
-            actions=spec.actions,
-        )
+        demos = demonstrations_for(spec, paths, conventions)
         actions, mask = demos.chunks(chunk_size)
         steps = mask.sum(axis=1).astype(np.int32)
         record = policy.encode(actions, np.random.default_rng(0))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from envs.base import EnvError
-from envs.base.demonstrations import libero_instruction
+from envs.base.hdf5_reader import libero_instruction
 from envs.base.packages import package_folder
 from vla_rl.core.packages import install_command
 

@@ -16,7 +16,6 @@ import pytest
 from envs.base import lerobot_writer
 from envs.base.demonstration_records import DemonstrationError, Demonstrations
 from envs.base.demonstrations import read_demonstrations
-from envs.base.lerobot_format import camera_keys
 from envs.base.lerobot_writer import EpisodeData, add_pending, save_episode
 from envs.base.recorder import RecordedEnv
 from envs.tabletop.config import TabletopConfig
@@ -164,9 +163,17 @@ def _edited(root: Path, name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("spoil", "keys", "message"),
     [
-        (lambda root: _edited(root, "codebase_version", "v2.1"), {}, "has LeRobot's format v2.1, this reads v3.0"),
-        (lambda root: None, {"views": ("a", "b")}, "for the views"),
-        (lambda root: None, {"proprio": 8}, "has observation.state of 5 numbers, the simulator 8"),
+        (
+            lambda root: _edited(root, "codebase_version", "v3.1"),
+            {},
+            "format v3.1, this reads v2.0, v2.1, v3.0",
+        ),
+        (
+            lambda root: None,
+            {"views": ("a", "b")},
+            r"view b: set demos.cameras=\{b: NAME\}",
+        ),
+        (lambda root: None, {"proprio": 8}, r"episode 0 has proprioception of shape \(\d+, 5\), expected \(\d+, 8\)"),
         (lambda root: None, {"instructions": ("fold it",)}, "holds no demonstration of the tasks"),
         (lambda root: shutil.rmtree(root / "videos"), {}, "cannot be read as a LeRobot data set"),
         (lambda root: (root / "meta/tasks.parquet").write_text("no"), {}, "cannot be read as a LeRobot data set"),
@@ -197,8 +204,3 @@ def test_without_its_libraries_the_mistake_is_named(monkeypatch: pytest.MonkeyPa
         read(TWIN)
     with pytest.raises(UserError, match=r"log.dataset.*needs av, pyarrow: pip install av pyarrow"):
         load_checked_config(None, ["env=tabletop", "log.dataset=data"])
-
-
-def test_cameras_of_the_wrist_come_last() -> None:
-    names = ["observation.images.wrist_image", "action", "observation.images.image2", "observation.images.image"]
-    assert camera_keys(names) == ["observation.images.image", names[0], names[2]]

@@ -82,7 +82,8 @@ class LearnerProcess(Vital):
         if not algo.bc_demos:
             return Anchors(memory=algo.bc_memory)
         paths = [Path(path) for path in algo.bc_demos]
-        return Anchors.of_demonstrations(paths, self._spec, policy, self._config.policy.chunk_size)
+        size = self._config.policy.chunk_size
+        return Anchors.of_demonstrations(paths, self._config.demos, self._spec, policy, size)
 
     def update(self, batch: SuperBatch) -> dict[str, float]:
         from vla_rl.cluster.processes.faults import unreliable_batch

@@ -150,7 +150,8 @@ class _DataSet:
         where = f"{self.root}, episode {row['episode_index']}"
         read = {"video": self._video, "image": self._pictures}
         frames = {key: read[self.features[key]["dtype"]](where, row, table, key) for key in self.cameras}
-        images = [self.wanted.frames(where, key, found) for key, found in frames.items()]
+        turn = slice(None, None, -1 if self.wanted.conventions.rotated else 1)
+        images = [self.wanted.frames(where, key, found[:, turn, turn]) for key, found in frames.items()]
         proprio = _numbers(table, self.state) if self.wanted.proprio else np.zeros((len(actions), 0), np.float32)
         return self.wanted.demonstration(where, images, proprio, actions, task, grippers)
 

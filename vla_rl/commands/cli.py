@@ -213,6 +213,18 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         "warm-start a policy from demonstrations, by behaviour cloning",
         (CONFIG, OVERRIDES, JSON),
     ),
+    "demos": (
+        "inspect:demos_command",
+        "compare demonstrations with a simulator: what they hold, and what looks wrong",
+        (
+            _option("action", choices=("inspect",), help="what to do with them"),
+            _option("data", metavar="DATA", type=Path, help="HDF5 file, folder of such, or LeRobot data set"),
+            CONFIG,
+            OVERRIDES,
+            _file("--output", "a picture of frames and histograms"),
+            JSON,
+        ),
+    ),
     "export": (
         "export:export_command",
         "write a policy in a layout that other projects read, or in this project's",

@@ -17,6 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from vla_rl.commands.demonstrations import collect_demonstrations
+from vla_rl.commands.inspect import require_fit
 from vla_rl.commands.metadata import metadata
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -103,6 +104,8 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     console.print(f"{spec.name}, assets: {spec.assets}", highlight=False)
     if config.sft.demos:
         demos = demonstrations_for(spec, [Path(path) for path in config.sft.demos], config.demos)
+        if config.demos.check:
+            require_fit(config, demos, console)
     else:
         demos = demonstrations_for(spec, collect_demonstrations(config, spec, console), DemosConfig())
     for note in demos.notes:

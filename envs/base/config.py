@@ -35,11 +35,10 @@ class DemosConfig(ConfigGroup):
     )
     rotated: bool | None = Field(
         None,
-        description="Whether images are rotated by 180 degrees, as robosuite renders them; null: as HDF5 files say, and "
-        "not in LeRobot's data sets.",
+        description="Whether images are rotated by 180 degrees, as robosuite renders them; null: as HDF5 files say, "
+        "and not in LeRobot's data sets.",
     )
     cameras: dict[str, str] = Field({}, description="Cameras in the data by the simulator's views; others go by name.")
-
     check: bool = Field(
         True, description="`vla-rl sft` compares given demonstrations with the simulator, and refuses contradictions."
     )

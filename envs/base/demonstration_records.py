@@ -45,6 +45,7 @@ class Wanted:
     conventions: DemosConfig
     drop_noops: bool = False
     notes: list[str] = field(default_factory=list)  # what was decided or left out, for people
+    rates: set[float] = field(default_factory=set)  # frames a second, of the files that say so
 
     def no_task(self, path: Path, stated: Iterable[str]) -> DemonstrationError:
         """The error about a file of other tasks."""
@@ -154,6 +155,7 @@ class Demonstrations:
     task: np.ndarray  # int32 [S]
     offsets: np.ndarray  # int64 [D + 1]
     notes: tuple[str, ...] = ()  # what readers decided or left out
+    rates: tuple[float, ...] = ()  # frames a second, of the files that say so
 
     @property
     def num_demonstrations(self) -> int:
@@ -186,6 +188,7 @@ class Demonstrations:
             task=np.repeat(np.array([part.task for part in small], np.int32), lengths),
             offsets=np.concatenate([[0], np.cumsum(lengths)]),
             notes=tuple(wanted.notes),
+            rates=tuple(sorted(wanted.rates)),
         )
 
     def chunks(self, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -66,6 +66,7 @@ class _DataSet:
         self.action = self._feature(ACTIONS, "action")
         self.state = self._feature(STATES, "state") if wanted.proprio else ""
         self.cameras = wanted.cameras(root, self._named_cameras())
+        wanted.rates.add(float(self.info["fps"]))
         self.tasks = self._tasks()
         if not any(task in wanted.tasks for task in self.tasks.values()):
             raise wanted.no_task(root, self.tasks.values())

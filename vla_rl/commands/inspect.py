@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,13 @@ from vla_rl.placement.checks import load_checked_config
 
 if TYPE_CHECKING:
     from envs.base.demonstration_records import Demonstrations
-    from envs.base.demonstration_report import Beginnings, Finding
+    from envs.base.demonstration_replay import Simulated
+    from envs.base.demonstration_report import Finding
     from vla_rl.core.records import EnvSpec
 
 _SHOWN = 3  # frames of the data, and as many of the simulator
 _COLUMNS = 2 * _SHOWN
+_WIDTH = 150  # characters of the picture's title
 
 
 def demos_command(args: Any) -> int:
@@ -34,7 +37,7 @@ def demos_command(args: Any) -> int:
     config, console = load_checked_config(args.config, args.overrides), make_console()
     spec = env_spec(config.env)
     demos = demonstrations_for(spec, [args.data], config.demos)
-    begun, found = compared(config, demos)
+    simulated, found = compared(config, demos)
     console.print(_table(demos, spec))
     for note in (*demos.notes, f"{demos.num_demonstrations} demonstrations, {len(demos.actions)} steps"):
         console.print(note, highlight=False)
@@ -43,22 +46,23 @@ def demos_command(args: Any) -> int:
     if not found:
         console.print("nothing looks wrong")
     if args.output is not None:
-        _draw(args.output, demos, spec, begun, found)
+        _draw(args.output, demos, spec, simulated, found)
         console.print(f"picture: {args.output}", highlight=False)
     if args.json:
         write_json(args.json, {"findings": [finding._asdict() for finding in found], "notes": demos.notes})
     return int(any(finding.certain for finding in found))
 
 
-def compared(config: RunConfig, demos: Demonstrations) -> tuple[Beginnings, list[Finding]]:
+def compared(config: RunConfig, demos: Demonstrations) -> tuple[Simulated, list[Finding]]:
     """Demonstrations next to the simulator's own first frames and actions."""
     from envs import make_env
-    from envs.base.demonstration_report import Beginnings, findings
+    from envs.base.demonstration_replay import simulate
+    from envs.base.demonstration_report import findings
 
     env = make_env(config.env, 1)
     try:
-        begun = Beginnings.of(env, sorted({int(task) for task in demos.task}))
-        return begun, findings(demos, env.spec.actions, begun)
+        simulated = simulate(env, demos)
+        return simulated, findings(demos, env.spec, simulated)
     finally:
         env.close()
 
@@ -93,17 +97,17 @@ def _quantiles(values: np.ndarray) -> list[str]:
     return [f"{q:.3g}" for q in np.quantile(values, (0, 0.01, 0.5, 0.99, 1))]
 
 
-def _draw(path: Path, demos: Demonstrations, spec: EnvSpec, begun: Beginnings, found: Sequence[Finding]) -> None:
+def _draw(path: Path, demos: Demonstrations, spec: EnvSpec, simulated: Simulated, found: Sequence[Finding]) -> None:
     """First frames of the data and of the simulator, view by view, and a histogram of each number."""
     views, numbers = len(spec.views), spec.action_dim + demos.proprio.shape[1]
     rows = views + -(-numbers // _COLUMNS)
-    title = "\n".join(finding.text for finding in found) or "nothing looks wrong"
+    title = "\n".join(textwrap.fill(finding.text, _WIDTH) for finding in found) or "nothing looks wrong"
     first = demos.images[demos.offsets[:-1][:_SHOWN]]
     with figure(path, title, rows, _COLUMNS, (2.3 * _COLUMNS, 2.3 * rows + 1.0), squeeze=False) as axes:
         for axis in axes.ravel():
             axis.axis("off")
         for view, name in enumerate(spec.views):
-            for column, images in ((0, first), (_SHOWN, begun.images[:_SHOWN])):
+            for column, images in ((0, first), (_SHOWN, simulated.images[:_SHOWN])):
                 for number, image in enumerate(images[:, view]):
                     axes[view, column + number].imshow(image)
                 axes[view, column].set_title(f"{'simulator' if column else 'data'}: {name}", fontsize=9, loc="left")

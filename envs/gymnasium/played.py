@@ -48,9 +48,10 @@ class Played(gymnasium.Wrapper):
         dtype = np.dtype(self.action_space.dtype)
         command = (np.rint(action) if dtype.kind in "iu" else action).astype(dtype)
         observation, reward, terminated, truncated, info = self._call("step", 5, command)
-        if as_array(reward).size != 1 or not isinstance(info, dict):
+        paid = as_array(reward)
+        if paid.size != 1 or paid.dtype.kind not in "biuf" or not isinstance(info, dict):
             raise EnvError(f"step() gives the reward {reward!r} and the info {info!r}: one number, and a dictionary")
-        return observation, float(as_array(reward).item()), bool(terminated), bool(truncated), info
+        return observation, float(paid.item()), bool(terminated), bool(truncated), info
 
     def render(self) -> Any:
         """See gymnasium. Raises EnvError where it would draw the next episode."""

@@ -28,7 +28,7 @@ class Sight:
         parts = parts_of(space)
         pictures = {name: picture_of(part.space) for name, part in parts.items()}
         usable = {name: (parts[name], found) for name, found in pictures.items() if isinstance(found, Picture)}
-        problems = {name: f"{parts[name].space}: {why}" for name, why in pictures.items() if isinstance(why, str)}
+        problems = {name: f"{parts[name]}: {why}" for name, why in pictures.items() if isinstance(why, str)}
         if config.image is None and not usable and problems:
             raise EnvError(
                 f"none of its images can be used ({_listed(problems)}): make them uint8 [H, W, 3] in a wrapper, or set "
@@ -46,11 +46,11 @@ class Sight:
         chosen = tuple(fit) if config.state is None else config.state
         for name in chosen:
             if name not in fit:
-                about = f"{parts[name].space} is no vector" if name in parts else "the observation has no such vector"
+                about = f"{parts[name]} is no vector" if name in parts else "the observation has no such vector"
                 raise EnvError(f"env.state={name}: {about}; it has {', '.join(fit) or 'none'}")
-        left_out = {name: problems.get(name, str(part.space)) for name, part in parts.items()}
+        left_out = {name: problems.get(name, str(part)) for name, part in parts.items()}
         left_out = {name: why for name, why in left_out.items() if name not in {*wanted, *chosen}}
-        notes = tuple(f"{name} ({why[:120]})" for name, why in left_out.items())
+        notes = tuple(f"{name} ({why})" for name, why in left_out.items())
         return cls({name: usable.get(name) for name in wanted}, tuple(parts[name] for name in chosen), notes)
 
     def images(self, observation: Any, render: Callable[[], Any], size: int) -> np.ndarray:

@@ -29,6 +29,10 @@ class Part:
     path: tuple[Any, ...]
     space: spaces.Space
 
+    def __str__(self) -> str:
+        box = isinstance(self.space, spaces.Box)
+        return f"{self.space.dtype} {list(self.space.shape or ())}" if box else str(self.space)[:80]
+
     def of(self, observation: Any) -> np.ndarray:
         """Its array. Raises EnvError if the observation lacks it, or it has another shape than the space says."""
         try:
@@ -155,7 +159,7 @@ def action_space(env: gymnasium.Env, config: GymnasiumConfig) -> ActionSpace:
         if len(given) != len(low) or any(a < x or b > y for (a, b), x, y in zip(given, low, high, strict=True)):
             raise EnvError(f"env.action_limits={list(given)} do not fit its actions, {space}: lie within them")
         low, high = np.array(given).T
-    if not np.isfinite([low, high]).all():
+    if not (abs(np.array([low, high])) <= USEFUL).all():
         raise EnvError(f"its actions have no limits, {space}: set env.action_limits=[[LOW,HIGH]], or a pair for each")
     if any(i >= len(low) for i in config.grippers):
         raise EnvError(f"env.grippers={config.grippers}: the last number of its actions is {len(low) - 1}")

@@ -24,8 +24,8 @@ class Success:
         if key is None:
             raise EnvError(
                 f"nothing says when its task is solved: its infos have {', '.join(seen) or 'no keys'}; set env.success "
-                f"to such a key, to {TERMINATED} (every end that is no truncation) or to {REWARD} (an end with a positive "
-                "reward)"
+                f"to such a key, to {TERMINATED} (every end that is no truncation) or to {REWARD} (an end with a "
+                "positive reward)"
             )
         return cls(key)
 

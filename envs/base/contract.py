@@ -1,0 +1,78 @@
+"""The contract of a simulator, checked by playing it: for the tests of simulators here and in other packages."""
+
+from typing import Any
+
+import numpy as np
+
+from envs.base.vector_env import VectorEnv, empty_observation
+from vla_rl.core.records import EpisodeSpec, Observation, StepResult
+
+_CHUNK = 3
+
+
+class ContractError(AssertionError):
+    """A simulator breaks a rule of ``VectorEnv``. The text names the rule and what was found."""
+
+
+def check_simulator(env: VectorEnv) -> None:
+    """Play two episodes of the first environment to their ends, with the middles of all actions, and close ``env``.
+
+    Give it at least two environments, and a small ``max_episode_steps``. Raises ContractError.
+    """
+    spec, seen = env.spec, empty_observation(env.spec, env.num_envs)
+    middle = ((spec.actions.low + spec.actions.high) / 2).astype(np.float32)
+    chunk = np.tile(middle, (1, _CHUNK, 1))
+    last_task = len(spec.instructions) - 1
+    for episode in (EpisodeSpec(0, 0, 5), EpisodeSpec(1, last_task, 6, init_state=spec.init_states - 1, record=True)):
+        env.reset([0], [episode])
+        steps, ended = 0, False
+        _check_observation(env, seen, episode, 0.0)
+        while not ended:
+            result = env.step([0], chunk)
+            ended, steps = _ends(result), steps + int(result.num_steps[0])
+            late = steps >= spec.max_episode_steps and not result.terminated[0]
+            rule = f"an episode is truncated at max_episode_steps={spec.max_episode_steps}, and only there"
+            _require(result.truncated[0] == late and steps <= spec.max_episode_steps, rule, (steps, result))
+            _require(ended or result.num_steps[0] == _CHUNK, "a chunk stops early only at an episode's end", result)
+            _check_observation(env, seen, episode, steps / spec.max_episode_steps)
+        frames = len(env.frames(0))
+        _require(frames == steps * episode.record, "frames() has one for each step of an episode that records", frames)
+        try:
+            env.step([0], chunk)
+        except ValueError:
+            continue
+        raise ContractError("an environment whose episode has ended refuses step() with ValueError; it took it")
+    env.close()
+    env.close()  # which is safe
+
+
+def _ends(result: StepResult) -> bool:
+    """Whether the episode has ended, in a result for one environment that keeps the rules."""
+    for name, dtype in (("num_steps", "i4"), ("terminated", "?"), ("truncated", "?"), ("success", "?")):
+        array = getattr(result, name)
+        _require(array.shape == (1,) and array.dtype == dtype, f"{name} is {np.dtype(dtype)} [n]", array)
+    rewards, executed = result.rewards, int(result.num_steps[0])
+    _require(rewards.shape == (1, _CHUNK) and rewards.dtype == np.float32, "rewards is float32 [n, K]", rewards)
+    _require(1 <= executed <= _CHUNK, "num_steps lies between 1 and K", executed)
+    _require(not rewards[0, executed:].any(), "rewards are 0 after the last executed step", rewards)
+    _require(not (result.terminated[0] and result.truncated[0]), "no end is both terminated and truncated", result)
+    _require(bool(result.terminated[0] or not result.success[0]), "success comes with terminated", result)
+    return bool(result.terminated[0] or result.truncated[0])
+
+
+def _check_observation(env: VectorEnv, seen: Observation, episode: EpisodeSpec, elapsed: float) -> None:
+    images = []
+    for before in (7, 201):  # what is not written keeps it
+        seen.images[:], seen.proprio[:], seen.elapsed[:], seen.task[:] = before, np.nan, np.nan, -1
+        env.observe([0], seen)
+        images.append(seen.images[0].copy())
+        _require((seen.images[1:] == before).all(), "observe() writes no rows but those that it is asked for", "others")
+    _require((images[0] == images[1]).all(), "observe() writes whole images, the same each time", "other pixels")
+    _require(np.isfinite(seen.proprio[0]).all(), "observe() writes finite proprio", seen.proprio[0])
+    _require(seen.task[0] == episode.task, "observe() writes the task", seen.task[0])
+    _require(np.isclose(seen.elapsed[0], elapsed), f"elapsed is steps / max_episode_steps, {elapsed}", seen.elapsed[0])
+
+
+def _require(holds: Any, rule: str, found: Any) -> None:
+    if not holds:
+        raise ContractError(f"{rule}; found {found}")

@@ -51,7 +51,7 @@ def torchrl() -> None:
     played = env.rollout(5)
     assert played.batch_size[0] == 5, played.batch_size
     assert played["front"].shape == (5, 64, 64, 3), played["front"].shape
-    assert np.isfinite(played["state"].numpy()).all()
+    assert np.isfinite(played["observation"].numpy()).all()  # its name for "state"
 
 
 def own() -> None:

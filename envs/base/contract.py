@@ -1,5 +1,6 @@
 """The contract of a simulator, checked by playing it: for the tests of simulators here and in other packages."""
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -37,11 +38,9 @@ def check_simulator(env: VectorEnv) -> None:
             _check_observation(env, seen, episode, steps / spec.max_episode_steps)
         frames = len(env.frames(0))
         _require(frames == steps * episode.record, "frames() has one for each step of an episode that records", frames)
-        try:
+        with suppress(ValueError):
             env.step([0], chunk)
-        except ValueError:
-            continue
-        raise ContractError("an environment whose episode has ended refuses step() with ValueError; it took it")
+            _require(False, "an environment whose episode has ended refuses step() with ValueError", "none")
     env.close()
     env.close()  # which is safe
 

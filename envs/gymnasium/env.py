@@ -102,9 +102,7 @@ def _examine(config: GymnasiumConfig, env: Played) -> tuple[EnvSpec, Sight, Succ
         raise EnvError("it has no time limit: set env.max_episode_steps")
     sight, actions = Sight.choose(env.observation_space, config), action_space(env, config)
     found = probe(env, sight, actions, limit)
-    success = Success.choose(config.success, found.names)
-    for info in found.infos:
-        success.of(info, terminated=False, reward=0.0)  # its values are true or false
+    success = Success.choose(config.success, found.infos)
     name = config.id.rpartition(":")[2]
     words = name.rpartition("/")[2].rpartition("-v")[0] or name
     spec = EnvSpec(
@@ -112,11 +110,11 @@ def _examine(config: GymnasiumConfig, env: Played) -> tuple[EnvSpec, Sight, Succ
         views=tuple(sight.views),
         image_size=config.image_size,
         proprio_dim=len(sight.bounds()),
-        proprio_range=found.limits(sight),
+        proprio_range=found.ranges,
         actions=actions,
         max_episode_steps=limit,
         instructions=(config.instruction or words.replace("_", " "),),
         init_states=config.start_states,
-        notes=(*sight.notes(), success.note(found.names, found.steps), *found.notes(sight, limit)),
+        notes=(*sight.notes(), success.note, *found.notes),
     )
     return spec, sight, success

@@ -30,8 +30,9 @@ class Sight:
         usable = {name: (parts[name], found) for name, found in pictures.items() if isinstance(found, Picture)}
         problems = {name: f"{parts[name]}: {why}" for name, why in pictures.items() if isinstance(why, str)}
         if config.image is None and not usable and problems:
+            listed = "; ".join(f"{name}, {why}" for name, why in problems.items())
             raise EnvError(
-                f"none of its images can be used ({_listed(problems)}): make them uint8 [H, W, 3] in a wrapper, or set "
+                f"none of its images can be used ({listed}): make them uint8 [H, W, 3] in a wrapper, or set "
                 f"env.image={RENDER} for what render() draws"
             )
         wanted = _names(config.image, parts) or tuple(usable) or (RENDER,)
@@ -60,13 +61,8 @@ class Sight:
             array = found[0].of(observation) if found else as_array(render())
             picture: Any = found[1] if found else picture_of(spaces.Box(0, 255, array.shape, np.uint8))
             if found is None and (array.dtype != np.uint8 or not isinstance(picture, Picture)):
-                raise EnvError(
-                    f"render() gives no image, uint8 [H, W, 3], but {array.dtype} {array.shape}: set env.image"
-                )
-            try:
-                views.append(picture.view(array, size))
-            except EnvError as error:
-                raise EnvError(f"{name}: {error}") from None
+                raise EnvError(f"render() gives {array.dtype} {array.shape}, not uint8 [H, W, 3]: set env.image")
+            views.append(picture.view(array, size, name))
         return np.stack(views)
 
     def numbers(self, observation: Any) -> np.ndarray:
@@ -79,13 +75,11 @@ class Sight:
 
     def notes(self) -> tuple[str, ...]:
         """What is seen, and what is not."""
-        views = [
-            f"{name}{' (the fourth channel dropped)' if v and v[1].channels == 4 else ''}"
-            for name, v in self.views.items()
-        ]
+        four = {name for name, found in self.views.items() if found and found[1].channels == 4}
+        images = ", ".join(f"{name} (the fourth channel dropped)" if name in four else name for name in self.views)
         state = f"{', '.join(part.name for part in self.state) or 'none'}; {len(self.bounds())} numbers"
-        seen = f"images: {', '.join(views)}; state: {state}"
-        return (seen, *([f"left out: {'; '.join(self.left_out)}"] if self.left_out else []))
+        left_out = [f"left out: {'; '.join(self.left_out)}"] if self.left_out else []
+        return (f"images: {images}; state: {state}", *left_out)
 
 
 def _names(image: str | tuple[str, ...] | None, parts: dict[str, Part]) -> tuple[str, ...]:
@@ -93,7 +87,3 @@ def _names(image: str | tuple[str, ...] | None, parts: dict[str, Part]) -> tuple
     if image is None or isinstance(image, tuple):
         return image or ()
     return (image,) if image in parts else tuple(name.strip() for name in image.split(","))
-
-
-def _listed(problems: dict[str, str]) -> str:
-    return "; ".join(f"{name}, {why}" for name, why in problems.items())

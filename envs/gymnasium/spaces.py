@@ -55,7 +55,7 @@ class Picture:
     low: float
     high: float
 
-    def view(self, array: np.ndarray, size: int) -> np.ndarray:
+    def view(self, array: np.ndarray, size: int, name: str) -> np.ndarray:
         """uint8 [size, size, 3]. Raises EnvError for values beyond the declared bounds."""
         if array.ndim == 2:
             array = array[..., None]
@@ -65,7 +65,7 @@ class Picture:
         if array.dtype != np.uint8 or self.high != 255:
             array = (np.asarray(array, np.float64) - self.low) / (self.high - self.low)
             if not (array.min() >= -_TOLERANCE and array.max() <= 1 + _TOLERANCE):  # nor NaN
-                raise EnvError(f"an image has values outside of {self.low:g}..{self.high:g}, which its space declares")
+                raise EnvError(f"{name} has values outside of {self.low:g}..{self.high:g}, which its space declares")
             array = np.rint(array.clip(0, 1) * 255).astype(np.uint8)
         return resized(np.broadcast_to(array, (*array.shape[:2], 3))[None], size)[0]
 
@@ -77,11 +77,10 @@ def as_array(value: Any) -> np.ndarray:
 
 def parts_of(space: spaces.Space) -> dict[str, Part]:
     """By name. Raises EnvError if two have the same name."""
-    found: dict[str, Part] = {}
-    for part in _parts(space, ()):
-        if part.name in found:
-            raise EnvError(f"two parts of the observation are named {part.name}: rename one, in a wrapper")
-        found[part.name] = part
+    parts = list(_parts(space, ()))
+    found = {part.name: part for part in parts}
+    if len(found) < len(parts):
+        raise EnvError(f"parts of the observation share names ({', '.join(found)}): rename them in a wrapper")
     return found
 
 
@@ -98,13 +97,10 @@ def picture_of(space: spaces.Space) -> Picture | str | None:
     """How its arrays become views; why they cannot, for what looks like images; None for everything else."""
     shape = space.shape or ()
     gray = len(shape) == 2
-    if (
-        not isinstance(space, spaces.Box)
-        or len(shape) < 2
-        or sorted(shape)[-2] < (_SMALLEST_GRAY if gray else _SMALLEST)
-    ):
+    smallest = _SMALLEST_GRAY if gray else _SMALLEST
+    if not isinstance(space, spaces.Box) or len(shape) < 2 or sorted(shape)[-2] < smallest:
         return None
-    if len(shape) > 3 or (gray and shape[0] < _SMALLEST_GRAY):
+    if len(shape) > 3:
         return "a stack of frames, or no image"
     first = not gray and shape[0] in _CHANNELS and min(shape[1:]) >= _SMALLEST
     if not gray and not first and not (shape[2] in _CHANNELS and min(shape[:2]) >= _SMALLEST):

@@ -1,60 +1,52 @@
 """How an environment of gymnasium says that its task is solved (``env.success``)."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from envs.base import EnvError
 from envs.gymnasium.spaces import as_array
 
-TERMINATED, REWARD = "terminated", "reward"
 _USUAL = ("is_success", "success")
+_ENDS = {"terminated": "every end that is no truncation", "reward": "an end, no truncation, with a positive reward"}
 
 
 @dataclass(frozen=True)
 class Success:
-    """``key``: of a step's info, a/b for b within a; ``terminated`` or ``reward``."""
+    """``key``: of a step's info, a/b for b within a; ``terminated`` or ``reward``. ``note``: the same, for people."""
 
     key: str
+    note: str
 
     @classmethod
-    def choose(cls, wanted: str | None, seen: Collection[str]) -> "Success":
-        """``seen``: names in infos. Raises EnvError if nothing is configured, and nothing usual seen."""
+    def choose(cls, wanted: str | None, infos: Sequence[Mapping[str, Any]]) -> "Success":
+        """``infos``: of some steps. Raises EnvError if nothing is configured or usual, and as ``of``."""
+        seen = dict.fromkeys(name for info in infos for name, _ in _named(info))
+        found = ", ".join(seen) or "no keys"
         key = wanted or next((name for name in _USUAL if name in seen), None)
         if key is None:
             raise EnvError(
-                f"nothing says when its task is solved: its infos have {', '.join(seen) or 'no keys'}; set env.success "
-                f"to such a key, to {TERMINATED} (every end that is no truncation) or to {REWARD} (an end with a "
-                "positive reward)"
+                f"nothing says when its task is solved: its infos have {found}; set env.success to such a key, to "
+                "terminated (every end that is no truncation) or to reward (an end with a positive reward)"
             )
-        return cls(key)
+        missing = "" if key in seen else f", not seen in {len(infos)} steps of random actions (there were {found})"
+        success = cls(key, f"success: {_ENDS.get(key, f'{key} in an info{missing}')}")
+        for info in infos:
+            success.of(info, terminated=False, reward=0.0)
+        return success
 
     def of(self, info: Mapping[str, Any], terminated: bool, reward: float) -> bool:
         """Of one step; a key that is absent says no. Raises EnvError for a value that is neither true nor false."""
-        if self.key == TERMINATED:
-            return terminated
-        if self.key == REWARD:
-            return terminated and reward > 0
-        return any(_truth(self.key, value) for name, value in names_in(info) if name == self.key)
-
-    def note(self, seen: Collection[str], steps: int) -> str:
-        """How success is decided, for people."""
-        if self.key == TERMINATED:
-            return "success: every end that is no truncation"
-        if self.key == REWARD:
-            return "success: an end, no truncation, with a positive reward"
-        if self.key in seen:
-            return f"success: {self.key} in a step's info"
-        found = ", ".join(seen) or "no keys"
-        return f"success: {self.key} in a step's info, not seen in {steps} steps of random actions (there were {found})"
+        if self.key in _ENDS:
+            return terminated and (self.key == "terminated" or reward > 0)
+        return any(_truth(self.key, value) for name, value in _named(info) if name == self.key)
 
 
-def names_in(info: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of an info by name; a/b for b within a."""
+def _named(info: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in info.items():
         yield f"{above}{key}", value
         if isinstance(value, Mapping):
-            yield from names_in(value, f"{above}{key}/")
+            yield from _named(value, f"{above}{key}/")
 
 
 def _truth(key: str, value: Any) -> bool:
@@ -62,6 +54,5 @@ def _truth(key: str, value: Any) -> bool:
     if array.size == 1 and array.dtype.kind in "biuf" and array.item() in (0, 1):
         return bool(array.item())
     raise EnvError(
-        f"env.success={key}: a step's info says {value!r}, and needs true, false, 1 or 0: name another key, or convert "
-        "it in a wrapper"
+        f"env.success={key}: an info says {value!r}, and needs true, false, 1 or 0: name another key, or convert it"
     )

@@ -69,7 +69,7 @@ def test_a_run_survives_a_failed_reset_and_keeps_its_ranges(tmp_path: Path) -> N
 
     said = run("code/script.py")
     assert "images: cam/front; state: at; 2 numbers" in said
-    assert "success: solved in a step's info" in said
+    assert "success: solved in an info" in said
     assert "env worker 0 is replaced" in said
     assert "reset() has failed, RuntimeError: placement failed" in said
     folder = tmp_path / "runs/shaky"

@@ -11,7 +11,7 @@ the first process found the module travels with the configuration.
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -37,20 +37,13 @@ class ImportingConfig(ConfigGroup):
     """Base of configurations that name modules: each is pickled with the folders where this process finds modules."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (*self._kind(), _search_path(), self.__getstate__())
-
-    def _kind(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """What finds the class again in another process, and its arguments."""
-        return _itself, (type(self),)
+        return _restored, (getattr(self, "plugin", type(self)), _search_path(), self.__getstate__())
 
 
 class PluginConfig(ImportingConfig):
     """Base of the configurations of parts from outside: knows the part, and is pickled by the part's name."""
 
     plugin: ClassVar[tuple[str, str]]  # group of the configuration, name
-
-    def _kind(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return plugin_config, self.plugin
 
 
 @cache
@@ -148,15 +141,9 @@ def _search_path() -> tuple[str, ...]:
     return tuple(os.path.abspath(path) for path in sys.path if not path.startswith(own))
 
 
-def _itself(kind: type) -> type:
-    return kind
-
-
-def _restored(
-    find: Callable[..., Any], arguments: tuple[Any, ...], search_path: tuple[str, ...], state: dict[str, Any]
-) -> Any:
+def _restored(found: type | tuple[str, str], search_path: tuple[str, ...], state: dict[str, Any]) -> Any:
     sys.path.extend(path for path in search_path if path not in sys.path)
-    kind = find(*arguments)
+    kind: Any = plugin_config(*found) if isinstance(found, tuple) else found
     config = kind.__new__(kind)
     config.__setstate__(state)
     return config

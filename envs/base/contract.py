@@ -21,13 +21,12 @@ def check_simulator(env: VectorEnv) -> None:
     Give it at least two environments, and a small ``max_episode_steps``. Raises ContractError.
     """
     spec, seen = env.spec, empty_observation(env.spec, env.num_envs)
-    middle = ((spec.actions.low + spec.actions.high) / 2).astype(np.float32)
-    chunk = np.tile(middle, (1, _CHUNK, 1))
-    last_task = len(spec.instructions) - 1
-    for episode in (EpisodeSpec(0, 0, 5), EpisodeSpec(1, last_task, 6, init_state=spec.init_states - 1, record=True)):
+    chunk = np.tile(((spec.actions.low + spec.actions.high) / 2).astype(np.float32), (1, _CHUNK, 1))
+    last = EpisodeSpec(1, len(spec.instructions) - 1, 6, init_state=spec.init_states - 1, record=True)
+    for episode in (EpisodeSpec(0, 0, 5), last):
         env.reset([0], [episode])
         steps, ended = 0, False
-        _check_observation(env, seen, episode, 0.0)
+        _check_observation(env, seen, episode, 0)
         while not ended:
             result = env.step([0], chunk)
             ended, steps = _ends(result), steps + int(result.num_steps[0])
@@ -35,9 +34,9 @@ def check_simulator(env: VectorEnv) -> None:
             rule = f"an episode is truncated at max_episode_steps={spec.max_episode_steps}, and only there"
             _require(result.truncated[0] == late and steps <= spec.max_episode_steps, rule, (steps, result))
             _require(ended or result.num_steps[0] == _CHUNK, "a chunk stops early only at an episode's end", result)
-            _check_observation(env, seen, episode, steps / spec.max_episode_steps)
-        frames = len(env.frames(0))
-        _require(frames == steps * episode.record, "frames() has one for each step of an episode that records", frames)
+            _check_observation(env, seen, episode, steps)
+        rule = "frames() has one for each step of an episode that records"
+        _require(len(env.frames(0)) == steps * episode.record, rule, len(env.frames(0)))
         with suppress(ValueError):
             env.step([0], chunk)
             _require(False, "an environment whose episode has ended refuses step() with ValueError", "none")
@@ -47,11 +46,11 @@ def check_simulator(env: VectorEnv) -> None:
 
 def _ends(result: StepResult) -> bool:
     """Whether the episode has ended, in a result for one environment that keeps the rules."""
-    for name, dtype in (("num_steps", "i4"), ("terminated", "?"), ("truncated", "?"), ("success", "?")):
+    flags = dict.fromkeys(("terminated", "truncated", "success"), (bool, (1,)))
+    for name, layout in {"num_steps": (np.int32, (1,)), "rewards": (np.float32, (1, _CHUNK)), **flags}.items():
         array = getattr(result, name)
-        _require(array.shape == (1,) and array.dtype == dtype, f"{name} is {np.dtype(dtype)} [n]", array)
+        _require((array.dtype, array.shape) == layout, f"{name} is {layout[0].__name__} {layout[1]}", array)
     rewards, executed = result.rewards, int(result.num_steps[0])
-    _require(rewards.shape == (1, _CHUNK) and rewards.dtype == np.float32, "rewards is float32 [n, K]", rewards)
     _require(1 <= executed <= _CHUNK, "num_steps lies between 1 and K", executed)
     _require(not rewards[0, executed:].any(), "rewards are 0 after the last executed step", rewards)
     _require(not (result.terminated[0] and result.truncated[0]), "no end is both terminated and truncated", result)
@@ -59,8 +58,8 @@ def _ends(result: StepResult) -> bool:
     return bool(result.terminated[0] or result.truncated[0])
 
 
-def _check_observation(env: VectorEnv, seen: Observation, episode: EpisodeSpec, elapsed: float) -> None:
-    images = []
+def _check_observation(env: VectorEnv, seen: Observation, episode: EpisodeSpec, steps: int) -> None:
+    images, elapsed = [], steps / env.spec.max_episode_steps
     for before in (7, 201):  # what is not written keeps it
         seen.images[:], seen.proprio[:], seen.elapsed[:], seen.task[:] = before, np.nan, np.nan, -1
         env.observe([0], seen)

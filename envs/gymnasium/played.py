@@ -89,7 +89,13 @@ def _make(config: GymnasiumConfig) -> gymnasium.Env:
     if config.image is None or RENDER in config.image:
         options.setdefault("render_mode", "rgb_array")
     try:
-        return _make_one(config.id, options, config.max_episode_steps)
+        try:
+            return _make_one(config.id, options, config.max_episode_steps)
+        except TypeError as error:
+            if config.image is not None or "render_mode" in config.options or "'render_mode'" not in str(error):
+                raise
+            del options["render_mode"]  # its observation may have images
+            return _make_one(config.id, options, config.max_episode_steps)
     except Exception as error:  # of whatever kind the environment raises
         raise EnvError(
             f"env.id={config.id} with {options}: gymnasium cannot make it ({type(error).__name__}: {str(error)[:300]})"

@@ -141,7 +141,7 @@ BROKEN = {
     "writes whole images": {"observe": no_images},
     "finite proprio": {"_proprio": lambda self, instance: np.full(1, np.nan)},
     "rewards are 0 after": changed(rewards=late_rewards),
-    "rewards is float32": changed(rewards=lambda result, env: result.rewards.astype(np.float64)),
+    r"rewards is float32 \(1, 3\)": changed(rewards=lambda result, env: result.rewards.astype(np.float64)),
     "num_steps is int32": changed(num_steps=lambda result, env: result.num_steps.astype(np.int64)),
     "between 1 and K": changed(num_steps=lambda result, env: result.num_steps * 0),
     "success comes with terminated": changed(success=lambda result, env: np.ones(1, bool)),

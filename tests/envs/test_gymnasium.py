@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -18,6 +22,7 @@ from envs import env_spec, make_env
 from envs.base import EnvError, empty_observation
 from envs.gymnasium.config import GymnasiumConfig
 from envs.gymnasium.registration import IDS, register
+from tests import ROOT
 from vla_rl.config.loading import load_config
 from vla_rl.core.records import EpisodeSpec
 
@@ -244,5 +249,33 @@ def test_a_vector_equals_single_environments_and_starts_episodes_by_itself() -> 
 
 def test_unknown_arguments_are_said() -> None:
     register()
-    with pytest.raises(EnvError, match=r"tabletop cannot be made with .*colour"):
+    with pytest.raises(
+        EnvError, match=r"tabletop cannot be made with .*unexpected keyword argument 'colour'"
+    ) as caught:
         gymnasium.make("vla_rl/Tabletop-v0", colour=3)
+    assert isinstance(caught.value, TypeError), "by which other libraries know an argument that is not taken"
+    with pytest.raises(EnvError, match=r"image_size: ") as caught:
+        gymnasium.make("vla_rl/Tabletop-v0", image_size="big")
+    assert not isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("imports", "prefix"),
+    [
+        ("import vla_rl, gymnasium", ""),
+        ("import gymnasium, vla_rl", ""),
+        ("import gymnasium", "vla_rl:"),
+        ("import importlib.util, vla_rl; importlib.util.find_spec('gymnasium'); import gymnasium", ""),
+        ("import envs.tabletop.env; import gymnasium", ""),
+    ],
+)
+def test_the_ids_are_known_in_a_fresh_process(imports: str, prefix: str, tmp_path: Path) -> None:
+    code = (
+        f"import sys; {imports}; env = gymnasium.make('{prefix}vla_rl/Tabletop-v0', proprio=False);"
+        "print(sorted(env.reset(seed=0)[0]), 'torch' in sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "['front'] False", done.stderr

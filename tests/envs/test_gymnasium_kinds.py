@@ -468,6 +468,19 @@ def test_another_interface_is_refused(registry: Any, wrong: dict, why: str) -> N
         env_spec(GymnasiumConfig(id=name, image_size=16))
 
 
+def test_an_environment_that_cannot_draw_needs_an_image(registry: Any) -> None:
+    def mute(seen: Any, space: Any) -> GymnasiumConfig:
+        return GymnasiumConfig(id=registry(lambda: Tiny(space, seen)), image_size=16)
+
+    images, *_ = looked(mute(PICTURE, HWC))
+    assert (images == 100).all()
+    name = registry(lambda: type("Blind", (Tiny,), {"render": lambda self: None})(VECTOR, np.zeros(2, np.float32)))
+    with pytest.raises(EnvError, match=r"render\(\) gives object \(\), not uint8 .*set env\.image"):
+        env_spec(GymnasiumConfig(id=name))
+    with pytest.raises(EnvError, match="unexpected keyword argument 'render_mode'"):
+        env_spec(GymnasiumConfig(id=name, image="render"))
+
+
 def test_actions_without_useful_limits_are_refused(registry: Any) -> None:
     class Huge(Tiny):
         def __init__(self) -> None:

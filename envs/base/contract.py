@@ -1,7 +1,6 @@
 """The contract of a simulator, checked by playing it: for the tests of simulators here and in other packages."""
 
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
@@ -9,6 +8,8 @@ from envs.base.vector_env import VectorEnv, empty_observation
 from vla_rl.core.records import EpisodeSpec, Observation, StepResult
 
 _CHUNK = 3
+_KINDS = [f"float32[1, {_CHUNK}]", "int32[1]", "bool[1]", "bool[1]", "bool"]
+_TRUNCATION = "an episode is truncated at max_episode_steps, only there, and never with terminated"
 
 
 class ContractError(AssertionError):
@@ -26,17 +27,16 @@ def check_simulator(env: VectorEnv) -> None:
     for episode in (EpisodeSpec(0, 0, 5), last):
         env.reset([0], [episode])
         steps, ended = 0, False
-        _check_observation(env, seen, episode, 0)
+        _check_observation(env, seen, episode, steps)
         while not ended:
             result = env.step([0], chunk)
             ended, steps = _ends(result), steps + int(result.num_steps[0])
             late = steps >= spec.max_episode_steps and not result.terminated[0]
-            rule = f"an episode is truncated at max_episode_steps={spec.max_episode_steps}, and only there"
-            _require(result.truncated[0] == late and steps <= spec.max_episode_steps, rule, (steps, result))
+            _require(result.truncated[0] == late and steps <= spec.max_episode_steps, _TRUNCATION, (steps, result))
             _require(ended or result.num_steps[0] == _CHUNK, "a chunk stops early only at an episode's end", result)
             _check_observation(env, seen, episode, steps)
-        rule = "frames() has one for each step of an episode that records"
-        _require(len(env.frames(0)) == steps * episode.record, rule, len(env.frames(0)))
+        frames = len(env.frames(0))
+        _require(frames == steps * episode.record, "frames() has one for each step of an episode that records", frames)
         with suppress(ValueError):
             env.step([0], chunk)
             _require(False, "an environment whose episode has ended refuses step() with ValueError", "none")
@@ -46,31 +46,28 @@ def check_simulator(env: VectorEnv) -> None:
 
 def _ends(result: StepResult) -> bool:
     """Whether the episode has ended, in a result for one environment that keeps the rules."""
-    flags = dict.fromkeys(("terminated", "truncated", "success"), (bool, (1,)))
-    for name, layout in {"num_steps": (np.int32, (1,)), "rewards": (np.float32, (1, _CHUNK)), **flags}.items():
-        array = getattr(result, name)
-        _require((array.dtype, array.shape) == layout, f"{name} is {layout[0].__name__} {layout[1]}", array)
-    rewards, executed = result.rewards, int(result.num_steps[0])
+    rewards, executed, terminated = result.rewards, int(result.num_steps[0]), bool(result.terminated[0])
+    kinds = [f"{x.dtype}{list(x.shape)}" for x in (rewards, result.num_steps, result.terminated, result.success)]
+    rule = "rewards are float32 [n, K], num_steps int32 [n], terminated, truncated and success bool [n]"
+    _require([*kinds, str(result.truncated.dtype)] == _KINDS, rule, kinds)
     _require(1 <= executed <= _CHUNK, "num_steps lies between 1 and K", executed)
     _require(not rewards[0, executed:].any(), "rewards are 0 after the last executed step", rewards)
-    _require(not (result.terminated[0] and result.truncated[0]), "no end is both terminated and truncated", result)
-    _require(bool(result.terminated[0] or not result.success[0]), "success comes with terminated", result)
-    return bool(result.terminated[0] or result.truncated[0])
+    _require(terminated or not result.success[0], "success comes with terminated", result)
+    return terminated or bool(result.truncated[0])
 
 
 def _check_observation(env: VectorEnv, seen: Observation, episode: EpisodeSpec, steps: int) -> None:
-    images, elapsed = [], steps / env.spec.max_episode_steps
     for before in (7, 201):  # what is not written keeps it
+        images, elapsed = seen.images[0].copy(), steps / env.spec.max_episode_steps
         seen.images[:], seen.proprio[:], seen.elapsed[:], seen.task[:] = before, np.nan, np.nan, -1
         env.observe([0], seen)
-        images.append(seen.images[0].copy())
         _require((seen.images[1:] == before).all(), "observe() writes no rows but those that it is asked for", "others")
-    _require((images[0] == images[1]).all(), "observe() writes whole images, the same each time", "other pixels")
+    _require((images == seen.images[0]).all(), "observe() writes whole images, the same each time", "other pixels")
     _require(np.isfinite(seen.proprio[0]).all(), "observe() writes finite proprio", seen.proprio[0])
     _require(seen.task[0] == episode.task, "observe() writes the task", seen.task[0])
     _require(np.isclose(seen.elapsed[0], elapsed), f"elapsed is steps / max_episode_steps, {elapsed}", seen.elapsed[0])
 
 
-def _require(holds: Any, rule: str, found: Any) -> None:
+def _require(holds: object, rule: str, found: object) -> None:
     if not holds:
         raise ContractError(f"{rule}; found {found}")

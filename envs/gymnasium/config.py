@@ -1,12 +1,16 @@
 """Configuration of environments of gymnasium."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue
 
 from envs.base.config import SimulatorConfig
 from vla_rl.core.plugins import ImportingConfig
 from vla_rl.core.schema import NonNegative, Pixels, Positive
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 class GymnasiumConfig(ImportingConfig, SimulatorConfig):
@@ -19,8 +23,9 @@ class GymnasiumConfig(ImportingConfig, SimulatorConfig):
         "registers it.",
     )
     options: dict[str, JsonValue] = Field({}, description="Further arguments of gymnasium.make, by name.")
-    image: str | tuple[str, ...] | None = Field(
+    image: Annotated[tuple[str, ...], BeforeValidator(_listed)] | None = Field(
         None,
+        min_length=1,
         description="Key of the image in the observation, several in a list or with commas between, or `render` for "
         "what render() draws; a/b for b within a. null: all images in the observation, or else `render`.",
     )

@@ -115,6 +115,6 @@ def _examine(config: GymnasiumConfig, env: Played) -> tuple[EnvSpec, Sight, Succ
         max_episode_steps=limit,
         instructions=(config.instruction or words.replace("_", " "),),
         init_states=config.start_states,
-        notes=(*sight.notes(), success.note, *found.notes),
+        notes=(*sight.notes, success.note, *found.notes),
     )
     return spec, sight, success

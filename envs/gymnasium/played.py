@@ -86,7 +86,7 @@ def _make(config: GymnasiumConfig) -> gymnasium.Env:
 
     register()
     options: dict[str, Any] = dict(config.options)
-    if config.image is None or RENDER in config.image:
+    if config.image is None or any(RENDER in text for text in config.image):
         options.setdefault("render_mode", "rgb_array")
     try:
         try:

@@ -13,12 +13,55 @@ from envs.base.vector_env import resized
 from envs.gymnasium.config import GymnasiumConfig
 from vla_rl.core.actions import ActionSpace
 
-USEFUL = 1e6  # bounds beyond it are none
 _WHOLE = "observation"  # name of an observation that is a single array
 _CHANNELS = (1, 3, 4)
 _SMALLEST, _SMALLEST_GRAY = 5, 16  # sides of what may be a picture; smaller arrays are numbers
 _MOST_NUMBERS = 1024  # in a part of the state
+_USEFUL = 1e6  # bounds beyond it are none
 _TOLERANCE = 0.01  # share of the declared range by which a pixel may leave it
+
+
+@dataclass(frozen=True)
+class Picture:
+    """How an array becomes a view. ``low`` and ``high``: what becomes 0 and 255."""
+
+    channels_first: bool
+    channels: int
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, space: spaces.Space) -> "Picture | str | None":
+        """For the arrays of a space; why they cannot be seen, if they look like images; None for everything else."""
+        shape = space.shape or ()
+        gray = len(shape) == 2
+        smallest = _SMALLEST_GRAY if gray else _SMALLEST
+        if not isinstance(space, spaces.Box) or len(shape) < 2 or sorted(shape)[-2] < smallest:
+            return None
+        if len(shape) > 3:
+            return "a stack of frames, or no image"
+        first = not gray and shape[0] in _CHANNELS and min(shape[1:]) >= _SMALLEST
+        if not gray and not first and not (shape[2] in _CHANNELS and min(shape[:2]) >= _SMALLEST):
+            return "neither 1, 3 nor 4 channels"
+        low, high = float(space.low.min()), float(space.high.max())
+        if space.dtype == np.uint8 and high > 1:
+            low, high = 0.0, 255.0
+        elif not 0 < high - low <= _USEFUL:
+            return "no bounds that say what is black and white"
+        elif low != space.low.max() or high != space.high.min():
+            return "other bounds for each pixel"
+        return cls(first, 1 if gray else shape[0 if first else 2], low, high)
+
+    def view(self, array: np.ndarray, size: int, name: str) -> np.ndarray:
+        """uint8 [size, size, 3]. Raises EnvError for values beyond the declared bounds."""
+        array = np.moveaxis(array, 0, -1) if self.channels_first else array.reshape(*array.shape[:2], -1)
+        array = array[..., :3]
+        if array.dtype != np.uint8 or self.high != 255:
+            array = (np.asarray(array, np.float64) - self.low) / (self.high - self.low)
+            if not (array.min() >= -_TOLERANCE and array.max() <= 1 + _TOLERANCE):  # nor NaN
+                raise EnvError(f"{name} has values outside of {self.low:g}..{self.high:g}, which its space declares")
+            array = np.rint(array.clip(0, 1) * 255).astype(np.uint8)
+        return resized(np.broadcast_to(array, (*array.shape[:2], 3))[None], size)[0]
 
 
 @dataclass(frozen=True)
@@ -28,10 +71,12 @@ class Part:
     name: str
     path: tuple[Any, ...]
     space: spaces.Space
+    picture: Picture | str | None  # see ``Picture.of``
 
     def __str__(self) -> str:
         box = isinstance(self.space, spaces.Box)
-        return f"{self.space.dtype} {list(self.space.shape or ())}" if box else str(self.space)[:80]
+        kind = f"{self.space.dtype} {list(self.space.shape or ())}" if box else str(self.space)[:80]
+        return f"{kind}: {self.picture}" if isinstance(self.picture, str) else kind
 
     def of(self, observation: Any) -> np.ndarray:
         """Its array. Raises EnvError if the observation lacks it, or it has another shape than the space says."""
@@ -45,29 +90,30 @@ class Part:
             raise EnvError(f"{self.name} has the shape {array.shape}, and {self.space.shape} in observation_space")
         return array
 
+    @property
+    def is_choice(self) -> bool:
+        return isinstance(self.space, (spaces.Discrete, spaces.MultiDiscrete))
 
-@dataclass(frozen=True)
-class Picture:
-    """How an array becomes a view. ``low`` and ``high``: what becomes 0 and 255."""
+    @property
+    def has_numbers(self) -> bool:
+        """Whether it can be part of a state: numbers, flags, or choices, which become one-hot."""
+        vector = isinstance(self.space, spaces.Box) and len(self.space.shape) <= 2 and self.picture is None
+        known = vector or self.is_choice or isinstance(self.space, spaces.MultiBinary)
+        return known and 1 <= spaces.flatdim(self.space) <= _MOST_NUMBERS
 
-    channels_first: bool
-    channels: int
-    low: float
-    high: float
+    def numbers(self, observation: Any) -> np.ndarray:
+        """float64 [n]. Raises EnvError as ``of``, and for a choice that there is not."""
+        array = self.of(observation)
+        if self.is_choice and not self.space.contains(array.astype(self.space.dtype)[()]):
+            raise EnvError(f"{self.name} is {array}, which is not in {self.space}")
+        return np.asarray(spaces.flatten(self.space, array) if self.is_choice else array, np.float64).ravel()
 
-    def view(self, array: np.ndarray, size: int, name: str) -> np.ndarray:
-        """uint8 [size, size, 3]. Raises EnvError for values beyond the declared bounds."""
-        if array.ndim == 2:
-            array = array[..., None]
-        elif self.channels_first:
-            array = np.moveaxis(array, 0, -1)
-        array = array[..., :3]
-        if array.dtype != np.uint8 or self.high != 255:
-            array = (np.asarray(array, np.float64) - self.low) / (self.high - self.low)
-            if not (array.min() >= -_TOLERANCE and array.max() <= 1 + _TOLERANCE):  # nor NaN
-                raise EnvError(f"{name} has values outside of {self.low:g}..{self.high:g}, which its space declares")
-            array = np.rint(array.clip(0, 1) * 255).astype(np.uint8)
-        return resized(np.broadcast_to(array, (*array.shape[:2], 3))[None], size)[0]
+    def bounds(self) -> np.ndarray:
+        """float64 [n, 2]: the declared low and high ends of its numbers; NaN where they are infinite or huge."""
+        flat: Any = spaces.flatten_space(self.space)
+        found = np.stack([flat.low, flat.high], axis=1).astype(np.float64)
+        found[(abs(found) > _USEFUL).any(axis=1) | (found[:, 0] >= found[:, 1])] = np.nan
+        return found
 
 
 def as_array(value: Any) -> np.ndarray:
@@ -75,70 +121,13 @@ def as_array(value: Any) -> np.ndarray:
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
-def parts_of(space: spaces.Space) -> dict[str, Part]:
-    """By name. Raises EnvError if two have the same name."""
-    parts = list(_parts(space, ()))
-    found = {part.name: part for part in parts}
-    if len(found) < len(parts):
-        raise EnvError(f"parts of the observation share names ({', '.join(found)}): rename them in a wrapper")
-    return found
-
-
-def _parts(space: spaces.Space, path: tuple[Any, ...]) -> Iterator[Part]:
+def parts_of(space: spaces.Space, path: tuple[Any, ...] = ()) -> Iterator[Part]:
+    """The parts of an observation, in the order of the space."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        inner = space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for key, within in inner:
-            yield from _parts(within, (*path, key))
+        for key, within in space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+            yield from parts_of(within, (*path, key))
     else:
-        yield Part("/".join(map(str, path)) or _WHOLE, path, space)
-
-
-def picture_of(space: spaces.Space) -> Picture | str | None:
-    """How its arrays become views; why they cannot, for what looks like images; None for everything else."""
-    shape = space.shape or ()
-    gray = len(shape) == 2
-    smallest = _SMALLEST_GRAY if gray else _SMALLEST
-    if not isinstance(space, spaces.Box) or len(shape) < 2 or sorted(shape)[-2] < smallest:
-        return None
-    if len(shape) > 3:
-        return "a stack of frames, or no image"
-    first = not gray and shape[0] in _CHANNELS and min(shape[1:]) >= _SMALLEST
-    if not gray and not first and not (shape[2] in _CHANNELS and min(shape[:2]) >= _SMALLEST):
-        return "neither 1, 3 nor 4 channels"
-    low, high = float(space.low.min()), float(space.high.max())
-    if space.dtype == np.uint8 and high > 1:
-        low, high = 0.0, 255.0
-    elif not (np.isfinite([low, high]).all() and 0 < high - low <= USEFUL):
-        return "no bounds that say what is black and white"
-    elif low != space.low.max() or high != space.high.min():
-        return "other bounds for each pixel"
-    return Picture(first, 1 if gray else shape[0 if first else 2], low, high)
-
-
-def has_numbers(space: spaces.Space) -> bool:
-    """Whether its values can be part of a state: numbers, flags, or choices, which become one-hot."""
-    box = isinstance(space, spaces.Box) and len(space.shape) <= 2 and picture_of(space) is None
-    if not (box or isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))):
-        return False
-    return 1 <= spaces.flatdim(space) <= _MOST_NUMBERS
-
-
-def numbers(part: Part, observation: Any) -> np.ndarray:
-    """float64 [n]: the part of the state that ``part`` is. Raises EnvError for what is no choice of a Discrete."""
-    array = part.of(observation)
-    if isinstance(part.space, (spaces.Discrete, spaces.MultiDiscrete)):
-        if not part.space.contains(array.astype(part.space.dtype)[()]):
-            raise EnvError(f"{part.name} is {array}, which is not in {part.space}")
-        return np.asarray(spaces.flatten(part.space, array), np.float64)
-    return array.astype(np.float64).ravel()
-
-
-def bounds(part: Part) -> np.ndarray:
-    """float64 [n, 2]: the declared low and high ends of its numbers; NaN where they are infinite or huge."""
-    flat: Any = spaces.flatten_space(part.space)
-    found = np.stack([flat.low, flat.high], axis=1).astype(np.float64)
-    found[(abs(found) > USEFUL).any(axis=1) | (found[:, 0] >= found[:, 1])] = np.nan
-    return found
+        yield Part("/".join(map(str, path)) or _WHOLE, path, space, Picture.of(space))
 
 
 def action_space(env: gymnasium.Env, config: GymnasiumConfig) -> ActionSpace:
@@ -155,7 +144,7 @@ def action_space(env: gymnasium.Env, config: GymnasiumConfig) -> ActionSpace:
         if len(given) != len(low) or any(a < x or b > y for (a, b), x, y in zip(given, low, high, strict=True)):
             raise EnvError(f"env.action_limits={list(given)} do not fit its actions, {space}: lie within them")
         low, high = np.array(given).T
-    if not (abs(np.array([low, high])) <= USEFUL).all():
+    if not (abs(np.array([low, high])) <= _USEFUL).all():
         raise EnvError(f"its actions have no limits, {space}: set env.action_limits=[[LOW,HIGH]], or a pair for each")
     if any(i >= len(low) for i in config.grippers):
         raise EnvError(f"env.grippers={config.grippers}: the last number of its actions is {len(low) - 1}")

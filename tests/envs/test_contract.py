@@ -141,15 +141,15 @@ BROKEN = {
     "writes whole images": {"observe": no_images},
     "finite proprio": {"_proprio": lambda self, instance: np.full(1, np.nan)},
     "rewards are 0 after": changed(rewards=late_rewards),
-    r"rewards is float32 \(1, 3\)": changed(rewards=lambda result, env: result.rewards.astype(np.float64)),
-    "num_steps is int32": changed(num_steps=lambda result, env: result.num_steps.astype(np.int64)),
+    "rewards are float32": changed(rewards=lambda result, env: result.rewards.astype(np.float64)),
+    "num_steps int32": changed(num_steps=lambda result, env: result.num_steps.astype(np.int64)),
     "between 1 and K": changed(num_steps=lambda result, env: result.num_steps * 0),
     "success comes with terminated": changed(success=lambda result, env: np.ones(1, bool)),
-    "both terminated and truncated": changed(
+    "and never with terminated": changed(
         terminated=lambda result, env: np.ones(1, bool), truncated=lambda result, env: np.ones(1, bool)
     ),
-    "truncated at max_episode_steps=7": changed(truncated=lambda result, env: np.zeros(1, bool)),
-    "=7, and only there": {"_advance": lambda self, instance, action: Outcome(0.0, truncated=True)},
+    "truncated at max_episode_steps": changed(truncated=lambda result, env: np.zeros(1, bool)),
+    "max_episode_steps, only there": {"_advance": lambda self, instance, action: Outcome(0.0, truncated=True)},
     "for each step of an episode": {"frames": lambda self, env_id: []},
     "refuses step": {"step": takes_all},
 }

@@ -126,7 +126,7 @@ def test_images_of_all_kinds_become_views(registry: Any, kind: str) -> None:
     assert (images == pixel).all()
     assert images.shape == (1, 16, 16, 3)
     assert (state.size, spec.views) == (0, ("observation",)), "no number of an image is a state"
-    assert ("fourth channel dropped" in spec.notes[0]) == (kind == "four channels")
+    assert ("observation: its fourth channel is dropped" in spec.notes) == (kind == "four channels")
 
 
 UNUSABLE: dict[str, tuple[spaces.Box, str]] = {

@@ -68,7 +68,7 @@ def test_a_run_survives_a_failed_reset_and_keeps_its_ranges(tmp_path: Path) -> N
         return done.stdout + done.stderr
 
     said = run("code/script.py")
-    assert "images: cam/front; state: at; 2 numbers" in said
+    assert "images: cam/front; state: at\n" in said
     assert "success: solved in an info" in said
     assert "env worker 0 is replaced" in said
     assert "reset() has failed, RuntimeError: placement failed" in said

@@ -1,6 +1,7 @@
 """The contract of a simulator, checked by playing it: for the tests of simulators here and in other packages."""
 
 from contextlib import suppress
+from dataclasses import astuple
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from envs.base.vector_env import VectorEnv, empty_observation
 from vla_rl.core.records import EpisodeSpec, Observation, StepResult
 
 _CHUNK = 3
-_KINDS = [f"float32[1, {_CHUNK}]", "int32[1]", "bool[1]", "bool[1]", "bool"]
+_KINDS = [f"float32[1, {_CHUNK}]", "int32[1]", *["bool[1]"] * 3]  # of a StepResult
 _TRUNCATION = "an episode is truncated at max_episode_steps, only there, and never with terminated"
 
 
@@ -35,8 +36,8 @@ def check_simulator(env: VectorEnv) -> None:
             _require(result.truncated[0] == late and steps <= spec.max_episode_steps, _TRUNCATION, (steps, result))
             _require(ended or result.num_steps[0] == _CHUNK, "a chunk stops early only at an episode's end", result)
             _check_observation(env, seen, episode, steps)
-        frames = len(env.frames(0))
-        _require(frames == steps * episode.record, "frames() has one for each step of an episode that records", frames)
+        rule = f"frames() has one for each of {steps} steps if the episode records ({episode.record})"
+        _require(len(env.frames(0)) == steps * episode.record, rule, len(env.frames(0)))
         with suppress(ValueError):
             env.step([0], chunk)
             _require(False, "an environment whose episode has ended refuses step() with ValueError", "none")
@@ -47,9 +48,8 @@ def check_simulator(env: VectorEnv) -> None:
 def _ends(result: StepResult) -> bool:
     """Whether the episode has ended, in a result for one environment that keeps the rules."""
     rewards, executed, terminated = result.rewards, int(result.num_steps[0]), bool(result.terminated[0])
-    kinds = [f"{x.dtype}{list(x.shape)}" for x in (rewards, result.num_steps, result.terminated, result.success)]
-    rule = "rewards are float32 [n, K], num_steps int32 [n], terminated, truncated and success bool [n]"
-    _require([*kinds, str(result.truncated.dtype)] == _KINDS, rule, kinds)
+    kinds = [f"{array.dtype}{list(array.shape)}" for array in astuple(result)]
+    _require(kinds == _KINDS, "rewards are float32 [n, K], num_steps int32 [n], all others bool [n]", kinds)
     _require(1 <= executed <= _CHUNK, "num_steps lies between 1 and K", executed)
     _require(not rewards[0, executed:].any(), "rewards are 0 after the last executed step", rewards)
     _require(terminated or not result.success[0], "success comes with terminated", result)

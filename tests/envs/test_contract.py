@@ -150,7 +150,7 @@ BROKEN = {
     ),
     "truncated at max_episode_steps": changed(truncated=lambda result, env: np.zeros(1, bool)),
     "max_episode_steps, only there": {"_advance": lambda self, instance, action: Outcome(0.0, truncated=True)},
-    "for each step of an episode": {"frames": lambda self, env_id: []},
+    "frames\\(\\) has one for each of 7 steps": {"frames": lambda self, env_id: []},
     "refuses step": {"step": takes_all},
 }
 

@@ -41,7 +41,7 @@ class VectorOfOne(gymnasium.Env):
         ended = bool(_first(terminated)) or bool(_first(truncated))
         last_info, last = about.pop("final_info", None), [about.pop(key, None) for key in _LAST]
         if ended:  # else these are of nobody
-            about |= last_info or {}
+            about = last_info or about  # which is of the next episode then
             found = next((one for one in last if one is not None), None)
             self.resets_itself |= found is not None
             seen = seen if found is None else found
@@ -71,12 +71,11 @@ def _first_info(info: dict[str, Any]) -> dict[str, Any]:
     """``_key`` tells of which environments ``key`` holds a value (gymnasium's convention for vectors)."""
     known = {key: value for key, value in info.items() if not (key.startswith("_") and key[1:] in info)}
     told = {key: value for key, value in known.items() if f"_{key}" not in info or bool(_first(info[f"_{key}"]))}
-    return {
-        key: _first_info(value) if isinstance(value, dict) and key not in _LAST else _first_of_info(value)
-        for key, value in told.items()
-    }
+    return {key: _first(value) if key in _LAST else _first_of_info(value) for key, value in told.items()}
 
 
 def _first_of_info(value: Any) -> Any:
     """Also of what is not one value for each environment: it stays as it is."""
-    return _first(value) if hasattr(value, "__getitem__") and np.ndim(value) else value
+    if isinstance(value, dict):
+        return _first_info(value)
+    return _first(value) if getattr(value, "shape", ()) or (isinstance(value, list) and value) else value

@@ -354,7 +354,7 @@ class Line(VectorEnv):
     ) -> None:
         self.num_envs, self.render_mode, self.key = num_envs, "rgb_array", keys.get("key", "final_obs")
         self.metadata = {} if mode is None else {"autoreset_mode": mode}
-        self.limit = max_episode_steps
+        self.limit, self.by_row = max_episode_steps, keys.get("by_row", True)
         self.single_observation_space = spaces.Dict({"at": box(0, 99, (1,), np.float32), "image": HWC})
         self.single_action_space = spaces.Box(-1, 1, (2,), np.float32)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -375,7 +375,9 @@ class Line(VectorEnv):
         info: dict[str, Any] = {"success": np.zeros(self.num_envs, bool), "_success": np.ones(self.num_envs, bool)}
         if late.any():
             last = [{name: values[i] for name, values in seen.items()} for i in range(self.num_envs)]
-            info |= {self.key: np.array(last, object), f"_{self.key}": late}
+            batched = {name: values.copy() for name, values in seen.items()}
+            info |= {self.key: np.array(last, object) if self.by_row else batched, f"_{self.key}": late}
+            info |= {"note": "of all", "limits": [self.limit]}  # not in the form of vectors
             info |= {"final_info": {"success": late, "_success": late}, "_final_info": late}
             self.steps[late] = 0
         return self._seen(), np.zeros(self.num_envs), np.zeros(self.num_envs, bool), late, info
@@ -384,11 +386,14 @@ class Line(VectorEnv):
         return tuple(self._seen()["image"])
 
 
+@pytest.mark.parametrize("by_row", [True, False], ids=["objects", "batched"])
 @pytest.mark.parametrize("key", ["final_obs", "final_observation"])
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, "SameStep", None])
 @pytest.mark.filterwarnings("ignore:.*AutoresetMode")
-def test_the_last_observation_of_a_vector_is_that_of_the_ended_episode(registry: Any, key: str, mode: Any) -> None:
-    name = registry(None, 4, vector_entry_point=lambda **keys: Line(key=key, mode=mode, **keys))
+def test_the_last_observation_of_a_vector_is_that_of_the_ended_episode(
+    registry: Any, key: str, mode: Any, by_row: bool
+) -> None:
+    name = registry(None, 4, vector_entry_point=lambda **keys: Line(key=key, mode=mode, by_row=by_row, **keys))
     for limit in (4, 9):
         config = GymnasiumConfig(id=name, image_size=16, max_episode_steps=limit)
         env = make_env(config, 1)

@@ -8,6 +8,8 @@ from envs.base.config import SimulatorConfig
 from vla_rl.core.plugins import ImportingConfig
 from vla_rl.core.schema import NonNegative, Pixels, Positive
 
+_OneOrMore = str | tuple[str, ...]
+
 
 def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
@@ -23,7 +25,7 @@ class GymnasiumConfig(ImportingConfig, SimulatorConfig):
         "registers it.",
     )
     options: dict[str, JsonValue] = Field({}, description="Further arguments of gymnasium.make, by name.")
-    image: Annotated[tuple[str, ...], BeforeValidator(_listed)] | None = Field(
+    image: Annotated[tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=_OneOrMore)] | None = Field(
         None,
         min_length=1,
         description="Key of the image in the observation, several in a list or with commas between, or `render` for "

@@ -29,6 +29,7 @@ from vla_rl.commands.metadata import with_ranges_of
 from vla_rl.config.loading import load_config
 from vla_rl.core.errors import RecoverableError
 from vla_rl.core.records import EpisodeSpec
+from vla_rl.observability.console import TrainingView
 
 INF = float("inf")
 HWC = spaces.Box(0, 255, (20, 24, 3), np.uint8)
@@ -547,3 +548,19 @@ def test_a_module_of_the_user_is_found_in_every_process(tmp_path: Path, place: s
 def test_its_config_is_pickled_like_any_other() -> None:
     config = GymnasiumConfig(id="a:B-v0", options={"x": [1]}, image=("one", "two"))
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_a_training_begins_with_the_notes(registry: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    space = spaces.Dict({"front": HWC, "words": spaces.Text(8)})
+    spec = env_spec(config_of(registry, space, {"front": PICTURE, "words": "go"}))
+    with TrainingView("a run", spec, 1, 0):
+        said = capsys.readouterr()
+    lines = (said.out + said.err).splitlines()
+    expected = [
+        "a run",
+        "task 0: Kind0",
+        "images: front; state: none",
+        "left out: words (Text(1, 8, charset=",
+        "success:",
+    ]
+    assert [line.strip()[: len(start)] for line, start in zip(lines, expected, strict=False)] == expected

@@ -17,7 +17,11 @@ Simulators are in ``envs``, algorithms in ``algos``. From Python: ``vla_rl.train
 (docs/api.md).
 """
 
+import sys
+from collections.abc import Sequence
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +75,23 @@ def _require_own_packages() -> None:
             )
 
 
+class _IdsForGymnasium(MetaPathFinder):
+    """Registers ``vla_rl/Tabletop-v0`` and the others as soon as gymnasium is imported, which this package does not."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        found = PathFinder.find_spec(fullname, path) if fullname == "gymnasium" else None
+        if found is not None and found.loader is not None:
+            loader: Any = found.loader
+            load = loader.exec_module
+            loader.exec_module = lambda module: (load(module), import_module("envs.gymnasium.registration"))
+        return found
+
+
 _require_own_packages()
+if "gymnasium" in sys.modules:
+    import_module("envs.gymnasium.registration")
+else:
+    sys.meta_path.insert(0, _IdsForGymnasium())
 
 
 def __getattr__(name: str) -> Any:

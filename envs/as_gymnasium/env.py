@@ -29,6 +29,10 @@ _CONFIGS: TypeAdapter[Any] = TypeAdapter(EnvConfig)
 _FPS = 20
 
 
+class UnexpectedArgument(EnvError, TypeError):
+    """A key that the simulator does not have: to other libraries, an argument that a function does not have."""
+
+
 class SimulatorGym(gymnasium.Env[Any, np.ndarray]):
     """One environment. ``config`` and further arguments are the keys of the simulator's config.
 
@@ -187,8 +191,11 @@ def _make(config: Mapping[str, Any], keys: Mapping[str, Any], num_envs: int) -> 
     try:
         return make_env(_CONFIGS.validate_python({**config, **keys}), num_envs)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors(include_url=False))
-        raise EnvError(f"{config.get('name')} cannot be made with {dict(keys)}: {problems}") from None
+        found = [(".".join(map(str, e["loc"][1:])), e) for e in error.errors(include_url=False)]
+        unknown = [f"got an unexpected keyword argument '{key}'" for key, e in found if e["type"] == "extra_forbidden"]
+        problems = "; ".join([*unknown, *(f"{key}: {e['msg']}" for key, e in found if e["type"] != "extra_forbidden")])
+        kind = UnexpectedArgument if unknown else EnvError
+        raise kind(f"{config.get('name')} cannot be made with {dict(keys)}: {problems}") from None
 
 
 def _spaces(spec: EnvSpec) -> tuple[spaces.Dict, spaces.Box]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -18,6 +22,7 @@ from envs import env_spec, make_env
 from envs.base import EnvError, empty_observation
 from envs.gymnasium.config import GymnasiumConfig
 from envs.gymnasium.registration import IDS, register
+from tests import ROOT
 from vla_rl.config.loading import load_config
 from vla_rl.core.records import EpisodeSpec
 
@@ -81,30 +86,35 @@ def test_an_environment_becomes_a_simulator() -> None:
     start = seen.proprio[:, 2].copy()  # goal, joints: gymnasium sorts them
     assert start[1] == pytest.approx(np.random.default_rng(3).uniform(0, 5), rel=1e-6)
     assert (seen.images[1] == int(start[1] * 10)).all()
-    result = env.step([1], np.float32([[[1.0, 0.5], [5.0, -9.0]]]))  # the middle of the limits; beyond them
+    result = env.step([1], np.float32([[[1.0, 0.5], [5.0, -9.0]]]))  # within the limits; beyond them
     env.observe([1], seen)
     assert seen.proprio[1, 2] - start[1] == pytest.approx(0.5 * 1.0 + 0.5 * 4.0, rel=1e-5)
     assert result.num_steps.tolist() == [2]
     assert result.rewards.sum() == 0.0
-    while not (result := env.step([1], np.float32([[[1.0, 0.0]]]))).success[0]:
+    while not (result := env.step([1], np.float32([[[4.0, 0.0]]]))).success[0]:
         assert not result.truncated[0]
     assert result.terminated[0], "success ends the episode"
     assert result.rewards.tolist() == [[1.0]]
     lasting = make_env(config.model_copy(update={"ends_on_success": False}), 1)
     lasting.reset([0], [EpisodeSpec(0, 0, 5, init_state=3)])
-    result = lasting.step([0], np.float32([[[1.0, 0.0]] * 9]))
+    result = lasting.step([0], np.float32([[[4.0, 0.0]] * 9]))
     assert (result.num_steps[0], result.success[0], result.rewards.sum()) == (6, True, 1.0)
     lasting.close()
-    idle = env.step([0], np.float32([[[-1 / 3, 0.0]] * 9]))
+    idle = env.step([0], np.float32([[[0.0, 0.0]] * 9]))
     assert (idle.truncated[0], idle.num_steps[0]) == (True, 6)
     with pytest.raises(EnvError, match=r"no scripted expert: name files of demonstrations in sft\.demos"):
         env.expert_action(0)
     env.close()
 
 
-@pytest.mark.parametrize("autoreset", ["NextStep", "SameStep", "Disabled"])
-@pytest.mark.parametrize("keys", [{}, {"image": "render", "ends_on_success": False}])
-def test_a_vector_becomes_a_simulator_that_plays_the_same(keys: dict, autoreset: str) -> None:
+_RENDERED = {"image": "render", "ends_on_success": False}
+
+
+@pytest.mark.parametrize(
+    ("autoreset", "keys"),
+    [("NextStep", {}), ("SameStep", {}), ("Disabled", {}), ("NextStep", _RENDERED), ("Disabled", _RENDERED)],
+)
+def test_a_vector_becomes_a_simulator_that_plays_the_same(autoreset: str, keys: dict) -> None:
     played = []
     for name, options in (("Point-v0", {}), ("Crowd-v0", {"autoreset": autoreset})):
         config = GymnasiumConfig(id=name, options={"speed": 0.5, **options}, instruction="go", **keys)
@@ -239,5 +249,33 @@ def test_a_vector_equals_single_environments_and_starts_episodes_by_itself() -> 
 
 def test_unknown_arguments_are_said() -> None:
     register()
-    with pytest.raises(EnvError, match=r"tabletop cannot be made with .*colour"):
+    with pytest.raises(
+        EnvError, match=r"tabletop cannot be made with .*unexpected keyword argument 'colour'"
+    ) as caught:
         gymnasium.make("vla_rl/Tabletop-v0", colour=3)
+    assert isinstance(caught.value, TypeError), "by which other libraries know an argument that is not taken"
+    with pytest.raises(EnvError, match=r"image_size: ") as caught:
+        gymnasium.make("vla_rl/Tabletop-v0", image_size="big")
+    assert not isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("imports", "prefix"),
+    [
+        ("import vla_rl, gymnasium", ""),
+        ("import gymnasium, vla_rl", ""),
+        ("import gymnasium", "vla_rl:"),
+        ("import importlib.util, vla_rl; importlib.util.find_spec('gymnasium'); import gymnasium", ""),
+        ("import envs.tabletop.env; import gymnasium", ""),
+    ],
+)
+def test_the_ids_are_known_in_a_fresh_process(imports: str, prefix: str, tmp_path: Path) -> None:
+    code = (
+        f"import sys; {imports}; env = gymnasium.make('{prefix}vla_rl/Tabletop-v0', proprio=False);"
+        "print(sorted(env.reset(seed=0)[0]), 'torch' in sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "['front'] False", done.stderr

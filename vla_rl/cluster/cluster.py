@@ -316,8 +316,9 @@ class Cluster:
         if (name := self._vital.get(ref)) is not None:  # it stays there: whoever goes on in spite of it sees it, too
             raise ProcessDied(f"the {name} died: {'it returned' if failure is None else describe(failure)}")
         role, index = self._loops.pop(ref)
-        if isinstance(failure, RayTaskError) and isinstance(failure.cause, UserError):
-            raise failure.cause from None
+        cause = failure.cause if isinstance(failure, RayTaskError) else None
+        if isinstance(cause, UserError) and not isinstance(cause, RecoverableError):
+            raise cause from None
         if role == "world model":  # what it has learned is in the last checkpoint
             kind = ProcessFailed if isinstance(failure, RayTaskError) else ProcessDied
             raise kind(f"the world model's process ended: {'it returned' if failure is None else describe(failure)}")

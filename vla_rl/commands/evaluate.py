@@ -40,7 +40,8 @@ def evaluate_command(args: Any) -> int:
     evaluation = evaluate_policy(config, episodes, greedy=not args.sampled, record=3 if args.video else 0)
     console = make_console()
     about = f"{evaluation.spec.name}, assets: {evaluation.spec.assets}"
-    console.print(f"{config.policy.checkpoint} on {about}", highlight=False, markup=False)
+    for note in (f"{config.policy.checkpoint} on {about}", *evaluation.spec.notes):
+        console.print(note, highlight=False, markup=False)
     console.print(evaluation.text(), highlight=False, markup=False)
     if len(evaluation.per_task()) > 1:
         console.print(evaluation.table())

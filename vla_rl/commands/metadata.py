@@ -8,16 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.files import json_or_empty
 from vla_rl.core.records import EnvSpec
 
 _PACKAGES = (
     *("torch", "ray", "deepspeed", "transformers", "peft", "gymnasium", "numpy"),
     *("mujoco", "robosuite", "hf-libero", "mani_skill", "sapien", "lerobot"),
 )
+_RANGES = "proprio_range"
 _CONDITIONS = "conditions"  # which an algorithm adds to instructions (``algos.recap``)
 
 
@@ -33,8 +36,15 @@ def metadata(config: RunConfig, spec: EnvSpec, argv: Sequence[str]) -> dict[str,
         "simulator": spec.name,
         "assets": spec.assets,
         "instructions": list(spec.instructions),
+        _RANGES: spec.proprio_range,
         _CONDITIONS: list(config.algo.conditions),
     }
+
+
+def with_ranges_of(run: Path, spec: EnvSpec) -> EnvSpec:
+    """``spec`` with the ranges of the state that the run began with; a simulator may measure others each time."""
+    ranges = tuple((low, high) for low, high in json_or_empty(run / "metadata.json").get(_RANGES, ()))
+    return replace(spec, proprio_range=ranges) if len(ranges) == spec.proprio_dim else spec
 
 
 def knows_conditions(checkpoint: str | None, conditions: Sequence[str]) -> bool:

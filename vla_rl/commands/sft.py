@@ -101,7 +101,8 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
 
     require_trainable(config.policy)
     spec = env_spec(config.env)
-    console.print(f"{spec.name}, assets: {spec.assets}", highlight=False)
+    for note in (f"{spec.name}, assets: {spec.assets}", *spec.notes):
+        console.print(note, highlight=False, markup=False)
     if config.sft.demos:
         demos = demonstrations_for(spec, [Path(path) for path in config.sft.demos], config.demos)
         if config.demos.check:

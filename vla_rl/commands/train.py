@@ -21,7 +21,7 @@ from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.ray_session import require_cluster
 from vla_rl.commands.dataset import complete_dataset
 from vla_rl.commands.fitting import require_fit
-from vla_rl.commands.metadata import knows_conditions
+from vla_rl.commands.metadata import knows_conditions, with_ranges_of
 from vla_rl.commands.recovery import Recovery, Start
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.signals import StopRequest
@@ -74,6 +74,7 @@ def run_training(
     folder, checkpoint = (
         RunFolder.reopen(resume, config, iteration) if resume else (RunFolder.create(config, spec, sys.argv), None)
     )
+    spec = with_ranges_of(folder.path, spec)
     with closing(folder), ExitStack() as stack:
         start = Start.of(checkpoint, config) if checkpoint else Start()
         if checkpoint:

@@ -33,13 +33,17 @@ class PluginError(UserError):
     """A part cannot be used. The text names the module or package, what is wrong and the remedy."""
 
 
-class PluginConfig(ConfigGroup):
+class ImportingConfig(ConfigGroup):
+    """Base of configurations that name modules: each is pickled with the folders where this process finds modules."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (getattr(self, "plugin", type(self)), _search_path(), self.__getstate__())
+
+
+class PluginConfig(ImportingConfig):
     """Base of the configurations of parts from outside: knows the part, and is pickled by the part's name."""
 
     plugin: ClassVar[tuple[str, str]]  # group of the configuration, name
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (*self.plugin, _search_path(), self.__getstate__())
 
 
 @cache
@@ -77,9 +81,8 @@ def load_plugin(group: str, name: str) -> Any:
     module_name, _, attribute = text.partition(":")
     if module_name == "__main__":
         raise PluginError(f"{name}: a run's processes cannot import __main__; move the class to a module of its own")
-    _search_here()
     try:
-        found: Any = import_module(module_name)
+        found: Any = import_named(module_name)
     except ImportError as error:
         raise PluginError(
             f"{origin}: {module_name} cannot be imported ({error}); install its package, or start in the folder of "
@@ -124,11 +127,12 @@ _CONFIG_BASES = {
 }
 
 
-def _search_here() -> None:
-    """The working folder is searched last: a module there is found, and hides no installed one."""
+def import_named(module: str) -> Any:
+    """Import a module that a configuration names. The working folder is searched last: it hides no installed one."""
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
+    return import_module(module)
 
 
 def _search_path() -> tuple[str, ...]:
@@ -137,9 +141,9 @@ def _search_path() -> tuple[str, ...]:
     return tuple(os.path.abspath(path) for path in sys.path if not path.startswith(own))
 
 
-def _restored(group: str, name: str, search_path: tuple[str, ...], state: dict[str, Any]) -> ConfigGroup:
+def _restored(found: type | tuple[str, str], search_path: tuple[str, ...], state: dict[str, Any]) -> Any:
     sys.path.extend(path for path in search_path if path not in sys.path)
-    kind = plugin_config(group, name)
+    kind: Any = plugin_config(*found) if isinstance(found, tuple) else found
     config = kind.__new__(kind)
     config.__setstate__(state)
     return config

@@ -44,6 +44,7 @@ class EnvSpec:
         robot: what moves, for data sets.
         fps: control steps a second, for data sets and videos.
         proprio_range: P pairs of limits between which proprioception usually lies; empty: -1 and 1.
+        notes: what people should know before they trust a result, one sentence or list each.
     """
 
     name: str
@@ -59,6 +60,7 @@ class EnvSpec:
     robot: str = "unknown"
     fps: int = 20
     proprio_range: tuple[tuple[float, float], ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def action_dim(self) -> int:

@@ -136,6 +136,8 @@ class TrainingView:
             placeholder = self._spec.assets == "placeholder"
             note = " (numbers on placeholder assets are not benchmark numbers)" if placeholder else ""
             self.say(f"  assets: {self._spec.assets}{note}")
+        for note in self._spec.notes:
+            self.say(f"  {note}")
         if self._console.is_terminal:
             self._live.start()
         return self

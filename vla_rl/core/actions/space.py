@@ -149,8 +149,8 @@ class ActionSpace:
         """Of the limits of a Box. ``grippers``: by dimension, whether a larger number "opens" or "closes" it."""
         dims = []
         for i, (a, b) in enumerate(zip(low, high, strict=True)):
-            ends = Gripper(open=b, closed=a) if grippers.get(i) == "opens" else Gripper(open=a, closed=b)
-            dims.append(ActionDim(f"action_{i}", float(a), float(b), gripper=ends if i in grippers else None))
+            ends = {"opens": (b, a), "closes": (a, b)}.get(grippers.get(i, ""))
+            dims.append(ActionDim(f"action_{i}", float(a), float(b), gripper=Gripper(*ends) if ends else None))
         return cls(tuple(dims))
 
 

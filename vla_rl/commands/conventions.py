@@ -1,10 +1,9 @@
 """Conventions in which a policy may have been trained otherwise than it is used, each one changed alone."""
 
-from __future__ import annotations
-
+import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,135 +14,86 @@ from vla_rl.policies import PolicyConfig
 from vla_rl.policies.build import alternatives
 
 _RELATED = 0.7  # correlation from which a line through predictions and demonstrations says something
-_FACTOR = 1.4  # a scale that is wrong
-_OFFSET = 0.3  # likewise, as a share of the spread
-_FEW_TASKS = 4  # whose instructions are tried in every order of turns
-_RANGES = (0.0, 1.0), (-1.0, 1.0)  # of grippers
-_CLONE = "clone such demonstrations again (vla-rl sft)"
+_FACTOR, _OFFSET = np.log(1.4), 0.3  # of a wrong scale; the second as a share of the spread
+_OTHER_RANGES = (0.0, 1.0), (-1.0, 1.0)  # of grippers
+_WRITTEN: Mapping[str, Callable[[str], str]] = {
+    "in lower case": str.lower,
+    "with a capital letter": lambda text: text[:1].upper() + text[1:],
+    "with a full stop": lambda text: text.rstrip(".") + ".",
+    "without a full stop": lambda text: text.rstrip("."),
+    "with spaces for underscores": lambda text: text.replace("_", " "),
+}
+_SHIFTED: Mapping[str, Callable[[Array], Array]] = {  # [N, K, A]; the action at the end is repeated
+    "later": lambda x: np.concatenate([x[:, :1], x[:, :-1]], axis=1),
+    "earlier": lambda x: np.concatenate([x[:, 1:], x[:, -1:]], axis=1),
+}
+_CLONE = "and clone the demonstrations again (vla-rl sft)"
+_IMAGES = f"let the simulator show them so (docs/diagnose.md); or set demos.rotated, or convert the data, {_CLONE}"
+_CAMERAS = f"turn env.image, or the views of the simulator, around; or set demos.cameras {_CLONE}"
+_PROMPT = "the policy expects its instructions so: change env.instruction, env.tasks or EnvSpec.instructions"
+_STATE = "its numbers, their order or their unit are not those of the checkpoint's statistics: correct the simulator's"
+_GRIPPER = f"the policy predicts it so: correct env.grippers, or ActionDim.data; or set demos.gripper {_CLONE}"
+_CHUNK = f"the policy learned actions of another step: shift those of its data (vla-rl demos inspect) {_CLONE}"
+_SIGN = f"the policy's axes are not the simulator's: turn them around there, or in the data {_CLONE}"
+_SCALE = (
+    "are demonstrated: the statistics are of other data or another unit. Set policy.unnorm_key, repair the checkpoint's "
+    "statistics, or correct env.action_limits"
+)
 
 
-def _same(values: Any) -> Any:
+def _same(values: Array) -> Array:
     return values
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(NamedTuple):
     """One changed convention; what is not given stays as it is."""
 
     name: str
     remedy: str = ""
-    policy: Mapping[str, Any] = field(default_factory=dict)  # keys of the group ``policy``
+    policy: Mapping[str, Any] = {}  # keys of the group ``policy``
     images: Callable[[Array], Array] = _same  # of uint8 [N, V, H, W, 3]
     proprio: Callable[[Array], Array] = _same  # of float32 [N, P]
-    instructions: Callable[[tuple[str, ...]], tuple[str, ...]] = _same
+    instructions: tuple[str, ...] | None = None
     actions: Callable[[Array], Array] = _same  # of float32 [N, K, A], as they are predicted
-
-    @property
-    def sees_the_same(self) -> bool:
-        """Whether the policy predicts what it does as it is."""
-        return not self.policy and self.images is self.proprio is self.instructions is _same
 
 
 PRESENT = Trial("as it is")
 
 
-def trials(policy: PolicyConfig, spec: EnvSpec, state: Array) -> list[Trial]:
-    """All conventions to try, but those that ``fitted`` finds. ``state``: the mean proprioception, float [P]."""
-    return [
-        *_images(spec),
-        *_keys(policy, spec),
-        *_prompts(len(spec.instructions)),
-        *_state(state),
-        *_grippers(spec.actions),
-        *(_chunks() if policy.chunk_size > 1 else ()),
-    ]
-
-
-def _images(spec: EnvSpec) -> Iterator[Trial]:
+def trials(policy: PolicyConfig, spec: EnvSpec, state: Array) -> Iterator[Trial]:
+    """All conventions to try, but those of ``fitted``. ``state``: the mean proprioception, float32 [P]."""
     for name, turn in IMAGE_CONVENTIONS.items():
         if name != AS_IT_IS:
-            remedy = (
-                f"the policy expects images {name}: let the simulator show them so (a class around it, "
-                "docs/diagnose.md), or train with images as they are: set demos.rotated, or convert the data, and "
-                f"{_CLONE}"
-            )
-            yield Trial(f"images {name}", remedy, images=turn)
+            yield Trial(f"images {name}", f"the policy expects images {name}: {_IMAGES}", images=turn)
     if len(spec.views) > 1:
-        remedy = (
-            f"the policy expects the cameras {', '.join(spec.views)} in the other order: turn env.image, or the views of "
-            f"the simulator, around; or set demos.cameras and {_CLONE}"
-        )
-        yield Trial("cameras in the other order", remedy, images=lambda images: images[:, ::-1])
+        yield Trial("cameras in the other order", _CAMERAS, images=lambda images: images[:, ::-1])
+    texts, tasks = spec.instructions, len(spec.instructions)
+    changed = {name: tuple(map(change, texts)) for name, change in _WRITTEN.items()}
+    turns = sorted({1, 2, 3, tasks - 1} & set(range(1, tasks)))
+    changed |= {f"of the task {turn} further on": texts[turn:] + texts[:turn] for turn in turns}
+    for name, instructions in changed.items():
+        if instructions != texts:
+            yield Trial(f"instructions {name}", _PROMPT, instructions=instructions)
+    if len(state):
+        yield Trial("state left out", _STATE, proprio=lambda seen: np.broadcast_to(state, seen.shape).copy())
+    for i in spec.actions.grippers:
+        yield from _gripper(spec.actions, i)
+    for name, turn in _SHIFTED.items():
+        yield Trial(f"actions one step {name}", _CHUNK, actions=turn)
+    for keys in alternatives(policy, spec):  # last: each loads the checkpoint again
+        text = " ".join(f"policy.{name}={json.dumps(value)}" for name, value in keys.items())
+        yield Trial(text, f"set {text}", policy=keys)
 
 
-def _keys(policy: PolicyConfig, spec: EnvSpec) -> Iterator[Trial]:
-    for keys in alternatives(policy, spec):
-        text = " ".join(
-            f"policy.{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in keys.items()
-        )
-        yield Trial(text, f"set {text}", keys)
-
-
-def _prompts(tasks: int) -> Iterator[Trial]:
-    written: dict[str, Callable[[str], str]] = {
-        "in lower case": str.lower,
-        "with a full stop": lambda text: text.rstrip(".") + ".",
-        "without a full stop": lambda text: text.rstrip("."),
-        "with a capital letter": lambda text: text[:1].upper() + text[1:],
-        "with spaces for underscores": lambda text: text.replace("_", " "),
-    }
-    for name, change in written.items():
-        remedy = f"the policy expects instructions {name}: write the simulator's so (env.instruction, or EnvSpec.instructions)"
-        yield Trial(f"instructions {name}", remedy, instructions=lambda texts, change=change: tuple(map(change, texts)))
-    for turns in range(1, tasks) if tasks <= _FEW_TASKS else (1, tasks - 1):
-        remedy = (
-            f"each task goes by the instruction of the task {turns} further on: compare env.tasks, and the order of the "
-            "simulator's instructions, with what the policy was trained on"
-        )
-        yield Trial(
-            f"instructions of the task {turns} further on",
-            remedy,
-            instructions=lambda texts, turns=turns: texts[turns:] + texts[:turns],
-        )
-
-
-def _state(mean: Array) -> Iterator[Trial]:
-    if len(mean):
-        remedy = (
-            "the policy does better without its state (proprioception): its numbers, their order or unit are others than "
-            "those of training; compare them with the checkpoint's statistics, or set env.proprio=false and train anew"
-        )
-        yield Trial("state left out", remedy, proprio=lambda seen: np.broadcast_to(mean, seen.shape).astype(np.float32))
-
-
-def _grippers(space: ActionSpace) -> Iterator[Trial]:
-    """A gripper of the simulator goes from ``low`` to ``high``, or is predicted in another range or the other way."""
-    for i in space.grippers:
-        dim = space.dims[i]
-        for low, high in dict.fromkeys([(dim.low, dim.high), *_RANGES]):
-            for turned in (False, True):
-                scale = (dim.high - dim.low) / (high - low) * (-1 if turned else 1)
-                shift = (dim.high if turned else dim.low) - scale * low
-                if (scale, shift) == (1, 0):
-                    continue
-                ways = [f"from {low:g} to {high:g}"] * ((low, high) != (dim.low, dim.high)) + ["turned around"] * turned
-                name = f"{dim.name} {' and '.join(ways)}"
-                remedy = (
-                    f"the policy predicts {name}, and the simulator takes {dim.low:g} to {dim.high:g}: correct its "
-                    f"declaration (env.grippers, or ActionDim.data), or set demos.gripper and {_CLONE}"
-                )
-                yield Trial(name, remedy, actions=_line({i: (scale, shift)}, space))
-
-
-def _chunks() -> Iterator[Trial]:
-    remedy = f"the policy was trained on actions of a step too {{}}: shift those of its data by one (vla-rl demos inspect) and {_CLONE}"
-    late = Trial(
-        "actions one step later", remedy.format("late"), actions=lambda x: np.concatenate([x[:, :1], x[:, :-1]], 1)
-    )
-    early = Trial(
-        "actions one step earlier", remedy.format("early"), actions=lambda x: np.concatenate([x[:, 1:], x[:, -1:]], 1)
-    )
-    return iter((late, early))
+def _gripper(space: ActionSpace, i: int) -> Iterator[Trial]:
+    dim = space.dims[i]
+    own = dim.low, dim.high
+    for (low, high), turned in product(dict.fromkeys([own, *_OTHER_RANGES]), (False, True)):
+        ways = [f"from {low:g} to {high:g}"] * ((low, high) != own) + ["turned around"] * turned
+        scale = (dim.high - dim.low) / (high - low) * (-1 if turned else 1)
+        if ways:
+            line = {i: (scale, (dim.high if turned else dim.low) - scale * low)}
+            yield Trial(f"{dim.name} {', '.join(ways)}", _GRIPPER, actions=_line(line, space))
 
 
 def _line(lines: Mapping[int, tuple[float, float]], space: ActionSpace) -> Callable[[Array], Array]:
@@ -157,29 +107,20 @@ def _line(lines: Mapping[int, tuple[float, float]], space: ActionSpace) -> Calla
 def fitted(predicted: Array, demonstrated: Array, space: ActionSpace) -> Iterator[Trial]:
     """Signs and scales that a line through predictions and demonstrations, float [n, A] each, contradicts."""
     turned, scaled = {}, {}
-    for i, dim in enumerate(space.dims):
-        x, y = predicted[:, i].astype(np.float64), demonstrated[:, i].astype(np.float64)
+    for i, (dim, x, y) in enumerate(zip(space.dims, predicted.T, demonstrated.T, strict=True)):
         if dim.gripper is not None or min(x.std(), y.std()) < 1e-3 * (dim.high - dim.low):
             continue
-        related = np.corrcoef(x, y)[0, 1]
-        slope, offset = np.polyfit(x, y, 1)
+        related, (slope, offset) = np.corrcoef(x, y)[0, 1], np.polyfit(x, y, 1)
         if related < -_RELATED:
             turned[i] = -1.0, dim.low + dim.high
-        wrong = abs(np.log(max(slope, 1e-9))) > np.log(_FACTOR) or abs(y.mean() - x.mean()) > _OFFSET * y.std()
-        if related > _RELATED and wrong:
+        elif related > _RELATED and (abs(np.log(slope)) > _FACTOR or abs(y.mean() - x.mean()) > _OFFSET * y.std()):
             scaled[i] = float(slope), float(offset)
     if turned:
-        names = ", ".join(space.names[i] for i in turned)
-        remedy = (
-            f"the policy predicts {names} with the other sign: its axes are others than the simulator's; turn them around "
-            f"there, or in the data and {_CLONE}"
-        )
-        yield Trial(f"other sign of {names}", remedy, actions=_line(turned, space))
+        yield Trial(f"other sign of {_names(turned, space)}", _SIGN, actions=_line(turned, space))
     if scaled:
-        lines = ", ".join(f"{space.names[i]} times {a:.2f} plus {b:.2f}" for i, (a, b) in scaled.items())
-        remedy = (
-            f"the demonstrations are what the policy predicts for {lines}: its statistics are of other data or of another "
-            "unit; set policy.unnorm_key where the checkpoint has several, repair its statistics file, or limits of the "
-            "simulator's actions (env.action_limits)"
-        )
-        yield Trial(f"other scale of {', '.join(space.names[i] for i in scaled)}", remedy, actions=_line(scaled, space))
+        lines = ", ".join(f"{a:.2f} times {space.names[i]} plus {b:.2f}" for i, (a, b) in scaled.items())
+        yield Trial(f"other scale of {_names(scaled, space)}", f"{lines} {_SCALE}", actions=_line(scaled, space))
+
+
+def _names(dims: Mapping[int, Any], space: ActionSpace) -> str:
+    return ", ".join(space.names[i] for i in dims)

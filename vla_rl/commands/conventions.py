@@ -13,7 +13,7 @@ from vla_rl.core.records import Array, EnvSpec
 from vla_rl.policies import PolicyConfig
 from vla_rl.policies.build import alternatives
 
-_RELATED = 0.7  # correlation from which a line through predictions and demonstrations says something
+_RELATED = 0.7  # correlation of predictions and demonstrations from which their spreads say something
 _FACTOR, _OFFSET = np.log(1.4), 0.3  # of a wrong scale; the second as a share of the spread
 _OTHER_RANGES = (0.0, 1.0), (-1.0, 1.0)  # of grippers
 _WRITTEN: Mapping[str, Callable[[str], str]] = {
@@ -36,13 +36,9 @@ _GRIPPER = f"the policy predicts it so: correct env.grippers, or ActionDim.data;
 _CHUNK = f"the policy learned actions of another step: shift those of its data (vla-rl demos inspect) {_CLONE}"
 _SIGN = f"the policy's axes are not the simulator's: turn them around there, or in the data {_CLONE}"
 _SCALE = (
-    "are demonstrated: the statistics are of other data or another unit. Set policy.unnorm_key, repair the checkpoint's "
-    "statistics, or correct env.action_limits"
+    "are demonstrated: the statistics are of other data or of another unit. Set policy.unnorm_key, repair the "
+    "checkpoint's statistics, or correct env.action_limits"
 )
-
-
-def _same(values: Array) -> Array:
-    return values
 
 
 class Trial(NamedTuple):
@@ -51,10 +47,12 @@ class Trial(NamedTuple):
     name: str
     remedy: str = ""
     policy: Mapping[str, Any] = {}  # keys of the group ``policy``
-    images: Callable[[Array], Array] = _same  # of uint8 [N, V, H, W, 3]
-    proprio: Callable[[Array], Array] = _same  # of float32 [N, P]
+    images: Callable[[Array], Array] = np.asarray  # of uint8 [N, V, H, W, 3]
+    proprio: Callable[[Array], Array] = np.asarray  # of float32 [N, P]
     instructions: tuple[str, ...] | None = None
-    actions: Callable[[Array], Array] = _same  # of float32 [N, K, A], as they are predicted
+    actions: Callable[[Array], Array] = np.asarray  # of float32 [N, K, A], as they are predicted
+    error: float = 0.0  # filled in by ``vla-rl diagnose``
+    smaller: tuple[float, float] = (0.0, 0.0)  # than the error as it is, by this range unless by chance
 
 
 PRESENT = Trial("as it is")
@@ -105,22 +103,22 @@ def _line(lines: Mapping[int, tuple[float, float]], space: ActionSpace) -> Calla
 
 
 def fitted(predicted: Array, demonstrated: Array, space: ActionSpace) -> Iterator[Trial]:
-    """Signs and scales that a line through predictions and demonstrations, float [n, A] each, contradicts."""
+    """Signs and scales that predictions and demonstrations, float [n, A] each, contradict.
+
+    A scale is the ratio of their spreads: the slope of a least-squares line is flattened by the policy's own errors.
+    """
     turned, scaled = {}, {}
     for i, (dim, x, y) in enumerate(zip(space.dims, predicted.T, demonstrated.T, strict=True)):
         if dim.gripper is not None or min(x.std(), y.std()) < 1e-3 * (dim.high - dim.low):
             continue
-        related, (slope, offset) = np.corrcoef(x, y)[0, 1], np.polyfit(x, y, 1)
+        related, scale = np.corrcoef(x, y)[0, 1], float(y.std() / x.std())
         if related < -_RELATED:
             turned[i] = -1.0, dim.low + dim.high
-        elif related > _RELATED and (abs(np.log(slope)) > _FACTOR or abs(y.mean() - x.mean()) > _OFFSET * y.std()):
-            scaled[i] = float(slope), float(offset)
+        elif related > _RELATED and (abs(np.log(scale)) > _FACTOR or abs(y.mean() - x.mean()) > _OFFSET * y.std()):
+            scaled[i] = scale, float(y.mean() - scale * x.mean())
     if turned:
-        yield Trial(f"other sign of {_names(turned, space)}", _SIGN, actions=_line(turned, space))
+        yield Trial("other sign of " + ", ".join(space.names[i] for i in turned), _SIGN, actions=_line(turned, space))
     if scaled:
         lines = ", ".join(f"{a:.2f} times {space.names[i]} plus {b:.2f}" for i, (a, b) in scaled.items())
-        yield Trial(f"other scale of {_names(scaled, space)}", f"{lines} {_SCALE}", actions=_line(scaled, space))
-
-
-def _names(dims: Mapping[int, Any], space: ActionSpace) -> str:
-    return ", ".join(space.names[i] for i in dims)
+        name = "other scale of " + ", ".join(space.names[i] for i in scaled)
+        yield Trial(name, f"{lines} {_SCALE}", actions=_line(scaled, space))

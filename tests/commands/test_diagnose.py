@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,14 @@ from envs.base.wrapper import EnvWrapper
 from envs.tabletop.config import TabletopConfig
 from envs.tabletop.env import env_spec
 from tests import ROOT
+from tests.policies.openvla_twins import openvla
+from vla_rl.commands import diagnose
 from vla_rl.commands.cli import main
-from vla_rl.commands.conventions import fitted
+from vla_rl.commands.conventions import PRESENT, Trial, fitted
 from vla_rl.core.actions import ActionDim, ActionSpace, Gripper
 from vla_rl.core.records import EnvSpec, Observation, StepResult
 from vla_rl.policies.base.policy import Decisions, PolicyInput
+from vla_rl.policies.build import alternatives
 from vla_rl.policies.openvla_oft import build
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 
@@ -34,11 +37,12 @@ class Otherwise(EnvWrapper):
     """A tabletop that shows, names or takes something otherwise than the clones were trained on."""
 
     class Config(TabletopConfig):
+        distractors: int = 0
         shown: str = "as it is"
         wanted: tuple[tuple[int, float, float], ...] = ()  # dimension, and what its numbers are times and plus
         range: tuple[float, float] = (0.0, 1.0)  # of the gripper
-        blind: bool = False  # another camera before the one that is known
-        written: str = "{}"
+        cameras: int = 1  # the last one is the one that is known
+        underscores: bool = False  # in instructions
 
     def __init__(self, config: Config, num_envs: int) -> None:
         super().__init__(make_env(plain(config), num_envs))
@@ -49,14 +53,13 @@ class Otherwise(EnvWrapper):
 
     @staticmethod
     def env_spec(config: Config) -> EnvSpec:
-        spec = env_spec(plain(config))
-        low, high = config.range
+        spec, (low, high) = env_spec(plain(config)), config.range
         gripper = ActionDim("gripper", low, high, gripper=Gripper(open=high, closed=low))
         return replace(
             spec,
             actions=ActionSpace((*spec.actions.dims[:6], gripper)),
-            views=("other", "front") if config.blind else ("front",),
-            instructions=tuple(config.written.format(text).replace(" ", config.written[2:3] or " ") for text in spec.instructions),
+            views=("other", "front")[-config.cameras :],
+            instructions=tuple(text.replace(" ", "_" if config.underscores else " ") for text in spec.instructions),
         )
 
     def observe(self, env_ids: Sequence[int], out: Observation) -> None:
@@ -76,11 +79,10 @@ def plain(config: TabletopConfig) -> TabletopConfig:
 
 
 class Clone:
-    """A clone that looks at one camera of several, or answers one step too late, or has statistics under two names."""
+    """A clone that looks at the first of several cameras, or answers a step too late, or has two sets of statistics."""
 
     class Config(OpenVLAOFTConfig):
         late: bool = False
-        camera: int = 0
 
     check_policy = staticmethod(lambda config, spec: None)
     alternatives = staticmethod(lambda config, spec: [{"unnorm_key": name} for name in ("bridge", "tabletop")])
@@ -88,11 +90,11 @@ class Clone:
     @staticmethod
     def build_policy(config: Config, spec: EnvSpec, seed: int, device: str, dtype: torch.dtype) -> Any:
         policy = build.build_policy(config, replace(spec, views=spec.views[:1]), seed, device, dtype)
-        act, decode, camera = policy.act, policy.decode, config.camera
+        act, decode = policy.act, policy.decode
         scale = np.float32([0.3, 0.3, 0.3, 1, 1, 1, 1] if config.unnorm_key == "bridge" else [1.0] * 7)
 
         def see(seen: PolicyInput, *rest: Any) -> Decisions:
-            return act(replace(seen, images=seen.images[:, camera : camera + 1]), *rest)
+            return act(replace(seen, images=seen.images[:, :1]), *rest)
 
         def answer(record: dict[str, np.ndarray]) -> np.ndarray:
             found = decode(record) * scale
@@ -100,3 +102,144 @@ class Clone:
 
         policy.act, policy.decode = see, answer
         return policy
+
+
+@pytest.fixture
+def few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(diagnose, "_FRAMES", 32)  # half of them, in half of the time
+
+
+def diagnosed(output: Path, *arguments: str) -> dict[str, Any]:
+    """What the command writes, with its exit status."""
+    status = main(["diagnose", *arguments, "--json", str(output / "found.json")])
+    return json.loads((output / "found.json").read_text()) | {"status": status}
+
+
+REACH = "checkpoints/tabletop_reach", "tabletop"
+PUSH = "checkpoints/tabletop_push", "tabletop_push"
+PICK_PLACE = "checkpoints/tabletop_pick_place", "tabletop_pick_place"
+ENV, POLICY = f"env.name={HERE}:Otherwise", f"policy.name={HERE}:Clone"
+PLANTED: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "images rotated by 180 degrees": (REACH, [ENV, "env.shown=rotated by 180 degrees"]),
+    "images upside down": (PUSH, [ENV, "env.tasks=[push]", "env.shown=upside down"]),
+    "images mirrored left to right": (PICK_PLACE, [ENV, "env.tasks=[pick_place]", "env.shown=mirrored left to right"]),
+    "images blue and red swapped": (REACH, [ENV, "env.shown=blue and red swapped"]),
+    "cameras in the other order": (REACH, [ENV, "env.cameras=2", POLICY]),
+    "gripper turned around": (PICK_PLACE, [ENV, "env.tasks=[pick_place]", "env.wanted=[[6,-1,1]]"]),
+    "gripper from 0 to 1": (PICK_PLACE, [ENV, "env.tasks=[pick_place]", "env.wanted=[[6,2,-1]]", "env.range=[-1,1]"]),
+    "other sign of dx": (REACH, [ENV, "env.wanted=[[0,-1,0]]"]),
+    "instructions with spaces for underscores": (REACH, [ENV, "env.underscores=true"]),
+    'policy.unnorm_key="tabletop"': (PUSH, [POLICY, "policy.unnorm_key=bridge"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_wrong_convention_is_named(name: str, tmp_path: Path, few_frames: None) -> None:
+    which, wrong = PLANTED[name]
+    found = diagnosed(tmp_path, *which, *wrong, "--episodes", "0")
+    assert (found["status"], found["wrong"], found["successes"]) == (1, name, {})
+    assert found["text"].startswith(f"{name} (error ")
+    assert found["trials"][0]["remedy"] in found["text"]
+
+
+@pytest.mark.slow
+def test_statistics_of_half_the_scale_are_named_and_cost_success(
+    tmp_path: Path, few_frames: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(ROOT / REACH[0], tmp_path / "policy")
+    statistics = json.loads((tmp_path / "policy/statistics.json").read_text())
+    for quantile in ("q01", "q99"):
+        statistics["action"][quantile] = [x / 2 for x in statistics["action"][quantile]]
+    (tmp_path / "policy/statistics.json").write_text(json.dumps(statistics))
+    found = diagnosed(tmp_path, str(tmp_path / "policy"), "tabletop", "--episodes", "8")
+    assert (found["status"], found["wrong"]) == (1, "other scale of dx, dy")
+    assert "policy.unnorm_key" in found["text"]
+    as_it_is, mended = found["successes"].values()
+    assert as_it_is < mended
+    assert f"other scale of dx, dy: {mended} of 8 episodes succeed" in capsys.readouterr().out
+
+
+RIGHT = {
+    "reach": REACH,
+    "pick_place": PICK_PLACE,
+    "pi0": ("checkpoints/tabletop_reach_pi0", "tabletop", "policy=pi0", "policy.chunk_size=8"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_policy_is_accused_of_nothing(name: str, tmp_path: Path, few_frames: None) -> None:
+    found = diagnosed(tmp_path, *RIGHT[name], "--episodes", "0")
+    assert (found["status"], found["wrong"]) == (0, None)
+    assert found["text"].startswith("No convention is wrong")
+    assert len(found["trials"]) > 10
+
+
+def numbers(related: float) -> tuple[np.ndarray, np.ndarray, ActionSpace]:
+    """Demonstrated numbers, and predictions as spread as they are, that are so correlated with them."""
+    rng = np.random.default_rng(0)
+    demonstrated, noise = rng.normal(size=(2, 500, 3))
+    space = ActionSpace((*map(ActionDim, ("dx", "dy")), ActionDim("gripper", 0.0, 1.0, gripper=Gripper(1.0, 0.0))))
+    return related * demonstrated + (1 - related**2) ** 0.5 * noise, demonstrated, space
+
+
+def test_a_sign_and_a_scale_are_fitted() -> None:
+    predicted, demonstrated, space = numbers(0.9)
+    sign, scale = fitted(predicted * [-1, 0.5, -1] + [0, 0.2, 0], demonstrated, space)
+    assert (sign.name, scale.name) == ("other sign of dx", "other scale of dy")
+    assert scale.actions(np.float32([0.3, 0.2, 0.7])) == pytest.approx([0.3, 0, 0.7], abs=0.1)
+    assert scale.actions(np.float32([0.3, 0.7, 0.7])) == pytest.approx([0.3, 1, 0.7], abs=0.1)
+    assert sign.actions(np.float32([0.3, 0.2, 0.7])) == pytest.approx([-0.3, 0.2, 0.7])
+
+
+def test_an_inexact_policy_has_no_other_scale() -> None:
+    """A least-squares line would be flat, because of the policy's errors."""
+    for related in (0.5, 0.75, 0.95):
+        assert list(fitted(*numbers(related))) == []
+
+
+def judged(best: float, least: float, own: float, baseline: float) -> tuple[str | None, str]:
+    other = Trial("images upside down", "turn them", error=best, smaller=(least, 0.5))
+    wrong, text = diagnose.verdict(sorted([other, PRESENT._replace(error=own)], key=lambda t: t.error), baseline)
+    return wrong and wrong.name, text
+
+
+def test_only_what_is_clearly_better_is_called_wrong() -> None:
+    assert judged(0.3, 0.1, 0.5, 0.8)[0] == "images upside down"
+    for best, least, own in ((0.46, 0.01, 0.5), (0.3, -0.01, 0.5), (0.6, -0.2, 0.5)):
+        name, text = judged(best, least, own, 0.8)
+        assert name is None
+        assert text.startswith("No convention is wrong")
+    name, text = judged(0.75, 0.1, 1.2, 0.8)
+    assert name is None
+    assert "near that of always predicting the mean action, 0.80" in text
+
+
+def test_a_published_checkpoint_may_mean_the_statistics_of_another_data_set(tmp_path: Path) -> None:
+    config = OpenVLAOFTConfig(checkpoint=str(openvla(tmp_path / "twin")), unnorm_key="libero_spatial")
+    spec = replace(env_spec(TabletopConfig(proprio=False)), image_size=56)
+    others = alternatives(config, spec)
+    assert [keys for keys in others if "unnorm_key" in keys] == [{"unnorm_key": "bridge_orig"}]
+    assert {"center_crop": False} in others  # published ones crop
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["checkpoints/tabletop_reach"], "give the config"),
+        (["checkpoints/tabletop_reach", "env.distractors=1"], "give the config"),
+        (["checkpoints/nothing", "tabletop"], "checkpoints/nothing"),
+        ([*REACH, "--demos", "nothing.hdf5"], "nothing.hdf5"),
+        ([*REACH, "env.name=workload"], "does not fit"),
+    ],
+)
+def test_bad_input_gets_one_error(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["diagnose", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert said in output.err

@@ -19,6 +19,7 @@ from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 from vla_rl.policies.openvla_oft.hf_architecture import describe_published
 from vla_rl.policies.openvla_oft.hf_folder import is_published, open_published
 from vla_rl.policies.openvla_oft.hf_lora import contradictions, divide, fill_adapters
+from vla_rl.policies.openvla_oft.hf_statistics import choose_unnorm_key
 
 if TYPE_CHECKING:
     import torch
@@ -86,9 +87,11 @@ def keys_of_checkpoint(config: OpenVLAOFTConfig, spec: EnvSpec) -> dict[str, Any
 
 def alternatives(config: OpenVLAOFTConfig, spec: EnvSpec) -> list[dict[str, Any]]:
     """See ``vla_rl.policies.build.alternatives``: crop, ``</s>``, and the statistics of other data sets."""
-    read, published = _read_architecture(config, spec), is_published(config.checkpoint or "")
-    keys = [open_published(config.checkpoint or "").statistics] if published else []
-    others: list[dict[str, Any]] = [{"unnorm_key": name} for names in keys for name in names]
+    read, others = _read_architecture(config, spec), []
+    if is_published(config.checkpoint or ""):
+        statistics = open_published(config.checkpoint or "").statistics
+        used = choose_unnorm_key(statistics, config.unnorm_key, spec.suite)
+        others = [{"unnorm_key": name} for name in statistics if name != used]
     return [{"center_crop": not read.center_crop}, {"stop_token": not read.stop_token}, *others]
 
 

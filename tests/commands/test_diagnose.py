@@ -121,7 +121,6 @@ PUSH = "checkpoints/tabletop_push", "tabletop_push"
 PICK_PLACE = "checkpoints/tabletop_pick_place", "tabletop_pick_place"
 ENV, POLICY = f"env.name={HERE}:Otherwise", f"policy.name={HERE}:Clone"
 PLANTED: dict[str, tuple[Sequence[str], Sequence[str]]] = {
-    "images rotated by 180 degrees": (REACH, [ENV, "env.shown=rotated by 180 degrees"]),
     "images upside down": (PUSH, [ENV, "env.tasks=[push]", "env.shown=upside down"]),
     "images mirrored left to right": (PICK_PLACE, [ENV, "env.tasks=[pick_place]", "env.shown=mirrored left to right"]),
     "images blue and red swapped": (REACH, [ENV, "env.shown=blue and red swapped"]),
@@ -130,35 +129,41 @@ PLANTED: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "gripper from 0 to 1": (PICK_PLACE, [ENV, "env.tasks=[pick_place]", "env.wanted=[[6,2,-1]]", "env.range=[-1,1]"]),
     "other sign of dx": (REACH, [ENV, "env.wanted=[[0,-1,0]]"]),
     "instructions with spaces for underscores": (REACH, [ENV, "env.underscores=true"]),
-    'policy.unnorm_key="tabletop"': (PUSH, [POLICY, "policy.unnorm_key=bridge"]),
+    "other scale of dx, dy": (("", "tabletop"), []),  # the fixture ``half``
+    'policy.unnorm_key="tabletop"': (REACH, [POLICY, "policy.unnorm_key=bridge"]),
 }
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> str:
+    """A clone whose statistics have half the scale."""
+    shutil.copytree(ROOT / REACH[0], tmp_path / "half")
+    statistics = json.loads((tmp_path / "half/statistics.json").read_text())
+    for quantile in ("q01", "q99"):
+        statistics["action"][quantile] = [x / 2 for x in statistics["action"][quantile]]
+    (tmp_path / "half/statistics.json").write_text(json.dumps(statistics))
+    return str(tmp_path / "half")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_wrong_convention_is_named(name: str, tmp_path: Path, few_frames: None) -> None:
-    which, wrong = PLANTED[name]
-    found = diagnosed(tmp_path, *which, *wrong, "--episodes", "0")
+def test_a_wrong_convention_is_named(name: str, tmp_path: Path, half: str, few_frames: None) -> None:
+    (checkpoint, config), wrong = PLANTED[name]
+    found = diagnosed(tmp_path, checkpoint or half, config, *wrong, "--episodes", "0")
     assert (found["status"], found["wrong"], found["successes"]) == (1, name, {})
     assert found["text"].startswith(f"{name} (error ")
     assert found["trials"][0]["remedy"] in found["text"]
 
 
 @pytest.mark.slow
-def test_statistics_of_half_the_scale_are_named_and_cost_success(
+def test_episodes_are_played_with_both_settings(
     tmp_path: Path, few_frames: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(ROOT / REACH[0], tmp_path / "policy")
-    statistics = json.loads((tmp_path / "policy/statistics.json").read_text())
-    for quantile in ("q01", "q99"):
-        statistics["action"][quantile] = [x / 2 for x in statistics["action"][quantile]]
-    (tmp_path / "policy/statistics.json").write_text(json.dumps(statistics))
-    found = diagnosed(tmp_path, str(tmp_path / "policy"), "tabletop", "--episodes", "8")
-    assert (found["status"], found["wrong"]) == (1, "other scale of dx, dy")
-    assert "policy.unnorm_key" in found["text"]
-    as_it_is, mended = found["successes"].values()
-    assert as_it_is < mended
-    assert f"other scale of dx, dy: {mended} of 8 episodes succeed" in capsys.readouterr().out
+    found = diagnosed(tmp_path, *REACH, ENV, "env.shown=rotated by 180 degrees", "--episodes", "8")
+    right = "images rotated by 180 degrees"
+    assert found["wrong"] == right
+    assert found["successes"]["as it is"] < found["successes"][right]
+    assert f"{right}: {found['successes'][right]} of 8 episodes succeed" in capsys.readouterr().out
 
 
 RIGHT = {

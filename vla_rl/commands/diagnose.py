@@ -60,6 +60,8 @@ def diagnose_command(args: Any) -> int:
         for trial in [PRESENT, *filter(None, [wrong])] if args.episodes else []:
             success[trial.name] = _successes(env, under(trial, config, spec, policy), trial, args.episodes)
             console.print(f"{trial.name}: {success[trial.name]} of {args.episodes} episodes succeed", highlight=False)
+        if wrong is not None and success and success[wrong.name] < success[PRESENT.name]:
+            console.print("Fewer episodes succeed so: keep the present setting, and play more episodes of both")
     finally:
         logging.disable(logging.NOTSET)
         env.close()

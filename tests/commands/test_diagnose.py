@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from envs import make_env
+from envs.base import empty_observation
 from envs.base.image_conventions import IMAGE_CONVENTIONS
 from envs.base.wrapper import EnvWrapper
 from envs.tabletop.config import TabletopConfig
@@ -23,6 +25,7 @@ from tests.policies.openvla_twins import openvla
 from vla_rl.commands import diagnose
 from vla_rl.commands.cli import main
 from vla_rl.commands.conventions import PRESENT, Trial, fitted
+from vla_rl.commands.demonstrations import demonstration_episode
 from vla_rl.core.actions import ActionDim, ActionSpace, Gripper
 from vla_rl.core.records import EnvSpec, Observation, StepResult
 from vla_rl.policies.base.policy import Decisions, PolicyInput
@@ -228,6 +231,21 @@ def test_a_published_checkpoint_may_mean_the_statistics_of_another_data_set(tmp_
     others = alternatives(config, spec)
     assert [keys for keys in others if "unnorm_key" in keys] == [{"unnorm_key": "bridge_orig"}]
     assert {"center_crop": False} in others  # published ones crop
+
+
+def test_the_documented_simulator_shows_its_images_rotated() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/diagnose.md").read_text(), re.DOTALL)
+    module: dict[str, Any] = {}
+    exec(code, module)
+    config = module["RotatedTabletop"].Config()
+    env, upright = module["RotatedTabletop"](config, 2), make_env(config, 2)
+    shown = []
+    for one in (env, upright):
+        one.reset([1], [demonstration_episode(0, 4, 0)])
+        shown.append(empty_observation(one.spec, 2))
+        one.observe([1], shown[-1])
+    assert (shown[0].images[1] == shown[1].images[1, :, ::-1, ::-1]).all()
+    assert shown[0].images[1].std() > 1
 
 
 @pytest.mark.parametrize(

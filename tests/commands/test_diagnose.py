@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from envs import make_env
-from envs.base import empty_observation
+from envs.base import EnvError, empty_observation
+from envs.base.demonstrations import collect
 from envs.base.image_conventions import IMAGE_CONVENTIONS
 from envs.base.wrapper import EnvWrapper
 from envs.tabletop.config import TabletopConfig
-from envs.tabletop.env import env_spec
+from envs.tabletop.env import TabletopVectorEnv, env_spec
 from tests import ROOT
 from tests.policies.openvla_twins import openvla
 from vla_rl.commands import diagnose
@@ -167,6 +168,26 @@ def test_episodes_are_played_with_both_settings(
     assert found["wrong"] == right
     assert found["successes"]["as it is"] < found["successes"][right]
     assert f"{right}: {found['successes'][right]} of 8 episodes succeed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_few_demonstrations_that_are_misread(tmp_path: Path, few_frames: None) -> None:
+    env = make_env(TabletopConfig(distractors=0), 1)
+    collect(env, [demonstration_episode(i, 4, 0) for i in range(3)], tmp_path / "demos.hdf5")
+    data = ["--demos", str(tmp_path / "demos.hdf5"), "demos.rotated=false", "--episodes", "0"]
+    assert diagnosed(tmp_path, *REACH, *data)["wrong"] == "images rotated by 180 degrees"
+
+
+def test_a_simulator_without_an_expert_needs_demonstrations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_expert(*_: Any) -> None:
+        raise EnvError("tabletop has no scripted expert")
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(TabletopVectorEnv, "expert_action", no_expert)
+    assert main(["diagnose", *REACH]) == 2
+    assert "no scripted expert; or give demonstrations with --demos DATA" in capsys.readouterr().err
 
 
 RIGHT = {

@@ -52,8 +52,9 @@ def diagnose_command(args: Any) -> int:
     env = make_env(config.env, _ENVS)
     logging.disable(logging.WARNING)  # trials would repeat those about words and chunks
     try:
+        demos = demos or _of_expert(env, config)  # may find that there is no expert: before the policy is loaded
         policy = under(PRESENT, config, spec)
-        found, baseline = compared(policy, demos or _of_expert(env, config), spec)
+        found, baseline = compared(policy, demos, spec)
         wrong, text = verdict(found, baseline)
         console.print(_table(found, baseline))
         console.print(text, highlight=False, soft_wrap=True)

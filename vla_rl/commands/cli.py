@@ -208,6 +208,20 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             JSON,
         ),
     ),
+    "diagnose": (
+        "diagnose:diagnose_command",
+        "find the convention (images, actions, statistics, prompt) that keeps a policy from succeeding",
+        (
+            _option("target", metavar="CHECKPOINT", help="folder of a checkpoint or of a run, or hf://OWNER/NAME"),
+            _option("config", metavar="CONFIG", nargs="?", help=f"{CONFIG_HELP}; by default the run's own"),
+            OVERRIDES,
+            _option("--demos", metavar="DATA", type=Path, help="demonstrations; by default the simulator's expert's"),
+            _option(
+                "--episodes", metavar="N", type=_whole, default=4, help="episodes to play with each setting; 0: none"
+            ),
+            JSON,
+        ),
+    ),
     "sft": (
         "sft:sft_command",
         "warm-start a policy from demonstrations, by behaviour cloning",

@@ -1,10 +1,11 @@
 """Builds a run's policy from its config: the same one in every process. Importing this file does not load torch.
 
 Each policy has a folder ``vla_rl/policies/NAME`` with ``config.py`` (its keys) and ``build.py``: ``check_policy``,
-``build_policy``, ``policy_sizes`` and ``save_policy``, with the arguments used below; ``keys_of_checkpoint``; for
-`vla-rl export` ``EXPORT_FORMATS``, ``EXPORT_OPTIONS`` and ``export_policy``, and ``is_checkpoint``, which recognizes a
-folder. A policy of another package is a class that has these names (``vla_rl.policies.base.gaussian`` has them); it
-needs neither ``keys_of_checkpoint`` nor those for exporting, and ``is_checkpoint`` is not asked of it.
+``build_policy``, ``policy_sizes`` and ``save_policy``, with the arguments used below; ``keys_of_checkpoint`` and
+``alternatives``; for `vla-rl export` ``EXPORT_FORMATS``, ``EXPORT_OPTIONS`` and ``export_policy``, and
+``is_checkpoint``, which recognizes a folder. A policy of another package is a class that has these names
+(``vla_rl.policies.base.gaussian`` has them); it needs neither ``keys_of_checkpoint`` and ``alternatives`` nor those for
+exporting, and ``is_checkpoint`` is not asked of it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,12 @@ def keys_of_checkpoint(config: PolicyConfig, spec: EnvSpec) -> Mapping[str, Any]
         return {}
     keys: Mapping[str, Any] = builder.keys_of_checkpoint(config, spec)
     return keys
+
+
+def alternatives(config: PolicyConfig, spec: EnvSpec) -> Sequence[Mapping[str, Any]]:
+    """Other values of keys of ``policy`` for which the same checkpoint may be meant, one choice in each mapping."""
+    builder = _builder(config)
+    return builder.alternatives(config, spec) if config.checkpoint and hasattr(builder, "alternatives") else ()
 
 
 def require_trainable(config: PolicyConfig) -> None:

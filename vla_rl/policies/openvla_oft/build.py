@@ -19,6 +19,7 @@ from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 from vla_rl.policies.openvla_oft.hf_architecture import describe_published
 from vla_rl.policies.openvla_oft.hf_folder import is_published, open_published
 from vla_rl.policies.openvla_oft.hf_lora import contradictions, divide, fill_adapters
+from vla_rl.policies.openvla_oft.hf_statistics import choose_unnorm_key
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +83,16 @@ def keys_of_checkpoint(config: OpenVLAOFTConfig, spec: EnvSpec) -> dict[str, Any
         chunk_size = _published_chunk(config, architecture) or config.chunk_size
     proprio = architecture.proprio_dim > 0
     return {"env.wrist_camera": two_views, "env.proprio": proprio, "policy.chunk_size": chunk_size}
+
+
+def alternatives(config: OpenVLAOFTConfig, spec: EnvSpec) -> list[dict[str, Any]]:
+    """See ``vla_rl.policies.build.alternatives``: crop, ``</s>``, and the statistics of other data sets."""
+    read, others = _read_architecture(config, spec), []
+    if is_published(config.checkpoint or ""):
+        statistics = open_published(config.checkpoint or "").statistics
+        used = choose_unnorm_key(statistics, config.unnorm_key, spec.suite)
+        others = [{"unnorm_key": name} for name in statistics if name != used]
+    return [{"center_crop": not read.center_crop}, {"stop_token": not read.stop_token}, *others]
 
 
 def _published_chunk(config: OpenVLAOFTConfig, architecture: Architecture) -> int | None:

@@ -18,13 +18,19 @@ from envs.gymnasium.spaces import action_space
 from envs.gymnasium.success import Success
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 
+Infos = list[dict[str, Any]]  # of the steps of a probe
 _SEEDS = 1_000_000_007  # training's seeds come after those of the initial states
 
 
 def env_spec(config: GymnasiumConfig) -> EnvSpec:
-    """See ``envs.env_spec``; makes one environment, plays it for a moment, and closes it. Raises EnvError."""
-    env, spec, *_ = _examined(config)
+    """See ``envs.env_spec``; makes one environment, plays it for a moment, and closes it.
+
+    Raises EnvError, also where only some later step would: if nothing says what success is.
+    """
+    env, spec, _, success, infos = _examined(config)
     env.close()
+    with naming(config.id):
+        success.check(infos)
     return spec
 
 
@@ -42,7 +48,7 @@ class GymnasiumVectorEnv(SequentialEnv[_Instance]):
     """
 
     def __init__(self, config: GymnasiumConfig, num_envs: int) -> None:
-        first, spec, self._sight, self._success = _examined(config)
+        first, spec, self._sight, self._success, _ = _examined(config)
         super().__init__(spec, num_envs)
         self._config, self._idle = config, [first]
 
@@ -84,7 +90,7 @@ class GymnasiumVectorEnv(SequentialEnv[_Instance]):
 make_env = GymnasiumVectorEnv
 
 
-def _examined(config: GymnasiumConfig) -> tuple[Played, EnvSpec, Sight, Success]:
+def _examined(config: GymnasiumConfig) -> tuple[Played, EnvSpec, Sight, Success, Infos]:
     """An environment, and what its spaces and a probe say of it. Raises EnvError."""
     env = Played(config)
     try:
@@ -95,7 +101,7 @@ def _examined(config: GymnasiumConfig) -> tuple[Played, EnvSpec, Sight, Success]
         raise
 
 
-def _examine(config: GymnasiumConfig, env: Played) -> tuple[EnvSpec, Sight, Success]:
+def _examine(config: GymnasiumConfig, env: Played) -> tuple[EnvSpec, Sight, Success, Infos]:
     registered = env.env.spec.max_episode_steps if env.env.spec is not None else None
     limit = config.max_episode_steps or registered or getattr(env.unwrapped, "max_episode_steps", None)
     if limit is None:
@@ -117,4 +123,4 @@ def _examine(config: GymnasiumConfig, env: Played) -> tuple[EnvSpec, Sight, Succ
         init_states=config.start_states,
         notes=(*sight.notes, success.note, *found.notes),
     )
-    return spec, sight, success
+    return spec, sight, success, found.infos

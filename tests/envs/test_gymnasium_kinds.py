@@ -289,8 +289,17 @@ def test_success_is_read_from_truth_values(registry: Any, kind: str) -> None:
 )
 def test_other_values_of_success_are_refused(registry: Any, value: Any) -> None:
     config = config_of(registry, HWC, PICTURE, infos=lambda steps: {"is_success": value})
-    with pytest.raises(EnvError, match=r"env\.success=is_success: an info says .*needs true, false, 1 or 0"):
-        make_env(config, 1)
+    for ask in (env_spec, played):
+        with pytest.raises(EnvError, match=r"env\.success=is_success: an info says .*needs true, false, 1 or 0"):
+            ask(config)
+
+
+def test_an_end_of_which_nothing_says_what_it_is(registry: Any) -> None:
+    config = config_of(registry, HWC, PICTURE, infos=lambda steps: {}, ends_at=3)
+    for ask in (env_spec, played):
+        with pytest.raises(EnvError, match="nothing says when its task is solved"):
+            ask(config)
+    assert played(config_of(registry, HWC, PICTURE, infos=lambda steps: {}))[:3] == (5, False, False)
 
 
 def test_success_has_a_key_of_its_own(registry: Any) -> None:

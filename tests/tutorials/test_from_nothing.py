@@ -1,4 +1,4 @@
-"""docs/tutorials/from_nothing.md and docs/demonstrations.md: their code runs as it stands there, with smaller numbers."""
+"""The code of docs/tutorials/from_nothing.md and docs/demonstrations.md runs as it stands there, with fewer steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from envs import env_spec
+from envs.base.config import DemosConfig
+from envs.base.demonstrations import demonstrations_for
 from tests import ROOT
 from tests.tutorials.test_tutorials import blocks
+from vla_rl import load_config
 
-FEWER = "train.iterations=1 train.batch_episodes=4 train.eval_episodes=4 sft.updates=4 placement.envs_per_worker=4".split()
+FEWER = ["sft.updates=4", "train.iterations=1", "train.batch_episodes=4", "train.eval_episodes=4"]
 
 
 def run(folder: Path, *command: str) -> str:
@@ -49,16 +53,9 @@ def test_from_nothing_to_a_trained_policy(tmp_path: Path) -> None:
 
 
 def test_the_page_of_demonstrations_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from envs.base.demonstrations import read_demonstrations
-    from envs.tabletop.config import TabletopConfig
-    from envs.tabletop.env import env_spec
-
     monkeypatch.chdir(tmp_path)
     (code,) = blocks("demonstrations.md", "python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
     exec(compile(code, str(ROOT / "docs/demonstrations.md"), "exec"), {})
-    spec = env_spec(TabletopConfig())
-    read = read_demonstrations(
-        [tmp_path / "my_demos"], instructions=spec.instructions, views=spec.views, image_size=64, proprio=spec.proprio_dim
-    )
-    assert read.num_demonstrations == 3
+    spec = env_spec(load_config("tabletop").env)
+    assert demonstrations_for(spec, [tmp_path / "my_demos"], DemosConfig()).num_demonstrations == 3

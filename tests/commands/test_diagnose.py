@@ -160,6 +160,14 @@ def test_a_wrong_convention_is_named(name: str, tmp_path: Path, half: str, few_f
 
 
 @pytest.mark.slow
+def test_late_actions_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need all frames: only where actions change does it show."""
+    monkeypatch.chdir(ROOT)
+    found = diagnosed(tmp_path, *PICK_PLACE, POLICY, "policy.late=true", "--episodes", "0")
+    assert (found["status"], found["wrong"]) == (1, "actions one step earlier")
+
+
+@pytest.mark.slow
 def test_episodes_are_played_with_both_settings(
     tmp_path: Path, few_frames: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,8 +51,10 @@ class Trial(NamedTuple):
     proprio: Callable[[Array], Array] = np.asarray  # of float32 [N, P]
     instructions: tuple[str, ...] | None = None
     actions: Callable[[Array], Array] = np.asarray  # of float32 [N, K, A], as they are predicted
-    error: float = 0.0  # filled in by ``vla-rl diagnose``
+    timing: bool = False  # it moves actions in time, which shows where they change
+    error: float = 0.0  # filled in by ``vla-rl diagnose``, as all that follows
     smaller: tuple[float, float] = (0.0, 0.0)  # than the error as it is, by this range unless by chance
+    in_time: bool = False  # of ``timing``: actions change together with the demonstrated ones, unless by chance
 
 
 PRESENT = Trial("as it is")
@@ -76,7 +78,7 @@ def trials(policy: PolicyConfig, spec: EnvSpec, state: Array) -> Iterator[Trial]
     for i in spec.actions.grippers:
         yield from _gripper(spec.actions, i)
     for name, turn in _SHIFTED.items():
-        yield Trial(f"actions one step {name}", _CHUNK, actions=turn)
+        yield Trial(f"actions one step {name}", _CHUNK, actions=turn, timing=True)
     for keys in alternatives(policy, spec):  # last: each loads the checkpoint again
         text = " ".join(f"policy.{name}={json.dumps(value)}" for name, value in keys.items())
         yield Trial(text, f"set {text}", policy=keys)

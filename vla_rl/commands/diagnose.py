@@ -124,6 +124,12 @@ def compared(policy: LoadedPolicy, demos: Demonstrations, spec: EnvSpec) -> tupl
         found: Array = (off.mean(axis=2) * mask).sum(axis=1) / mask.sum(axis=1)
         return found
 
+    def together(predicted: Array) -> Array:
+        """[F]: the covariance of how predicted and demonstrated actions change from step to step."""
+        ours, theirs = (np.diff(x, axis=1)[..., varies] / wide[varies] for x in (spec.actions.clip(predicted), actions))
+        found: Array = ((ours * theirs).mean(axis=2) * mask[:, 1:]).sum(axis=1)
+        return found
+
     present = _act(policy, PRESENT, *seen)
     own, found = errors(present), []
     others = trials(policy.config.policy, spec, seen[1].mean(axis=0))
@@ -137,8 +143,10 @@ def compared(policy: LoadedPolicy, demos: Demonstrations, spec: EnvSpec) -> tupl
             continue
         error = errors(predicted)
         if trial is PRESENT or not np.array_equal(error, own):
-            smaller = _interval(own - error, episode, _CHANCE / len(tried))
-            found.append(trial._replace(error=float(error.mean()), smaller=smaller))
+            chance = _CHANCE / len(tried)
+            smaller = _interval(own - error, episode, chance)
+            in_time = trial.timing and _interval(together(predicted) - together(present), episode, chance)[0] > 0
+            found.append(trial._replace(error=float(error.mean()), smaller=smaller, in_time=in_time))
     mean = np.broadcast_to(actions[mask].mean(axis=0), actions.shape)
     return sorted(found, key=lambda trial: trial.error), float(errors(mean).mean())
 
@@ -168,8 +176,9 @@ def verdict(found: list[Trial], baseline: float) -> tuple[Trial | None, str]:
             f"No convention explains it: the best error, {best.error:.2f}, is near that of always predicting the mean "
             f"action, {baseline:.2f}. The policy does not know these demonstrations, or several conventions are wrong"
         )
-    if best.smaller[0] > 0 and best.error < (1 - _LESS) * own:
-        return best, f"{best.name} (error {best.error:.2f} instead of {own:.2f}): {best.remedy}"
+    for trial in found:
+        if trial.smaller[0] > 0 and (trial.in_time or trial.error < (1 - _LESS) * own):
+            return trial, f"{trial.name} (error {trial.error:.2f} instead of {own:.2f}): {trial.remedy}"
     return None, f"No convention is wrong: no other one explains the demonstrations clearly better (error {own:.2f})"
 
 

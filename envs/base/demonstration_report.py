@@ -19,6 +19,7 @@ _AHEAD = 0.05  # by how much an action must explain the step before it better th
 _MOST = 0.9  # of the episodes
 _MOVES = 0.05  # of a range
 _ALIKE, _OPPOSITE, _TIMES = 0.8, -0.8, 2.0  # correlations of two motions; how many times as far
+_LEAST_REPLAYS = 2
 
 
 class Finding(NamedTuple):
@@ -88,27 +89,31 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _motion(demos: Demonstrations, simulated: Simulated) -> Iterator[Finding]:
-    """How each number of the state changes when the recorded actions are played, against the recorded change."""
-    ours, theirs = (
-        np.concatenate([_changes(values).astype(np.float64) for values in sides])
-        for sides in (
-            [replay.proprio for replay in simulated.replays],
-            [demos.proprio[replay.rows] for replay in simulated.replays],
-        )
-    )
-    for i in np.flatnonzero(np.ptp(theirs, axis=0) > _MOVES * np.ptp(demos.proprio, axis=0)):
-        like = _correlation(ours[:, i], theirs[:, i])
-        far = np.linalg.norm(ours[:, i]) / np.linalg.norm(theirs[:, i])
-        if like < _OPPOSITE:
+    """How each number of the state changes when the recorded actions are played, against the recorded change.
+
+    All replays have to say the same: they do not begin just where the demonstrations do.
+    """
+    least = _MOVES * np.ptp(demos.proprio, axis=0)
+    pairs = [
+        (_changes(replay.proprio.astype(np.float64)), _changes(demos.proprio[replay.rows].astype(np.float64)))
+        for replay in simulated.replays
+    ]
+    for i in range(demos.proprio.shape[1]):
+        moved = [(ours[:, i], theirs[:, i]) for ours, theirs in pairs if np.ptp(theirs[:, i]) > least[i]]
+        if len(moved) < _LEAST_REPLAYS:
+            continue
+        like = [_correlation(*pair) for pair in moved]
+        far = [np.linalg.norm(ours) / np.linalg.norm(theirs) for ours, theirs in moved]
+        if max(like) < _OPPOSITE:
             yield Finding(
-                f"state {i} moves the other way when the recorded actions are played (correlation {like:.2f}): a "
+                f"state {i} moves the other way when the recorded actions are played (correlation {max(like):.2f}): a "
                 "number of the actions or of the state has another sign; of a gripper, turn "
                 "demos.gripper=[OPEN,CLOSED] around"
             )
-        elif like > _ALIKE and not 1 / _TIMES < far < _TIMES:
+        elif min(like) > _ALIKE and (min(far) > _TIMES or max(far) < 1 / _TIMES):
             yield Finding(
-                f"state {i} moves {far:.2g} times as far as recorded when the recorded actions are played: the actions "
-                "or the states have another unit"
+                f"state {i} moves {np.mean(far):.2g} times as far as recorded when the recorded actions are played: "
+                "the actions or the states have another unit"
             )
 
 

@@ -67,7 +67,7 @@ def compared(config: RunConfig, demos: Demonstrations) -> tuple[Simulated, list[
         env.close()
 
 
-def require_fit(config: RunConfig, demos: Demonstrations, console: Console) -> None:
+def require_agreement(config: RunConfig, demos: Demonstrations, console: Console) -> None:
     """Print what looks doubtful. Raises UserError if demonstrations contradict the simulator."""
     _, found = compared(config, demos)
     for finding in found:

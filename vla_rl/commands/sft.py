@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from vla_rl.commands.demonstrations import collect_demonstrations
-from vla_rl.commands.inspect import require_fit
+from vla_rl.commands.inspect import require_agreement
 from vla_rl.commands.metadata import metadata
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -106,7 +106,7 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
     if config.sft.demos:
         demos = demonstrations_for(spec, [Path(path) for path in config.sft.demos], config.demos)
         if config.demos.check:
-            require_fit(config, demos, console)
+            require_agreement(config, demos, console)
     else:
         demos = demonstrations_for(spec, collect_demonstrations(config, spec, console), DemosConfig())
     for note in demos.notes:

@@ -99,7 +99,11 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["vla_rl*", "envs*", "algos*"]),
-    package_data={"envs.libero.assets.placeholder": ["table.yaml"], "vla_rl": ["py.typed"]},
+    package_data={
+        "envs.libero.assets.placeholder": ["table.yaml"],
+        "envs.libero.protocol": ["audits.json", "settled.npz"],
+        "vla_rl": ["py.typed"],
+    },
     install_requires=CORE,
     extras_require=EXTRAS,
     cmdclass={"build_py": BuildWithShipped},

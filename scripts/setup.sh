@@ -28,6 +28,7 @@ readonly venv=.venv
 readonly cuda_choice=$venv/vla_rl-cuda # the major version of CUDA, as asked for or by the driver
 readonly packages=$venv/requirements.txt # requirements.txt, with the release of torch for that version
 readonly test_stamp=$venv/vla_rl-test-tools # the hash of their list
+readonly newer_mujoco=$venv/newer_mujoco
 readonly stamp=$venv/vla_rl-complete # the fingerprint, written last
 readonly unfinished=$venv/vla_rl-unfinished
 readonly renderer=$venv/vla_rl-renderer # the settings with which an off-screen renderer was found
@@ -181,6 +182,10 @@ make_environment() {
 add_test_tools() {
     run "installing $(grep -c '^[^#]' requirements-test.txt) packages for the tests" \
         "$venv/bin/python" -m pip install --no-compile --no-deps -r requirements-test.txt
+    # LIBERO is tested with a newer MuJoCo, too. It lies apart; PYTHONPATH puts it before the one of requirements.txt.
+    rm -rf "$newer_mujoco"
+    run "adding a newer MuJoCo for the tests" \
+        env -u PIP_CONSTRAINT "$venv/bin/python" -m pip install --no-compile --no-deps --target "$newer_mujoco" mujoco==3.8.1
     sha256sum requirements-test.txt "$stamp" >"$test_stamp"
 }
 

@@ -31,6 +31,11 @@ class LiberoConfig(SimulatorConfig):
     max_episode_steps: Positive | None = Field(None, description="Time limit; null takes the suite's protocol.")
     antialiasing: bool = Field(True, description="LIBERO's pixels; off, software rendering takes half the time.")
     settle_steps: NonNegative = Field(10, description="No-op steps after a reset, while objects come to rest.")
+    settled: Literal["here", "reference"] = Field(
+        "here",
+        description="Where objects of benchmark initial states come to rest. here: as this MuJoCo has it. reference: "
+        "as MuJoCo 3.3.0 has it, in any version (docs/libero_numbers.md).",
+    )
     model_cache_gib: PositiveFloat = Field(
         2.0, description="Memory for models per worker, about 0.15 GiB a task; the least recently used are dropped."
     )

@@ -66,10 +66,10 @@ class LiberoVectorEnv(SequentialVectorEnv[_Instance]):
         self._scenes: OrderedDict[int, _Scene] = OrderedDict()
 
     def _start(self, env_id: int, episode: EpisodeSpec, previous: _Instance | None) -> _Instance:
-        """Place fixtures, and objects if ``init_state`` is None, by ``episode.seed``."""
+        """Place fixtures, and objects if ``init_state`` is None, by ``_placement_seed``."""
         scene = self._scene(episode.task)
         state = previous.state if previous is not None and previous.scene is scene else scene.model.new_state()
-        scene.model.place(state, episode.seed, self._init_state(episode), self.config.joint_noise)
+        scene.model.place(state, self._placement_seed(episode), self._init_state(episode), self.config.joint_noise)
         for _ in range(self.config.settle_steps):
             scene.model.step(state, NO_OP)
         return _Instance(episode, scene, state)

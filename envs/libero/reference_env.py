@@ -83,7 +83,8 @@ class ReferenceLiberoVectorEnv(SequentialVectorEnv[_Instance]):
             if previous is not None:
                 previous.env.close()
             env = ReferenceEnv(self.tasks[episode.task], self.spec.views, self.spec.image_size)
-        env.reset(episode.seed, self._init_state(episode), self.config.joint_noise, self.config.settle_steps)
+        seed, start = self._placement_seed(episode), self._init_state(episode)
+        env.reset(seed, start, self.config.joint_noise, self.config.settle_steps)
         return _Instance(episode, env)
 
     def _execute(self, instance: _Instance, command: np.ndarray) -> bool:

@@ -1,15 +1,19 @@
 """What both LIBERO environments share: tasks, spec, initial states, and stepping one environment after another."""
 
+import os
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 
+from envs.base.packages import versions
 from envs.base.sequential import Outcome, SequentialEnv
 from envs.base.vector_env import Instance
 from envs.libero.bootstrap import import_libero
 from envs.libero.config import LiberoConfig
 from envs.libero.protocol.conventions import to_robosuite
-from envs.libero.protocol.tasks import STEP_LIMITS, load_init_states, select_tasks
+from envs.libero.protocol.settled import PLACEMENT_SEED, resting_note, settled_init_states
+from envs.libero.protocol.tasks import STEP_LIMITS, LiberoTask, load_init_states, select_tasks
 from vla_rl.core.actions import ROBOSUITE, end_effector
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 
@@ -19,7 +23,7 @@ def env_spec(config: LiberoConfig) -> EnvSpec:
 
     Raises EnvError if LIBERO, its OpenGL library, the assets or a configured task is missing.
     """
-    tasks = select_tasks(config.suite, config.tasks)
+    tasks, assets = select_tasks(config.suite, config.tasks), import_libero(config.assets)
     return EnvSpec(
         name="libero",
         views=("agentview", "robot0_eye_in_hand") if config.wrist_camera else ("agentview",),
@@ -29,10 +33,21 @@ def env_spec(config: LiberoConfig) -> EnvSpec:
         max_episode_steps=config.max_episode_steps or STEP_LIMITS[config.suite],
         instructions=tuple(task.instruction for task in tasks),
         init_states=min(len(load_init_states(task)) for task in tasks),
-        assets=import_libero(config.assets).origin,
+        engine=f"{versions('mujoco', 'robosuite')}, drawn by {os.environ['MUJOCO_GL']}",
+        assets=assets.origin,
         suite=config.suite,
         robot="panda",
+        notes=_notes(config, tasks, assets.origin),
     )
+
+
+def _notes(config: LiberoConfig, tasks: Sequence[LiberoTask], origin: str) -> tuple[str, ...]:
+    if origin == "placeholder":  # such results are compared with none
+        return ()
+    if config.settled == "reference":
+        return ("objects begin where they rest under MuJoCo 3.3.0 (env.settled=reference)",)
+    note = resting_note(tasks)
+    return () if note is None else (note,)
 
 
 class SequentialVectorEnv(SequentialEnv[Instance]):
@@ -58,4 +73,10 @@ class SequentialVectorEnv(SequentialEnv[Instance]):
         """float64 [1 + nq + nv]: the benchmark state to start from; None: LIBERO's samplers place everything."""
         if episode.init_state is None:
             return None
-        return load_init_states(self.tasks[episode.task])[episode.init_state]
+        states = load_init_states if self.config.settled == "here" else settled_init_states
+        return states(self.tasks[episode.task])[episode.init_state]
+
+    def _placement_seed(self, episode: EpisodeSpec) -> int:
+        """Of fixtures, and of objects without an initial state."""
+        given = self.config.settled == "reference" and episode.init_state is not None
+        return PLACEMENT_SEED if given else episode.seed

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from envs.base.packages import versions
 from envs.maniskill.config import ManiSkillConfig
 from vla_rl.core.actions import end_effector
 from vla_rl.core.records import EnvSpec
@@ -90,6 +91,7 @@ def maniskill_spec(config: ManiSkillConfig) -> EnvSpec:
         max_episode_steps=config.max_episode_steps or max(task.steps for task in tasks),
         instructions=tuple(task.instruction for task in tasks),
         init_states=INIT_STATES,
+        engine=versions("mani_skill", "sapien"),
         assets="downloaded" if any(task.assets for task in tasks) else "package",
         robot="widowx" if tasks[0].milestones else "panda",
     )

@@ -331,6 +331,17 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             ),
         ),
     ),
+    "audit": (
+        "audit:audit_command",
+        "compare where a simulator's objects come to rest with where they did when published numbers were made",
+        (
+            _option("simulator", choices=["libero"]),
+            _option("--suite", metavar="NAME,...", default="all", help="of these suites; by default all"),
+            _count("--states", "initial states of each task; by default all"),
+            _file("--record", "also write the settled states to this file, npz"),
+            JSON,
+        ),
+    ),
     "plan": (
         "plan:plan_command",
         "show what would run where, and why",

@@ -39,7 +39,7 @@ def evaluate_command(args: Any) -> int:
     episodes = args.episodes or config.train.eval_episodes or 50
     evaluation = evaluate_policy(config, episodes, greedy=not args.sampled, record=3 if args.video else 0)
     console = make_console()
-    about = f"{evaluation.spec.name}, assets: {evaluation.spec.assets}"
+    about = ", ".join(filter(None, (evaluation.spec.name, f"assets: {evaluation.spec.assets}", evaluation.spec.engine)))
     for note in (f"{config.policy.checkpoint} on {about}", *evaluation.spec.notes):
         console.print(note, highlight=False, markup=False)
     console.print(evaluation.text(), highlight=False, markup=False)

@@ -182,6 +182,7 @@ def _protocol(config: RunConfig, specs: Mapping[str, EnvSpec], *, greedy: bool) 
         "seed": config.seed,
         "actions": "greedy" if greedy else "sampled",
         "assets": sorted({spec.assets for spec in specs.values()}),
+        "engine": sorted({spec.engine for spec in specs.values()}),
     }
 
 
@@ -189,13 +190,15 @@ def _facts(target: Path, config: RunConfig, specs: Mapping[str, EnvSpec], *, gre
     """What a reader needs to know in order to trust the numbers; the separation of training and test first."""
     assets = sorted({spec.assets for spec in specs.values()})
     facts = [_separation(target)]
+    engine = "".join(f" ({text})" for text in sorted({spec.engine for spec in specs.values() if spec.engine}))
     if "placeholder" in assets:
         facts.append("Placeholder assets replace LIBERO's: **not a benchmark number**.")
     return [
         *facts,
         f"Checkpoint: {config.policy.checkpoint}; actions: {'greedy' if greedy else 'sampled'}; seed {config.seed}.",
         "Each task starts from the benchmark's initial states 0, 1, 2, ..., one episode each.",
-        f"Simulator: {config.env.name}; assets: {', '.join(assets)}; commit: {git_commit()}.",
+        f"Simulator: {config.env.name}{engine}; assets: {', '.join(assets)}; commit: {git_commit()}.",
+        *(f"Note: {note}." for note in dict.fromkeys(note for spec in specs.values() for note in spec.notes)),
         "Intervals: 95 %, Wilson's, of the episodes of one policy; they do not cover the choice of a checkpoint.",
     ]
 

@@ -39,6 +39,7 @@ class EnvSpec:
         max_episode_steps: control steps after which an episode is truncated.
         instructions: one text for each task; a task id indexes this tuple.
         init_states: number of benchmark initial states of a task.
+        engine: what computes physics and images, with versions; part of every result.
         assets: origin of meshes and textures, such as "placeholder"; part of every result.
         suite: group of tasks with a data set of their own, such as "libero_spatial"; empty where there are none.
         robot: what moves, for data sets.
@@ -55,6 +56,7 @@ class EnvSpec:
     max_episode_steps: int
     instructions: tuple[str, ...]
     init_states: int = 50
+    engine: str = ""
     assets: str = "none"
     suite: str = ""
     robot: str = "unknown"

@@ -69,6 +69,7 @@ class Evaluation:
         versions = {v for r in self.counted for v in (r.oldest_policy_version, r.newest_policy_version)}
         return {
             "simulator": self.spec.name,
+            "engine": self.spec.engine,
             "assets": self.spec.assets,
             "actions": "greedy" if self.greedy else "sampled",
             "episodes": len(self.counted),

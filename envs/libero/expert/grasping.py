@@ -63,9 +63,8 @@ class HeightMap:
         groups = np.array([1, 0, 0, 0, 0, 0], np.uint8)  # collision shapes
         materials, colours = model.geom_matid.copy(), model.geom_rgba.copy()
         model.geom_matid[:], model.geom_rgba[:] = -1, 1.0  # rays pass through what is fully transparent
-        mujoco.mj_multiRay(
-            model, scratch, eye, rays.reshape(-1), groups, 1, -1, geom, distance, None, len(rays), 2 * _RAY_HEIGHT
-        )
+        for i, ray in enumerate(rays):  # one by one: up to MuJoCo 3.3, mj_multiRay misses geoms
+            distance[i] = mujoco.mj_ray(model, scratch, eye, ray, groups, 1, -1, geom[i : i + 1])
         model.geom_matid[:], model.geom_rgba[:] = materials, colours
         height = eye[2] + distance * rays[:, 2]
         planes = (model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE) & (model.geom_contype > 0)

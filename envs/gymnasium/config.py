@@ -64,4 +64,4 @@ class GymnasiumConfig(ImportingConfig, SimulatorConfig):
     max_episode_steps: Positive | None = Field(
         None, description="Time limit, also above that of the id's registration; null: that one."
     )
-    start_states: Positive = Field(50, description="Resets with seeds of their own that evaluations start from.")
+    start_states: Positive = Field(1000, description="Resets with seeds of their own that evaluations start from.")

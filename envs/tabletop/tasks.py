@@ -10,7 +10,7 @@ from envs.tabletop.world import BLOCK_HALF, BLOCK_HEIGHT, CONTACT, MAX_STEP, OPE
 FAMILIES = ("reach", "push", "pick_place")
 TARGET_COLORS = ("red", "green", "blue", "yellow")
 COLORS = (*TARGET_COLORS, "purple")  # purple is never a target, only the fourth distractor
-INIT_STATES = 50  # benchmark placements of each task
+INIT_STATES = 1000  # benchmark placements of each task
 
 ZONE_HALF = 0.11  # half the side of the goal zone of "push"
 PLATE_RADIUS = 0.1  # of the plate of "pick_place"

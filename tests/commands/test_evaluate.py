@@ -46,3 +46,14 @@ def test_record_counts_tasks_and_versions():
     assert [r["init_state"] for r in record["runs"]] == [0, 0, 1, 1, 2, 2, 3]
     assert "57.1% (4/7" in evaluation.text()
     assert [e.record for e in episodes] == [True, True] + [False] * 5
+
+
+def test_episodes_that_start_alike_narrow_no_interval():
+    once, twice = (
+        Evaluation(SPEC, True, tuple(result(e) for e in evaluation_episodes(0, count, 1, 10, seed=0)))
+        for count in (10, 20)
+    )
+    assert (once.successes, twice.successes) == (5, 10)
+    assert twice.interval == once.interval == wilson_interval(5, 10)
+    assert "10/20 from 10 different starts, 95%" in twice.text()
+    assert "5/10, 95%" in once.text()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vla_rl.core.records import EpisodeResult
-from vla_rl.observability.success_rate import wilson_interval
+from vla_rl.observability.success_rate import start_of, success_interval
 
 SET_ASIDE = "set_aside"
 FAILURES = {
@@ -62,7 +62,8 @@ def rate(rows: Sequence[Row]) -> dict[str, Any]:
     aside = sum(row["failure"] == SET_ASIDE for row in rows)
     rows = [row for row in rows if row["failure"] != SET_ASIDE]
     successes = sum(bool(row["success"]) for row in rows)
-    low, high = wilson_interval(successes, len(rows))
+    starts = [(row["suite"], start_of(row["task"], row["init_state"], row["seed"])) for row in rows]
+    low, high = success_interval(successes, starts)
     return {
         "episodes": len(rows),
         "successes": successes,

@@ -1,6 +1,7 @@
 """The outcome of an evaluation: success rate, confidence interval, and a record per episode."""
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from vla_rl.core.records import EnvSpec, EpisodeResult
 _Z95 = 1.959964  # two-sided 95 % quantile of the normal distribution
 
 
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
     """95 % confidence interval of a success rate (Wilson, 1927); accurate near 0 and 1 and for few trials, too."""
     if trials == 0:
         return 0.0, 1.0
@@ -20,6 +21,20 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
     half = _Z95 / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def success_interval(successes: int, starts: Sequence[Hashable]) -> tuple[float, float]:
+    """95 % confidence interval of a success rate over episodes with these starts.
+
+    Episodes that start alike say nearly the same (of greedy actions: just the same), so each start counts as one trial.
+    """
+    trials = len(set(starts))
+    return wilson_interval(successes * trials / max(1, len(starts)), trials)
+
+
+def start_of(task: int, init_state: int | None, seed: int) -> Hashable:
+    """What an episode starts from: an initial state, or what the simulator draws from a seed."""
+    return task, seed if init_state is None else (init_state,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +65,12 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        return wilson_interval(self.successes, len(self.counted))
+        return success_interval(self.successes, self.starts)
+
+    @property
+    def starts(self) -> list[Hashable]:
+        """Of the counted episodes."""
+        return [start_of(r.episode.task, r.episode.init_state, r.episode.seed) for r in self.counted]
 
     @property
     def frames(self) -> list[tuple]:
@@ -60,7 +80,9 @@ class Evaluation:
         low, high = self.interval
         kind = "greedy" if self.greedy else "sampled"
         aside = f"; {self.set_aside} set aside: their simulators died each time" if self.set_aside else ""
-        counts = f"{self.successes}/{len(self.counted)}, 95% {low:.1%} to {high:.1%}"
+        different = len(set(self.starts))
+        repeated = f" from {different} different starts" if different < len(self.counted) else ""
+        counts = f"{self.successes}/{len(self.counted)}{repeated}, 95% {low:.1%} to {high:.1%}"
         return f"{kind} success {self.success:.1%} ({counts}{aside})"
 
     def record(self) -> dict[str, Any]:
@@ -98,7 +120,8 @@ class Evaluation:
         for task, instruction in enumerate(self.spec.instructions):
             own = [r.success for r in self.counted if r.episode.task == task]
             if own:
-                low, high = wilson_interval(sum(own), len(own))
+                starts = [start for start, r in zip(self.starts, self.counted, strict=True) if r.episode.task == task]
+                low, high = success_interval(sum(own), starts)
                 counts = {"episodes": len(own), "successes": sum(own)}
                 rates = {"success": sum(own) / len(own), "success_low95": low, "success_high95": high}
                 rows.append({"task": task, "instruction": instruction} | counts | rates)

@@ -37,7 +37,8 @@ def test_senseless_configurations_are_refused(config: TabletopConfig, text: str)
 
 
 @pytest.mark.parametrize(
-    ("fields", "text"), [({"task": 4}, "tasks 0..3"), ({"task": -1}, "task -1"), ({"init_state": 1000}, "states 0..999")]
+    ("fields", "text"),
+    [({"task": 4}, "tasks 0..3"), ({"task": -1}, "task -1"), ({"init_state": 1000}, "states 0..999")],
 )
 def test_unknown_tasks_and_states_are_refused(fields: dict[str, int], text: str) -> None:
     with pytest.raises(EnvError, match=text):

@@ -13,8 +13,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from envs.base import EnvError
+from envs.base.mujoco_setup import select_gl_backend
 from envs.libero.assets.resolve import cache_dir, resolve_assets
-from envs.libero.bootstrap import select_gl_backend
 from envs.maniskill.vulkan import vulkan_devices, vulkan_problem
 from vla_rl.core.gpus import GpuReport
 from vla_rl.core.ipc.shared_memory import enlarge, shared_root

@@ -84,6 +84,12 @@ def examine() -> list[Finding]:
             for name in _MANISKILL
         ),
         _vulkan(),
+        _package(
+            "metaworld",
+            "metaworld",
+            f"only for Meta-World tasks: {install_command('metaworld')}",
+            required=False,
+        ),
         _assets(),
         _space("run folder's disk", Path.cwd(), 5 * GIB, "free some space, or set log.dir to another disk"),
         _space("cache folder's disk", cache_dir(), 5 * GIB, "free some space, or set VLA_RL_CACHE to another disk"),

@@ -61,6 +61,9 @@ EXTRAS = {
         "transforms3d",
         "trimesh",
     ],
+    # metaworld==3.1.1 follows with --no-deps: it declares one release of MuJoCo, and runs with these
+    # (docs/metaworld.md).
+    "metaworld": ["mujoco>=3.2,<3.9", "pyopengl", "scipy"],
     "wandb": ["wandb"],
     # LeRobot's data sets, read and written. The package lerobot is apart: scripts/requirements_lerobot.txt.
     "lerobot": ["av>=15", "pyarrow>=21"],

@@ -15,6 +15,7 @@ from pydantic import Field
 from envs.gymnasium.config import GymnasiumConfig
 from envs.libero.config import LiberoConfig
 from envs.maniskill.config import ManiSkillConfig
+from envs.metaworld.config import MetaWorldConfig
 from envs.tabletop.config import TabletopConfig
 from envs.workload.config import WorkloadConfig
 from vla_rl.core.plugins import plugin_of
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["EnvConfig", "env_spec", "make_env"]
 
 EnvConfig = Annotated[
-    LiberoConfig | TabletopConfig | ManiSkillConfig | WorkloadConfig | GymnasiumConfig, Field(discriminator="name")
+    LiberoConfig | TabletopConfig | ManiSkillConfig | MetaWorldConfig | WorkloadConfig | GymnasiumConfig,
+    Field(discriminator="name"),
 ]
 
 

@@ -199,7 +199,7 @@ compile_installed() {
 renderer_problem() {
     "$venv/bin/python" - <<'PY'
 from envs.base import EnvError
-from envs.libero.bootstrap import select_gl_backend
+from envs.base.mujoco_setup import select_gl_backend
 
 try:
     select_gl_backend()

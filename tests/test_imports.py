@@ -13,7 +13,7 @@ from tests import ROOT
 from vla_rl.policies import PolicyConfig
 
 PACKAGES = ("vla_rl", "envs", "algos")
-SIMULATORS = {"gymnasium", "libero", "mani_skill", "mujoco", "robosuite", "sapien"}
+SIMULATORS = {"gymnasium", "libero", "mani_skill", "metaworld", "mujoco", "robosuite", "sapien"}
 
 # From the ground up: a room may import rooms on lower floors, and itself.
 FLOORS = (

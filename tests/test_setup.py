@@ -20,7 +20,7 @@ SCRIPTS = (
     *("scripts/check_install.sh", "scripts/train_gymnasium.sh"),
     *("scripts/setup.sh", "scripts/train.sh", "scripts/test.sh", ".ci/run"),
     *("scripts/train_libero_ppo.sh", "scripts/train_libero_grpo.sh", "scripts/train_libero_world_model.sh"),
-    "scripts/train_maniskill_ppo.sh",
+    *("scripts/train_maniskill_ppo.sh", "scripts/train_metaworld_ppo.sh"),
 )
 # Dependencies of hf-libero, robosuite and bddl that nothing imports (see requirements.txt).
 LEFT_OUT = {"robomimic", "thop", "hf-egl-probe", "jupytext", "opencv-python", "pytest"}

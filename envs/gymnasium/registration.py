@@ -18,6 +18,7 @@ IDS: Mapping[str, Mapping[str, Any]] = {
     "Libero10-v0": {"name": "libero", "suite": "libero_10", "tasks": ()},
     "Libero90-v0": {"name": "libero", "suite": "libero_90", "tasks": ()},
     "ManiSkill-v0": {"name": "maniskill"},
+    "MetaWorld-v0": {"name": "metaworld"},
     "Tabletop-v0": {"name": "tabletop"},
 }
 

@@ -33,7 +33,7 @@ def test_the_committed_page_is_the_generated_one(capsys: pytest.CaptureFixture[s
 def test_the_page_has_every_key_of_every_kind():
     page = config_docs()
     for group in (
-        [f"env={name}" for name in ("libero", "tabletop", "maniskill", "workload")],
+        [f"env={name}" for name in ("libero", "tabletop", "maniskill", "metaworld", "workload")],
         ["algo=grpo", "algo=rloo"],
         ["policy=openvla_oft", "policy=pi0"],
     ):

@@ -42,7 +42,12 @@ def test_every_shipped_config_loads_and_survives_a_dump(path: Path, tmp_path: Pa
 
 
 def test_configs_are_shipped():
-    assert {path.name for path in SHIPPED} >= {"libero_ppo.yaml", "maniskill_ppo.yaml", "tabletop.yaml"}
+    assert {path.name for path in SHIPPED} >= {
+        "libero_ppo.yaml",
+        "maniskill_ppo.yaml",
+        "metaworld_ppo.yaml",
+        "tabletop.yaml",
+    }
 
 
 def test_no_file_and_no_overrides_are_the_defaults(file):

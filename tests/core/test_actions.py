@@ -14,6 +14,7 @@ from envs.base.lerobot_writer import EpisodeData, add_pending, save_episode
 from envs.base.recorder import RecordedEnv
 from envs.libero.sequential_env import env_spec as libero_spec
 from envs.maniskill.tasks import maniskill_spec
+from envs.metaworld.env import ACTIONS as META_WORLD
 from envs.tabletop.env import env_spec as tabletop_spec
 from vla_rl.core.actions import OPENVLA, ROBOSUITE, ActionDim, ActionSpace, Gripper, assumed, end_effector
 from vla_rl.core.records import EnvSpec, EpisodeSpec
@@ -25,6 +26,7 @@ from vla_rl.policies.pi0.statistics import Statistics
 STEPS = 40
 SPACES = {
     "end effector, as LIBERO, ManiSkill and tabletop declare it": end_effector(),
+    "Meta-World's": META_WORLD,
     "2 numbers": ActionSpace.from_box([-1, -1], [1, 1], {}),
     "3, asymmetric": ActionSpace.from_box([0, -5, 2], [1, 0.5, 100], {}),
     "7 without a gripper": ActionSpace.from_box([-1] * 7, [1] * 7, {}),

@@ -18,6 +18,7 @@ from envs.base.shaping import shaped
 from envs.gymnasium.config import GymnasiumConfig
 from envs.libero.config import LiberoConfig
 from envs.maniskill.config import ManiSkillConfig
+from envs.metaworld.config import MetaWorldConfig
 from envs.tabletop.config import TabletopConfig
 from envs.workload.config import WorkloadConfig
 from tests import ROOT
@@ -28,6 +29,7 @@ from vla_rl.core.records import EnvSpec, EpisodeSpec, Observation, StepResult
 CONFIGS = {
     "tabletop": TabletopConfig(max_episode_steps=7),
     "tabletop without state": TabletopConfig(max_episode_steps=6, proprio=False),
+    "metaworld": MetaWorldConfig(image_size=32, rendering="plain", max_episode_steps=4),
     "workload": WorkloadConfig(max_episode_steps=7),
     "gymnasium": GymnasiumConfig(id="vla_rl/Tabletop-v0", max_episode_steps=7),
 }

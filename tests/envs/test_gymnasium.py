@@ -216,6 +216,14 @@ def test_libero_passes_the_checker_of_gymnasium_alone_and_as_a_vector() -> None:
     vector.close()
 
 
+@pytest.mark.filterwarnings("error:::gymnasium", "ignore:.*infinity.*", "ignore:.*symmetric.*")
+def test_meta_world_passes_the_checker_of_gymnasium() -> None:
+    register()
+    env = gymnasium.make("vla_rl/MetaWorld-v0", render_mode="rgb_array", image_size=32, rendering="plain")
+    check_env(env.unwrapped, skip_render_check=True)  # it would make one more for each kind of rendering
+    env.close()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.maniskill
 def test_maniskill_passes_the_checker_of_gymnasium() -> None:

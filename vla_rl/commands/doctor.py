@@ -13,8 +13,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from envs.base import EnvError
+from envs.base.mujoco_setup import select_gl_backend
 from envs.libero.assets.resolve import cache_dir, resolve_assets
-from envs.libero.bootstrap import select_gl_backend
 from envs.maniskill.vulkan import vulkan_devices, vulkan_problem
 from vla_rl.core.gpus import GpuReport
 from vla_rl.core.ipc.shared_memory import enlarge, shared_root
@@ -84,6 +84,12 @@ def examine() -> list[Finding]:
             for name in _MANISKILL
         ),
         _vulkan(),
+        _package(
+            "metaworld",
+            "metaworld",
+            f"only for Meta-World tasks: {install_command('metaworld')}",
+            required=False,
+        ),
         _assets(),
         _space("run folder's disk", Path.cwd(), 5 * GIB, "free some space, or set log.dir to another disk"),
         _space("cache folder's disk", cache_dir(), 5 * GIB, "free some space, or set VLA_RL_CACHE to another disk"),

@@ -18,7 +18,7 @@ from vla_rl.core.records import EnvSpec
 
 _PACKAGES = (
     *("torch", "ray", "deepspeed", "transformers", "peft", "gymnasium", "numpy"),
-    *("mujoco", "robosuite", "hf-libero", "mani_skill", "sapien", "lerobot"),
+    *("mujoco", "robosuite", "hf-libero", "mani_skill", "sapien", "metaworld", "lerobot"),
 )
 _RANGES = "proprio_range"
 _CONDITIONS = "conditions"  # which an algorithm adds to instructions (``algos.recap``)

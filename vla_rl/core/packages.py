@@ -10,6 +10,7 @@ _SETUP = Path(__file__).parents[2] / "scripts" / "setup.sh"
 WITHOUT_DEPENDENCIES = {
     "libero": ("hf-libero==0.1.4", "robosuite==1.4.0", "bddl==1.0.1"),
     "maniskill": ("mani_skill==3.0.1", "sapien==3.0.3"),
+    "metaworld": ("metaworld==3.1.1",),
 }
 _OF_EXTRA = re.compile(r"""\s*;\s*extra\s*==\s*["'](\w+)["']""")
 

@@ -23,6 +23,7 @@ from typing import Literal, Self
 
 from envs.libero.config import LiberoConfig
 from envs.maniskill.config import ManiSkillConfig
+from envs.metaworld.config import MetaWorldConfig
 from envs.workload.config import WorkloadConfig
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
@@ -176,7 +177,7 @@ def simulator_on_devices(config: RunConfig, kind: Kind) -> bool:
 
 def draws_on_devices(config: RunConfig, kind: Kind) -> bool:
     """Whether env workers on cores draw on devices of this kind."""
-    return kind == "cuda" and isinstance(config.env, (LiberoConfig, ManiSkillConfig))
+    return kind == "cuda" and isinstance(config.env, (LiberoConfig, ManiSkillConfig, MetaWorldConfig))
 
 
 def sharing_learner(config: RunConfig, plan: Plan, server: Process) -> int | None:

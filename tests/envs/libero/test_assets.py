@@ -25,7 +25,6 @@ from envs.libero.fast.rendering import Renderer
 from envs.libero.fast.task_model import TaskModel
 from envs.libero.protocol.tasks import load_init_states, suite_tasks
 from tests import ROOT
-from vla_rl.core.gpus import Gpu, GpuReport
 
 NO_OP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 SAMPLE = (  # each room, and between them most objects and all fixtures
@@ -220,55 +219,6 @@ def test_import_asks_prints_and_leaves_nothing(tmp_path: Path, script: str, no_j
     assert [file for file in tmp_path.rglob("*") if file.is_file() and cache not in file.parents] == []
     assert (log.stat().st_mtime_ns if log.exists() else None) == log_before
     assert any((cache / "numba").rglob("*.nbi")) == (no_jit == "0")
-
-
-def test_gl_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"egl": True, "osmesa": True}
-    monkeypatch.setattr(bootstrap, "_gl_library_found", lambda name: found[name])
-    monkeypatch.setattr(bootstrap, "gpu_present", lambda: True)
-    monkeypatch.setenv("MUJOCO_GL", "")
-    monkeypatch.delenv("PYOPENGL_PLATFORM", raising=False)
-    assert bootstrap.select_gl_backend() == os.environ["MUJOCO_GL"] == "egl"
-    monkeypatch.setenv("MUJOCO_GL", "osmesa")
-    assert bootstrap.select_gl_backend() == "osmesa"
-    monkeypatch.setenv("PYOPENGL_PLATFORM", "egl")
-    with pytest.raises(EnvError, match="PYOPENGL_PLATFORM=egl contradicts MUJOCO_GL=osmesa"):
-        bootstrap.select_gl_backend()
-    monkeypatch.delenv("PYOPENGL_PLATFORM")
-    found["osmesa"] = False
-    with pytest.raises(EnvError, match="MUJOCO_GL=osmesa is missing: install it"):
-        bootstrap.select_gl_backend()
-    monkeypatch.setenv("MUJOCO_GL", "")
-    monkeypatch.setattr(bootstrap, "gpu_present", lambda: False)
-    assert bootstrap.select_gl_backend() == "egl"  # software rendering through EGL
-    found["egl"] = False
-    monkeypatch.setenv("MUJOCO_GL", "")
-    with pytest.raises(EnvError, match="apt-get install libosmesa6"):
-        bootstrap.select_gl_backend()
-    monkeypatch.setenv("MUJOCO_GL", "disabled")
-    with pytest.raises(EnvError, match="MUJOCO_GL=disabled cannot render"):
-        bootstrap.select_gl_backend()
-
-
-@pytest.mark.parametrize(
-    ("visible", "numbers", "chosen"),
-    [(None, (), None), (None, (0, 1), "0"), ("5,2", (5, 2), "5"), ("GPU-aaaa", (3,), "3"), ("", (), "0")],
-)
-def test_egl_draws_on_the_first_visible_gpu(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, numbers: tuple[int, ...], chosen: str | None
-) -> None:
-    gpus = tuple(Gpu("any", 1, str(number), number) for number in numbers)
-    monkeypatch.setattr(bootstrap.GpuReport, "detect", lambda: GpuReport(gpus))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "")
-    monkeypatch.delenv("MUJOCO_EGL_DEVICE_ID")
-    bootstrap.select_egl_device()
-    assert os.environ.get("MUJOCO_EGL_DEVICE_ID") == chosen
-    monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "7")
-    bootstrap.select_egl_device()
-    assert os.environ["MUJOCO_EGL_DEVICE_ID"] == "7"
 
 
 @pytest.mark.libero

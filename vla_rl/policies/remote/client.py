@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection, connect
 
 from vla_rl.core.errors import UserError
@@ -16,6 +18,10 @@ from vla_rl.core.wire import ACTIONS, MAX_BYTES, WireError, pack, unpack
 from vla_rl.policies.remote.config import RemoteConfig
 
 _OPENING_S = 10.0
+
+
+class _TooMany(UserError):
+    """The server takes no more connections."""
 
 
 class RemoteClient:
@@ -27,41 +33,52 @@ class RemoteClient:
     def __init__(self, config: RemoteConfig, action_dim: int) -> None:
         self._config, self._action_dim = config, action_dim
         self._connections: list[ClientConnection] = []
+        self._open = contextlib.ExitStack()
+        self._is_full = False
 
     def metadata(self) -> dict[Any, Any]:
         """What the server says of itself; openpi's own often says nothing."""
-        connection, found = self._connected()
-        connection.close()
+        found = self._connected()[1]
+        self.close()
         return found
 
     # waits for: answers. unblocked by: them, policy.timeout_s, the end of a connection.
     def chunks(self, requests: Sequence[Mapping[str, Any]]) -> Array:
-        """float64 [N, K, A], as data sets of the simulator have them; all requests of a wave are under way at once."""
-        config, found = self._config, []
-        for first in range(0, len(requests), config.connections):
-            wave = requests[first : first + config.connections]
-            while len(self._connections) < len(wave):
-                self._connections.append(self._connected()[0])
+        """float64 [N, K, A], as data sets of the simulator have them. As many requests as there are connections are
+        under way at once."""
+        self._grow(min(len(requests), self._config.connections))
+        found, waiting = [], list(requests)
+        while waiting:
+            wave = list(zip(self._connections, waiting, strict=False))
             try:
-                for connection, request in zip(self._connections, wave, strict=False):
+                for connection, request in wave:
                     connection.send(pack(request))
-                answers = [
-                    connection.recv(config.timeout_s) for connection, _ in zip(self._connections, wave, strict=False)
-                ]
+                answers = [connection.recv(self._config.timeout_s) for connection, _ in wave]
             except (OSError, WebSocketException) as error:
                 self.close()
                 raise self._error(f"no answer: {_named(error)}") from None
             found += [self._actions(answer) for answer in answers]
+            waiting = waiting[len(wave) :]
         return np.stack(found)
 
+    def _grow(self, wanted: int) -> None:
+        """To ``wanted`` connections; fewer if the server has no more for this client."""
+        while len(self._connections) < wanted and not self._is_full:
+            try:
+                self._connections.append(self._connected()[0])
+            except _TooMany:
+                if not self._connections:
+                    raise
+                self._is_full = True
+
     def close(self) -> None:
-        while self._connections:
-            self._connections.pop().close()
+        self._connections, self._is_full = [], False
+        self._open.close()
 
     def _connected(self) -> tuple[ClientConnection, dict[Any, Any]]:
         token = _token(self._config)
         try:
-            connection = connect(
+            opening = connect(
                 self._config.address,
                 compression=None,
                 max_size=MAX_BYTES,
@@ -71,11 +88,13 @@ class RemoteClient:
                 close_timeout=1.0,
                 proxy=None,
             )
+            connection: ClientConnection = self._open.enter_context(opening)
             first = connection.recv(self._config.timeout_s)
         except (OSError, WebSocketException, ValueError) as error:
-            raise self._error(f"cannot be reached: {_named(error)}; start it there, or set policy.address") from None
-        metadata = self._unpacked(first)
-        return connection, metadata
+            full = isinstance(error, ConnectionClosed) and error.rcvd and error.rcvd.code == CloseCode.TRY_AGAIN_LATER
+            text = f"cannot be reached: {_named(error)}; start it there, or set policy.address"
+            raise self._error(text, _TooMany if full else UserError) from None
+        return connection, self._unpacked(first)
 
     def _actions(self, answer: str | bytes) -> Array:
         """float64 [K, A] of an answer."""
@@ -105,8 +124,8 @@ class RemoteClient:
             raise self._error(f"no server of openpi's protocol: it sends {type(found).__name__}")
         return found
 
-    def _error(self, text: str) -> UserError:
-        return UserError(f"policy.address={self._config.address}: {text}")
+    def _error(self, text: str, kind: type[UserError] = UserError) -> UserError:
+        return kind(f"policy.address={self._config.address}: {text}")
 
 
 def _token(config: RemoteConfig) -> str | None:

@@ -21,6 +21,7 @@ from websockets.sync.client import connect
 
 from tests.inference.serving.served import Dimmed, Served, request, served
 from tests.runtime_fakes import SIZE, SPEC, K
+from vla_rl.core.records import ActionBatch
 from vla_rl.core.wire import MAX_BYTES, pack, unpack
 
 
@@ -91,7 +92,8 @@ IMAGE = np.zeros((SIZE, SIZE, 3), np.uint8)
         ({"observation/image": IMAGE[:0, :0]}, r"came uint8 \[0, 0, 3\]"),
         ({"observation/image": None}, "came nothing"),
         ({"observation/state": np.zeros(7)}, r"observation/state: need 3 finite numbers.*came float64 \[7\]"),
-        ({"observation/state": np.array([0.0, np.nan, 0.0])}, "not finite"),
+        ({"observation/state": np.array([0.0, np.nan, 0.0])}, r"came float64 \[3\], up to nan"),
+        ({"observation/state": np.array([0.0, 0.0, -1e30])}, r"numbers below 1e\+06.*up to 1e\+30"),
         ({"prompt": "fly"}, r"prompt: need an instruction that is served \(do it; do that\); came 'fly'"),
         ({"prompt": 3}, "came int"),
     ],
@@ -179,6 +181,16 @@ def test_without_the_token_nobody_comes_in(tmp_path: Path) -> None:
             assert unpack(client.recv(5))["server"] == "vla_rl"
         still_serves(here, api_key="s3cret")
         assert urlopen(f"http://127.0.0.1:{here.port}/healthz", timeout=5).read() == b"OK\n"
+
+
+def test_actions_that_are_not_finite_are_not_sent(tmp_path: Path) -> None:
+    class Lost(Dimmed):
+        def act(self, *seen: Any) -> ActionBatch:
+            return replace(super().act(*seen), actions=np.full((1, K, 7), np.nan, np.float32))
+
+    said = "are not finite"
+    with served(tmp_path, Lost()) as here, client_of(here) as client, pytest.raises(RuntimeError, match=said):
+        client.infer(request())
 
 
 def test_another_path_is_not_found(here: Served) -> None:

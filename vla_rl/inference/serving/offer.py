@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from envs.base.vector_env import resized
-from vla_rl.core.actions import ActionSpace
 from vla_rl.core.records import Array, EnvSpec
 
 _SHOWN = 10  # instructions of an error
+_LARGEST = 1e6  # of a state, in whatever unit: beyond it, a network's numbers overflow
 
 
 class RequestError(ValueError):
@@ -44,8 +44,14 @@ class Offer:
         return Row(np.stack(views), self._state(state, request.get(state)), self._task(prompt, request.get(prompt)))
 
     def actions(self, chunk: Array) -> Array:
-        """float64 [K, A] of a policy's chunk: clipped to the limits, grippers as data sets have them."""
-        return data_actions(self.spec.actions, chunk)
+        """float64 [K, A] of a policy's chunk: clipped to the limits, grippers as data sets have them.
+
+        Raises RequestError if the policy has no finite ones for this observation.
+        """
+        if not np.isfinite(chunk).all():
+            raise RequestError("the policy's actions for this observation are not finite")
+        space = self.spec.actions
+        return space.to_data(space.clip(chunk))
 
     def _image(self, key: str, value: Any) -> Array:
         size = self.spec.image_size
@@ -63,8 +69,9 @@ class Offer:
         if not width:
             return np.zeros(0, np.float32)
         is_state = isinstance(value, np.ndarray) and value.dtype.kind in "iuf" and value.shape == (width,)
-        if not is_state or not np.isfinite(value).all():
-            raise RequestError(f"{key}: need {width} finite numbers, float32 [{width}]; came {_described(value)}")
+        if not is_state or not (np.abs(value) < _LARGEST).all():  # nor is a NaN
+            text = f"need {width} finite numbers below {_LARGEST:.0e}, float32 [{width}]"
+            raise RequestError(f"{key}: {text}; came {_described(value)}")
         state: Array = value.astype(np.float32)
         return state
 
@@ -77,11 +84,6 @@ class Offer:
         return number
 
 
-def data_actions(space: ActionSpace, chunk: Array) -> Array:
-    """float64 [K, A] of actions as the environment has them: clipped, grippers as data sets have them."""
-    return space.to_data(space.clip(chunk))
-
-
 def _plain(text: str) -> str:
     """Case and spaces do not tell instructions apart."""
     return " ".join(text.lower().split())
@@ -89,8 +91,8 @@ def _plain(text: str) -> str:
 
 def _described(value: Any) -> str:
     if isinstance(value, np.ndarray):
-        bad = value.dtype.kind == "f" and not np.isfinite(value).all()
-        return f"{value.dtype} {list(value.shape)}" + (" with numbers that are not finite" if bad else "")
+        largest = f", up to {np.abs(value).max():.3g}" if value.dtype.kind == "f" and value.size else ""
+        return f"{value.dtype} {list(value.shape)}{largest}"
     if value is None:
         return "nothing"
     return f"{value[:100]!r}" if isinstance(value, str) else type(value).__name__

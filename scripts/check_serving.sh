@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks `vla-rl serve` with the clients of others, and evaluation of the servers of others: openpi's client and
 # vla-eval's harness play LIBERO against a served checkpoint, on fast LIBERO; openpi's server is evaluated by `vla-rl eval`.
-# Minutes on two cores; needs a package index.
+# Minutes on two cores; needs a package index. LIBERO has placeholder assets, on which the checkpoint was trained.
 #   bash scripts/check_serving.sh [FOLDER]     EPISODES=4 of each client; PORT=8765
 # What is not the clients' runs in this project's own environment, .venv or $VLA_RL_PYTHON. The clients' packages go into
 # FOLDER (default: a new temporary one), which is left.
@@ -45,7 +45,7 @@ for client in openpi vla_eval; do
     "$ours" scripts/serving_peers.py $client "ws://127.0.0.1:$port" --episodes "$episodes" 2>"$folder/$client.log"
 done
 echo "== vla-rl eval of the served policy, and of the checkpoint itself"
-small=(--config libero_ppo --episodes "$episodes" placement.env_workers=1 placement.envs_per_worker=2)
+small=(--config libero_ppo --episodes "$episodes" env.assets=placeholder placement.env_workers=1)
 vla_rl eval policy=remote "policy.address=ws://127.0.0.1:$port" "${small[@]}" | grep success
 vla_rl eval checkpoints/libero_spatial_task0 "${small[@]}" | grep success
 stop

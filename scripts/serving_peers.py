@@ -1,6 +1,7 @@
 """Clients and a server of other projects, for scripts/check_serving.sh: openpi's client, vla-eval, openpi's server."""
 
 import argparse
+from functools import partial
 from importlib.metadata import version
 from urllib.parse import urlsplit
 
@@ -11,7 +12,8 @@ from envs.libero.dropin import OffScreenRenderEnv, get_benchmark_dict
 from envs.libero.protocol.conventions import NO_OP, pose
 
 SUITE, TASK, STEPS, SETTLE, REPLAN = "libero_spatial", 0, 220, 10, 5
-SIZE = {"camera_heights": 256, "camera_widths": 256}
+# The served clone was trained on placeholder assets; the clients look at few of the frames.
+Env = partial(OffScreenRenderEnv, lazy_images=True, assets="placeholder")
 
 
 def versions(*names: str) -> None:
@@ -25,7 +27,7 @@ def openpi(address: str, episodes: int) -> None:
 
     versions("openpi-client", "websockets", "numpy")
     suite = get_benchmark_dict()[SUITE]()
-    env = OffScreenRenderEnv(suite.get_task_bddl_file_path(TASK), **SIZE, lazy_images=True)
+    env = Env(suite.get_task_bddl_file_path(TASK), camera_heights=256, camera_widths=256)
     client, states = WebsocketClientPolicy(address), suite.get_task_init_states(TASK)
     ended = []
     for state in states[:episodes]:
@@ -62,7 +64,7 @@ def vla_eval(address: str, episodes: int) -> None:
     import vla_eval.api
 
     versions("vla-eval", "websockets", "numpy")
-    libero.libero.envs.OffScreenRenderEnv = OffScreenRenderEnv
+    libero.libero.envs.OffScreenRenderEnv = Env
     benchmark = {
         "benchmark": "vla_eval.benchmarks.libero.benchmark:LIBEROBenchmark",
         "episodes_per_task": episodes,
@@ -102,5 +104,5 @@ if __name__ == "__main__":
     parser.add_argument("--episodes", type=int, default=4)
     args = parser.parse_args()
     if args.role != "server":
-        import_libero()
+        import_libero("placeholder")
     {"openpi": openpi, "vla_eval": vla_eval, "server": server}[args.role](args.address, args.episodes)

@@ -3,6 +3,7 @@
 import argparse
 from functools import partial
 from importlib.metadata import version
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -71,9 +72,9 @@ def vla_eval(address: str, episodes: int) -> None:
         "max_tasks": 1,
         "params": {"suite": SUITE, "quat_no_antipodal": True},  # robosuite's axis and angle, as policies here read them
     }
-    (found,) = vla_eval.api.run(
-        {"benchmarks": [benchmark]}, server_url=f"{address}/vla-eval", no_save=True, docker=False
-    )
+    config = {"benchmarks": [benchmark], "server": {"url": f"{address}/vla-eval"}}
+    with TemporaryDirectory() as folder:
+        (found,) = vla_eval.api.run(config, output_dir=folder, no_save=True, docker=False)
     ended = [episode for task in found["tasks"] for episode in task["episodes"]]
     successes = sum(bool(episode["metrics"].get("success")) for episode in ended)
     print(f"vla-eval: {successes} of {episodes} episodes succeed, steps {[episode['steps'] for episode in ended]}")

@@ -60,7 +60,7 @@ def require_trainable(config: PolicyConfig) -> None:
     """Raise UserError for a policy that can be evaluated only."""
     if not config.trainable:
         raise UserError(
-            f"policy.name={config.name} ({config.origin}) is for evaluation: it has no "
+            f"policy.name={config.name}: {config.origin} is for evaluation: it has no "
             "log-probabilities to learn by; use `vla-rl eval`, or train another policy"
         )
 

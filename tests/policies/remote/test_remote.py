@@ -166,8 +166,9 @@ def test_a_server_that_is_away_is_named(address: str) -> None:
 
 def test_training_and_checkpoints_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     nowhere = ["policy=remote", "policy.address=ws://127.0.0.1:9"]
-    assert main(["train", "tabletop", *nowhere]) == 2
-    assert "policy.name=remote (ws://127.0.0.1:9) is for evaluation" in capsys.readouterr().err
+    for command in ("train", "sft"):
+        assert main([command, "tabletop", *nowhere]) == 2
+        assert "policy.name=remote: ws://127.0.0.1:9 is for evaluation" in capsys.readouterr().err
     assert main(["eval", "checkpoints/tabletop_reach", "--config", "tabletop", *nowhere]) == 2
     assert "takes its weights from ws://127.0.0.1:9" in capsys.readouterr().err
     assert main(["eval", "policy=openvla_oft", "--config", "configs/panda_reach.yaml", "env=tabletop"]) == 2

@@ -13,6 +13,7 @@ CORE = [
     "imageio",
     "imageio-ffmpeg",
     "matplotlib",
+    "msgpack",
     "numpy>=2",
     "nvidia-ml-py",
     "omegaconf>=2.3",
@@ -29,6 +30,7 @@ CORE = [
     "tokenizers",
     "torch>=2.7,<3",
     "transformers>=5.18,<6",  # policies use its modules by their names, which changed before
+    "websockets>=15",
 ]
 EXTRAS = {
     # What the environments of hf-libero import. hf-libero, robosuite and bddl follow with --no-deps

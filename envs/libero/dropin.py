@@ -180,6 +180,11 @@ class OffScreenRenderEnv:
         return np.ascontiguousarray(upright[::-1, ::-1])
 
     @property
+    def position(self) -> np.ndarray:
+        """float64 [3]: the hand's (m), as the controller read it last."""
+        return self._state.arm.controller.pos.copy()
+
+    @property
     def orientation(self) -> np.ndarray:
         """float64 [3, 3]: the hand's, as the controller read it last."""
         return self._state.arm.controller.mat.copy()
@@ -212,6 +217,10 @@ class _Controller:
 
     def __init__(self, env: OffScreenRenderEnv) -> None:
         self._env = env
+
+    @property
+    def ee_pos(self) -> np.ndarray:
+        return self._env.position
 
     @property
     def ee_ori_mat(self) -> np.ndarray:

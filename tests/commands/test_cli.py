@@ -15,7 +15,7 @@ from vla_rl.commands.cli import main
 from vla_rl.config.loading import dump_config, load_config
 from vla_rl.core.errors import UserError
 
-COMMANDS = ("train", "eval", "sft", "plot", "benchmark", "doctor")
+COMMANDS = ("train", "eval", "serve", "sft", "plot", "benchmark", "doctor")
 
 
 def run(

@@ -13,7 +13,6 @@ from envs.gymnasium.registration import register as register_envs
 from vla_rl.config.loading import Source
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
-from vla_rl.core.hub import is_hub_address
 from vla_rl.core.records import Array, EnvSpec, Observation
 from vla_rl.core.shipped import find_config
 from vla_rl.observability.callbacks import Callback, TrainResult
@@ -179,13 +178,12 @@ def _config(config: Config, overrides: Overrides) -> RunConfig:
 
 
 def _evaluated(target: str | Path, config: Source, overrides: Overrides, *, best: bool) -> RunConfig:
-    from vla_rl.commands.evaluate import evaluated_config, local_target
+    from vla_rl.commands.evaluate import config_of_target
 
     if isinstance(config, Mapping):
         raise UserError("config is a mapping: give a file, or the name of one, and the rest as overrides")
     file = None if config is None else find_config(config)
-    downloaded = is_hub_address(target)
-    return evaluated_config(local_target(str(target)), file, _texts(overrides), best=best, downloaded=downloaded)
+    return config_of_target(str(target), file, _texts(overrides), best=best)
 
 
 def _texts(overrides: Overrides) -> list[str]:

@@ -179,7 +179,10 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         "measure a policy's success rate",
         (
             _option(
-                "target", metavar="RUN_OR_CHECKPOINT", help="folder of a run or of a checkpoint, or hf://OWNER/NAME"
+                "target",
+                metavar="RUN_OR_CHECKPOINT",
+                help="folder of a run or of a checkpoint, or hf://OWNER/NAME; or policy=remote, with "
+                "policy.address=ws://HOST:PORT, for a policy server",
             ),
             OVERRIDES,
             _option("--config", metavar="FILE", type=Path, help="YAML file; by default the run's own config"),
@@ -220,6 +223,25 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
                 "--episodes", metavar="N", type=_whole, default=4, help="episodes to play with each setting; 0: none"
             ),
             JSON,
+        ),
+    ),
+    "serve": (
+        "serve:serve_command",
+        "answer openpi's clients and vla-eval over the network, with a policy of a run or a checkpoint",
+        (
+            _option("target", metavar="CHECKPOINT", help="folder of a checkpoint or of a run, or hf://OWNER/NAME"),
+            _option("config", metavar="CONFIG", nargs="?", help=f"{CONFIG_HELP}; by default the run's own"),
+            OVERRIDES,
+            _option("--host", metavar="ADDRESS", default="127.0.0.1", help="to listen at; others need a token"),
+            _option("--port", metavar="N", type=_whole, default=8000, help="to listen at; 0: one that is free"),
+            _option(
+                "--token-file",
+                metavar="FILE",
+                type=Path,
+                help="what clients have to know; by default VLA_RL_TOKEN of the environment",
+            ),
+            _count("--connections", "clients at a time", 16),
+            _option("--sampled", action="store_true", help="sample actions instead of taking the most likely ones"),
         ),
     ),
     "sft": (

@@ -19,11 +19,10 @@ from envs.base.demonstrations import Demonstrations, collect, demonstrations_for
 from vla_rl.commands.api import LoadedPolicy
 from vla_rl.commands.conventions import PRESENT, Trial, fitted, trials
 from vla_rl.commands.demonstrations import demonstration_episode
-from vla_rl.commands.evaluate import evaluated_config, local_target
+from vla_rl.commands.evaluate import config_of_arguments
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
-from vla_rl.core.hub import is_hub_address
 from vla_rl.core.machine import Machine
 from vla_rl.core.records import Array, EnvSpec
 from vla_rl.observability.console import make_console
@@ -41,11 +40,7 @@ _CONSTANT = 1e-3  # share of its range in which a number counts as constant
 
 def diagnose_command(args: Any) -> int:
     """Compare, print, play. The exit status is 1 if a convention is wrong."""
-    given, overrides, downloaded = args.config, args.overrides, is_hub_address(args.target)
-    if given is not None and "=" in given and not Path(given).exists():
-        given, overrides = None, [given, *overrides]
-    file = None if given is None else Path(given)
-    config = evaluated_config(local_target(args.target), file, overrides, best=False, downloaded=downloaded)
+    config = config_of_arguments(args)
     spec, console, success = env_spec(config.env), make_console(), {}
     check_policy(config.policy, spec)
     demos = None if args.demos is None else demonstrations_for(spec, [args.demos], config.demos)

@@ -32,15 +32,12 @@ STALL_S = 900.0  # the run fails if no episode finishes for this long
 
 def evaluate_command(args: Any) -> int:
     """Evaluate a run's newest checkpoint, or a policy checkpoint, as the arguments of `vla-rl eval` say."""
-    target = local_target(args.target)
-    config = evaluated_config(
-        target, args.config, args.overrides, best=args.best, downloaded=is_hub_address(args.target)
-    )
+    config = config_of_target(args.target, args.config, args.overrides, best=args.best)
     episodes = args.episodes or config.train.eval_episodes or 50
     evaluation = evaluate_policy(config, episodes, greedy=not args.sampled, record=3 if args.video else 0)
     console = make_console()
     about = ", ".join(filter(None, (evaluation.spec.name, f"assets: {evaluation.spec.assets}", evaluation.spec.engine)))
-    for note in (f"{config.policy.checkpoint} on {about}", *evaluation.spec.notes):
+    for note in (f"{config.policy.origin} on {about}", *evaluation.spec.notes):
         console.print(note, highlight=False, markup=False)
     console.print(evaluation.text(), highlight=False, markup=False)
     if len(evaluation.per_task()) > 1:
@@ -51,7 +48,7 @@ def evaluate_command(args: Any) -> int:
     if args.video and shown and write_film(args.video, shown):
         console.print(f"video: {args.video}", highlight=False, markup=False)
     if args.json:
-        source = {"checkpoint": config.policy.checkpoint, "git_commit": git_commit()}
+        source = {"checkpoint": config.policy.origin, "git_commit": git_commit()}
         write_json(args.json, source | evaluation.record())
     return 0
 
@@ -82,6 +79,31 @@ def evaluation_cluster(config: RunConfig, spec: EnvSpec) -> Iterator[Cluster]:
         cluster.start(None, 0)
         cluster.call_store("open")
         yield cluster
+
+
+def config_of_arguments(args: Any) -> RunConfig:
+    """Of a command with the arguments TARGET [CONFIG] [KEY=VALUE ...]. Raises as ``config_of_target``."""
+    given, overrides = args.config, args.overrides
+    if given is not None and "=" in given and not Path(given).exists():
+        given, overrides = None, [given, *overrides]
+    return config_of_target(args.target, None if given is None else Path(given), overrides, best=False)
+
+
+def config_of_target(target: str, file: Path | None, overrides: list[str], *, best: bool) -> RunConfig:
+    """The config to evaluate a run, a checkpoint, or one on the hub; or what keys of ``policy`` in place of a target
+    say, such as ``policy=remote``. Raises UserError, as ``evaluated_config`` does."""
+    if "=" not in target or Path(target).exists():
+        found, downloaded = local_target(target), is_hub_address(target)
+        return evaluated_config(found, file, overrides, best=best, downloaded=downloaded)
+    config = load_checked_config(file, [target, *overrides])
+    if config.policy.checkpoint is None and not config.policy.elsewhere:
+        raise UserError(
+            f"{target}: policy.name={config.policy.name} has random weights; name a run, a checkpoint, or the "
+            "server of another policy (policy=remote policy.address=ws://HOST:PORT)"
+        )
+    if best:
+        raise UserError(f"--best: {target} is not the folder of a run, which has several checkpoints; leave it out")
+    return config
 
 
 def local_target(target: str) -> Path:

@@ -19,7 +19,7 @@ from vla_rl.cluster.cluster import Cluster
 from vla_rl.commands.checkpoints import measure_files
 from vla_rl.commands.evaluate import (
     config_of_run,
-    evaluated_config,
+    config_of_target,
     evaluation_cluster,
     local_target,
     play_episodes,
@@ -31,7 +31,6 @@ from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import replacing, write_json
-from vla_rl.core.hub import is_hub_address
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 from vla_rl.observability.benchmark_report import SET_ASIDE, benchmark_results, episode_row, kinds_text, markdown
 from vla_rl.observability.console import StatusDisplay, make_console
@@ -45,10 +44,7 @@ def evaluate_suites_command(args: Any) -> int:
     """Play what is missing, and write the results; `vla-rl eval --suite` has the arguments."""
     if args.episodes is not None or args.video is not None:
         raise UserError("--episodes and --video are for one simulator; with --suite, use --per-task and --videos")
-    target = local_target(args.target)
-    config = evaluated_config(
-        target, args.config, args.overrides, best=args.best, downloaded=is_hub_address(args.target)
-    )
+    config = config_of_target(args.target, args.config, args.overrides, best=args.best)
     suites = _suites(config, args.suite)
     specs = {suite: _spec_of(config, suite) for suite in suites}
     tasks = {suite: _tasks(spec, suite, args.tasks) for suite, spec in specs.items()}
@@ -56,7 +52,7 @@ def evaluate_suites_command(args: Any) -> int:
     console = make_console()
     folder = EvaluationFolder.open(output, _protocol(config, specs, greedy=not args.sampled))
     planned = {suite: args.per_task * len(tasks[suite]) for suite in suites}
-    facts = _facts(target, config, specs, greedy=not args.sampled)
+    facts = _facts(local_target(args.target), config, specs, greedy=not args.sampled)
     try:
         for suite, spec in specs.items():
             episodes = benchmark_episodes(
@@ -195,7 +191,7 @@ def _facts(target: Path, config: RunConfig, specs: Mapping[str, EnvSpec], *, gre
         facts.append("Placeholder assets replace LIBERO's: **not a benchmark number**.")
     return [
         *facts,
-        f"Checkpoint: {config.policy.checkpoint}; actions: {'greedy' if greedy else 'sampled'}; seed {config.seed}.",
+        f"Checkpoint: {config.policy.origin}; actions: {'greedy' if greedy else 'sampled'}; seed {config.seed}.",
         "Each task starts from the benchmark's initial states 0, 1, 2, ..., one episode each.",
         f"Simulator: {config.env.name}{engine}; assets: {', '.join(assets)}; commit: {git_commit()}.",
         *(f"Note: {note}." for note in dict.fromkeys(note for spec in specs.values() for note in spec.notes)),
@@ -227,7 +223,7 @@ def _write(
 ) -> dict[str, Any]:
     found = benchmark_results(folder.rows, planned, config.env.averaged_suites)
     about = {"machine": machine_record(), "packages": package_versions(), "git_commit": git_commit()}
-    results = {"checkpoint": config.policy.checkpoint, "facts": list(facts)} | found | about
+    results = {"checkpoint": config.policy.origin, "facts": list(facts)} | found | about
     write_json(folder.path / "results.json", results)
     text = markdown(f"Evaluation of {_name(config)}", facts, found)
     videos = [path.relative_to(folder.path) for path in folder.videos()]

@@ -55,12 +55,13 @@ def with_downloads(config: RunConfig) -> RunConfig:
 
 
 def with_keys_of_checkpoint(config: RunConfig) -> RunConfig:
-    """The config with the keys that follow from the policy's checkpoint, such as the observations that it reads, where
-    the config does not give them.
+    """The config with the keys that follow from the policy's checkpoint, or its server, such as the observations that
+    it reads, where the config does not give them.
 
     A checkpoint that cannot be read changes nothing: ``check_policy`` tells what is wrong with it.
     """
-    if config.policy.checkpoint is None or is_hub_id(config.policy.checkpoint):
+    checkpoint = config.policy.checkpoint
+    if is_hub_id(checkpoint) if checkpoint else not config.policy.elsewhere:
         return config
     try:
         found = keys_of_checkpoint(config.policy, env_spec(config.env))

@@ -44,7 +44,7 @@ def keys_of_checkpoint(config: PolicyConfig, spec: EnvSpec) -> Mapping[str, Any]
     Raises UserError if it cannot be read.
     """
     builder = _builder(config)
-    if config.checkpoint is None or not hasattr(builder, "keys_of_checkpoint"):
+    if (config.checkpoint is None and not config.elsewhere) or not hasattr(builder, "keys_of_checkpoint"):
         return {}
     keys: Mapping[str, Any] = builder.keys_of_checkpoint(config, spec)
     return keys
@@ -60,7 +60,7 @@ def require_trainable(config: PolicyConfig) -> None:
     """Raise UserError for a policy that can be evaluated only."""
     if not config.trainable:
         raise UserError(
-            f"policy.name={config.name} policy.checkpoint={config.checkpoint} is for evaluation: it has no "
+            f"policy.name={config.name}: {config.origin} is for evaluation: it has no "
             "log-probabilities to learn by; use `vla-rl eval`, or train another policy"
         )
 

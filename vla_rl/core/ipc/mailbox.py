@@ -117,6 +117,10 @@ class WorkerMailbox:
         self._open.difference_update(arrived)
         return arrived
 
+    def fileno(self) -> int:
+        """Of the doorbell: readable when ``wait`` has something to return, for event loops."""
+        return self._bell.fileno()
+
     def wake(self) -> None:
         """End a ``wait`` early; may be called from any thread."""
         self._bell.ring([WAKE])

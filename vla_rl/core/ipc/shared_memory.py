@@ -165,6 +165,9 @@ class Doorbell:
             return []
         return np.frombuffer(data, "<i4").tolist()
 
+    def fileno(self) -> int:
+        return self._fd
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

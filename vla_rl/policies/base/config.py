@@ -13,6 +13,7 @@ class PolicyConfigBase(ConfigGroup):
     """What every policy has. Each derives its own configuration from this, with its ``name``."""
 
     merged: ClassVar[dict[str, Any]] = {}  # values of keys with which a checkpoint that a run wrote is loaded
+    elsewhere: ClassVar[bool] = False  # whether its weights are on another machine, so that there is no checkpoint
     has_blocks: ClassVar[bool] = True  # which can be computed again, or compiled, one by one
 
     name: str
@@ -48,6 +49,11 @@ class PolicyConfigBase(ConfigGroup):
     def trainable(self) -> bool:
         """Whether it has log-probabilities and losses; else it can be evaluated only."""
         return True
+
+    @property
+    def origin(self) -> str:
+        """Where its weights come from, for reports."""
+        return self.checkpoint or "random weights"
 
     @property
     def size_name(self) -> str:

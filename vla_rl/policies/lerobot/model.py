@@ -7,23 +7,22 @@ images, and their actions are those of its data sets (``ActionSpace.from_data``)
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
 import torch
 from lerobot.configs.policies import PreTrainedConfig
 from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_rl.core.actions import ActionSpace
 from vla_rl.core.cameras import wrist_last
 from vla_rl.core.errors import UserError
-from vla_rl.core.records import Array, Record
 from vla_rl.policies.base.checkpoint_folder import WEIGHTS
-from vla_rl.policies.base.policy import Decisions, Policy, PolicyInput, PolicyOutput
+from vla_rl.policies.base.evaluated_policy import EvaluatedPolicy
+from vla_rl.policies.base.policy import Decisions, PolicyInput
 from vla_rl.policies.lerobot.config import LeRobotConfig
 
 _SEEDS = 1 << 24  # what a uniform float32 distinguishes
@@ -85,7 +84,7 @@ def as_batch(seen: PolicyInput, cameras: Sequence[str], instructions: Sequence[s
     return batch
 
 
-class LeRobotPolicy(Policy):
+class LeRobotPolicy(EvaluatedPolicy):
     """See the module. It can act, and nothing else."""
 
     def __init__(self, config: LeRobotConfig, space: ActionSpace, model: Any, before: Any, after: Any) -> None:
@@ -96,11 +95,6 @@ class LeRobotPolicy(Policy):
         self._chunk_size = config.chunk_size
         self._cameras = cameras_of(model)
         self._takes_noise = "noise" in inspect.signature(model.predict_action_chunk).parameters
-
-    def set_instructions(self, instructions: Sequence[str]) -> None:
-        if not instructions:
-            raise ValueError("a policy needs at least one instruction")
-        self.instructions = tuple(instructions)
 
     @torch.no_grad()
     def act(self, seen: PolicyInput, draws: Mapping[str, Tensor], greedy: Tensor, temperature: float) -> Decisions:
@@ -122,27 +116,3 @@ class LeRobotPolicy(Policy):
             generator = torch.Generator().manual_seed(int(seed * _SEEDS))
             rows.append(torch.randn(shape, generator=generator))
         return torch.stack(rows).to(seeds.device)
-
-    def decode(self, record: Mapping[str, Array]) -> Array:
-        return np.asarray(record["actions"], np.float32)
-
-    def normalized_actions(self, record: Mapping[str, Array]) -> Array:
-        return self.decode(record)
-
-    def value_parameters(self) -> Iterator[nn.Parameter]:
-        return iter(())
-
-    def forward(self, *_: Any, **__: Any) -> PolicyOutput:
-        return self._refuse()
-
-    def imitation_loss(self, *_: Any) -> Tensor:
-        return self._refuse()
-
-    def set_statistics(self, *_: Any) -> None:
-        self._refuse()
-
-    def encode(self, *_: Any) -> Record:
-        return self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise RuntimeError("a policy of lerobot has no log-probabilities here: it can be evaluated only")

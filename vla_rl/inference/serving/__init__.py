@@ -1,0 +1,1 @@
+"""A policy behind a network socket, for the clients of other projects."""

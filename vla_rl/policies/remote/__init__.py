@@ -1,0 +1,1 @@
+"""Policies that another process serves, for evaluation."""

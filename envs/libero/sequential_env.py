@@ -8,8 +8,10 @@ from envs.base.sequential import Outcome, SequentialEnv
 from envs.base.vector_env import Instance
 from envs.libero.bootstrap import import_libero
 from envs.libero.config import LiberoConfig
+from envs.libero.playable import playable_tasks
 from envs.libero.protocol.conventions import to_robosuite
-from envs.libero.protocol.tasks import STEP_LIMITS, load_init_states, select_tasks
+from envs.libero.protocol.suites import base_suite
+from envs.libero.protocol.tasks import STEP_LIMITS, load_init_states
 from vla_rl.core.actions import ROBOSUITE, end_effector
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 
@@ -19,19 +21,24 @@ def env_spec(config: LiberoConfig) -> EnvSpec:
 
     Raises EnvError if LIBERO, its OpenGL library, the assets or a configured task is missing.
     """
-    tasks = select_tasks(config.suite, config.tasks)
+    assets = import_libero(config.assets)
+    tasks, left_out, notes = playable_tasks(config.suite, config.tasks, assets)
+    base = base_suite(config.suite)
+    states = [len(load_init_states(task)) for task in tasks if task.init_states_file]
     return EnvSpec(
         name="libero",
         views=("agentview", "robot0_eye_in_hand") if config.wrist_camera else ("agentview",),
         image_size=config.image_size,
         proprio_dim=8 if config.proprio else 0,
         actions=end_effector(ROBOSUITE),
-        max_episode_steps=config.max_episode_steps or STEP_LIMITS[config.suite],
+        max_episode_steps=config.max_episode_steps or STEP_LIMITS.get(base, max(STEP_LIMITS.values())),
         instructions=tuple(task.instruction for task in tasks),
-        init_states=min(len(load_init_states(task)) for task in tasks),
-        assets=import_libero(config.assets).origin,
-        suite=config.suite,
+        init_states=max(states, default=50),
+        assets=assets.origin,
+        suite=base,
         robot="panda",
+        notes=notes,
+        left_out=left_out,
     )
 
 
@@ -41,7 +48,7 @@ class SequentialVectorEnv(SequentialEnv[Instance]):
     def __init__(self, config: LiberoConfig, num_envs: int) -> None:
         super().__init__(env_spec(config), num_envs)
         self.config, self.assets = config, import_libero(config.assets)
-        self.tasks = select_tasks(config.suite, config.tasks)
+        self.tasks, *_ = playable_tasks(config.suite, config.tasks, self.assets)
 
     @abstractmethod
     def _execute(self, instance: Instance, command: np.ndarray) -> bool:
@@ -55,7 +62,10 @@ class SequentialVectorEnv(SequentialEnv[Instance]):
         return to_robosuite(actions)
 
     def _init_state(self, episode: EpisodeSpec) -> np.ndarray | None:
-        """float64 [1 + nq + nv]: the benchmark state to start from; None: LIBERO's samplers place everything."""
-        if episode.init_state is None:
+        """float64 [1 + nq + nv]: the benchmark state to start from, of a task with fewer of them again from the first;
+        None: LIBERO's samplers place everything."""
+        task = self.tasks[episode.task]
+        if episode.init_state is None or task.init_states_file is None:
             return None
-        return load_init_states(self.tasks[episode.task])[episode.init_state]
+        states = load_init_states(task)
+        return states[episode.init_state % len(states)]

@@ -240,6 +240,10 @@ def _find_lamps(env: Any) -> tuple[_Lamp, ...]:
 class _Reusable:
     """Mixed into LIBERO's task classes: keeps the compiled poses, and checks contacts by id instead of by name."""
 
+    def _assert_problem_name(self) -> None:
+        """LIBERO-Plus names a class for each scene in its BDDL files: it is one of LIBERO's, with that scene."""
+        self.parsed_problem["problem_name"] = type(self).__name__.lower()  # type: ignore[attr-defined]
+
     def _reset_internal(self) -> None:
         model = self.sim.model._model  # type: ignore[attr-defined]
         self.xml_pose = model.body_pos.copy(), model.body_quat.copy()
@@ -274,7 +278,6 @@ def _build_env(task: LiberoTask, assets: LiberoAssets) -> Any:
 
     vars(package)["_assets_path_cache"] = str(assets.path)
     name = get_problem_info(str(task.bddl_file))["problem_name"]
-    # LIBERO-Plus names a class of its own for each scene: one of LIBERO's, with that scene.
     problem = next(problem for known, problem in TASK_MAPPING.items() if name.startswith(known))
     scene, floor, wall = task.scene or (None, None, None)
     styles = {"floor_style": floor, "wall_style": wall} if task.scene else None

@@ -55,7 +55,7 @@ def evaluate_suites_command(args: Any) -> int:
     output: Path = args.output or Path("evaluations") / _name(config)
     console = make_console()
     folder = EvaluationFolder.open(output, _protocol(config, specs, greedy=not args.sampled))
-    planned = {suite: args.per_task * len(tasks[suite]) for suite in suites}
+    planned = {suite: args.per_task * len(numbers) for suite, numbers in tasks.items()}
     facts = [*_facts(target, config, specs, greedy=not args.sampled), *absent]
     try:
         for suite, spec in specs.items():

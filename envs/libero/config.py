@@ -56,7 +56,7 @@ class LiberoConfig(SimulatorConfig):
 
     @classmethod
     def suite_keys(cls, name: str) -> dict[str, dict[str, Any]]:
-        if name in LIBERO_TASKS or "/" not in name:
+        if name in LIBERO_TASKS or not ("/" in name or Path(name).is_dir()):
             return super().suite_keys(name)
         from envs.libero.protocol.suites import matching_suites
 

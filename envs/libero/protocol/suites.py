@@ -54,11 +54,14 @@ def suite_tasks(suite: str) -> tuple[LiberoTask, ...]:
         known = ", ".join(_suites_of(root))
         raise EnvError(f"env.suite={suite}: {package} has no BDDL files of a suite {name!r}; it has {known}")
     names = listed_tasks(root).get(name) or _stems(folder)
-    tasks = tuple(t for t in _described(f"{package}/{name}", folder, names) if perturbation in ("", t.perturbation))
-    if not tasks:
-        kinds = ", ".join(dict.fromkeys(task.perturbation for task in suite_tasks(f"{package}/{name}")))
+    tasks = tuple(_described(f"{package}/{name}", folder, names))
+    if not perturbation:
+        return tasks
+    own = [task for task in tasks if task.perturbation == perturbation]
+    if not own:
+        kinds = ", ".join(dict.fromkeys(task.perturbation for task in tasks))
         raise EnvError(f"env.suite={suite}: {package}/{name} has no perturbation {perturbation!r}; it has {kinds}")
-    return tasks
+    return tuple(replace(task, suite=suite, number=number) for number, task in enumerate(own))
 
 
 def select_tasks(suite: str, numbers: tuple[int, ...]) -> tuple[LiberoTask, ...]:

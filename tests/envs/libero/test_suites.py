@@ -49,6 +49,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     changed = root / "init_files" / "libero_newobj" / "libero_spatial"
     for folder in (bddl, states, changed, root / "benchmark", root / "envs" / "problems", root / "envs" / "robots"):
         folder.mkdir(parents=True)
+    (root.parent / "__init__.py").touch()
     text = own.bddl_file.read_text()
     sentence = "Pick the akita black bowl from table center and place it on the plate"
     assert sentence in text
@@ -89,6 +90,7 @@ def test_names_say_what_is_perturbed(package: Path) -> None:
     assert [len(load_init_states(task)) for task in tasks if task.init_states_file] == [50, 50, 50, 50, 1, 50, 50]
     assert tasks[4].init_states_file is None  # the states of the task without the added object would undo it
     (robot,) = suite_tasks("liberoplus/libero_spatial/robot")
+    assert str(robot) == "liberoplus/libero_spatial/robot/0"
     assert (robot.arm, robot.camera, tasks[0].camera, tasks[0].arm) == (START, None, (30, 5, 120, 3, 4), None)
     kinds = dict.fromkeys(NAMES.values())
     assert matching_suites("liberoplus/libero_spatial/*") == tuple(f"liberoplus/libero_spatial/{k}" for k in kinds)

@@ -98,8 +98,12 @@ def _scene_lack(scene: tuple[str, str, str], assets: Path) -> str:
     file, *styles = scene
     if file and not (assets / file).is_file():
         return f"scene {file} is not in the assets"
-    unknown = next((s for kind, s in zip(("floor", "wall"), styles, strict=True) if s not in STYLE_MAPPING[kind]), "")
-    return f"style {unknown} is unknown to hf-libero" if unknown else ""
+    for kind, style in zip(("floor", "wall"), styles, strict=True):
+        if style not in STYLE_MAPPING[kind]:
+            return f"{kind} {style} is unknown to hf-libero"
+        if not (assets / "textures" / STYLE_MAPPING[kind][style]).is_file():
+            return f"{kind} {style} has no texture in the assets"
+    return ""
 
 
 def _counted(lacks: dict[LiberoTask, str]) -> str:

@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from envs.libero.bootstrap import import_libero
 from envs.libero.config import LiberoConfig
 from envs.libero.env import LiberoVectorEnv
 from envs.libero.fast.task_model import TaskModel
-from envs.libero.playable import playable_tasks
+from envs.libero.playable import lack_of, playable_tasks
 from envs.libero.protocol import suites
 from envs.libero.protocol.camera import moved
 from envs.libero.protocol.suites import matching_suites, select_tasks, suite_tasks
@@ -113,6 +114,17 @@ def test_what_cannot_be_played_is_left_out_and_counted(package: Path) -> None:
         env_spec(LiberoConfig(suite="liberoplus/libero_spatial/light", tasks=()))
     with pytest.raises(EnvError, match=r"cannot be played here, 6 pick_up.*not in the assets: leave them out"):
         env_spec(LiberoConfig(suite="liberoplus/libero_spatial", tasks=(0, 6)))
+
+
+def test_a_scene_needs_the_textures_of_its_floor_and_walls() -> None:
+    (task,) = select_tasks("libero_object", (0,))
+    assets = import_libero().path
+    for floor, wall, expected in (
+        ("brown-ceramic", "dark-blue", ""),
+        ("carbon", "dark-blue", "floor carbon is unknown to hf-libero"),
+        ("brown-ceramic", "carbon", "wall carbon is unknown to hf-libero"),
+    ):
+        assert lack_of(replace(task, scene=("", floor, wall)), assets) == expected
 
 
 def test_camera_and_arm_are_moved_in_fact(package: Path) -> None:

@@ -1,7 +1,9 @@
-"""Check every LIBERO task on this machine: loads, fits its initial states, steps, and renders both cameras.
+"""Check LIBERO tasks on this machine: whether each loads, fits its initial states, steps, and renders both cameras.
 
     python scripts/check_libero_tasks.py                            all 130 tasks, assets found automatically
     python scripts/check_libero_tasks.py --suite libero_spatial --assets placeholder --json check.json
+    python scripts/check_libero_tasks.py --suite liberopro/libero_goal_swap     any that env.suite takes
+    python scripts/check_libero_tasks.py --suite liberoplus/libero_goal --list  only say what is left out, and why
 
 Exit status: 0 all tasks pass, 1 some fail, 2 LIBERO or its graphics library is missing.
 """
@@ -21,12 +23,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from envs.base import EnvError
+from envs.base import EnvError, NothingPlayable
 from envs.libero.assets.resolve import LiberoAssets
 from envs.libero.bootstrap import import_libero
 from envs.libero.fast.rendering import Renderer
 from envs.libero.fast.task_model import SimState, TaskModel
-from envs.libero.protocol.tasks import STEP_LIMITS, LiberoTask, load_init_states, suite_tasks
+from envs.libero.playable import playable_tasks
+from envs.libero.protocol.suites import matching_suites
+from envs.libero.protocol.tasks import STEP_LIMITS, LiberoTask, load_init_states
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 IMAGE_SIZE = 128
@@ -59,12 +63,12 @@ def check_task(task: LiberoTask, assets: LiberoAssets) -> Check:
     state_size = model_size = 0
     moved, error = 0.0, ""
     try:
-        states = load_init_states(task)
-        state_size = states.shape[1]
+        states = load_init_states(task) if task.init_states_file else None
+        state_size = states.shape[1] if states is not None else 0
         model = TaskModel(task, assets)
         model_size = 1 + model.model.nq + model.model.nv
         state = model.new_state()
-        model.place(state, 0, states[0])
+        model.place(state, 0, states[0] if states is not None else None)
         before = _object_positions(state)
         for _ in range(SETTLE_STEPS):
             model.step(state, NO_OP)
@@ -100,9 +104,24 @@ def _render_error(model: TaskModel, state: SimState) -> str:
     return ""
 
 
-def run(suites: list[str], assets: LiberoAssets, console: Console) -> list[Check]:
-    """Check all tasks of some suites, showing progress and failures."""
-    tasks = [task for suite in suites for task in suite_tasks(suite)]
+def chosen_tasks(patterns: list[str], assets: LiberoAssets, console: Console) -> list[LiberoTask]:
+    """What can be played of some suites; prints what is left out."""
+    tasks: list[LiberoTask] = []
+    for suite in (suite for pattern in patterns for suite in matching_suites(pattern)):
+        try:
+            kept, left_out, _ = playable_tasks(suite, (), assets)
+        except NothingPlayable as error:
+            console.print(str(error), highlight=False, markup=False, soft_wrap=True)
+            continue
+        tasks += kept
+        console.print(f"{suite}: {len(kept)} tasks, {len(left_out)} left out", highlight=False)
+        for line in left_out:
+            console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+    return tasks
+
+
+def run(tasks: list[LiberoTask], assets: LiberoAssets, console: Console) -> list[Check]:
+    """Check tasks, showing progress and failures."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -142,14 +161,18 @@ def show(checks: list[Check], assets: LiberoAssets, console: Console) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", action="append", choices=STEP_LIMITS, help="may be given several times")
+    parser.add_argument("--suite", action="append", help="as env.suite; may be given several times")
+    parser.add_argument("--list", action="store_true", help="check nothing, only list what is left out")
     parser.add_argument("--assets", default="auto", choices=("auto", "placeholder"))
     parser.add_argument("--json", type=Path, help="write all results to this file")
     args = parser.parse_args()
     console = Console()
     try:
         assets = import_libero(args.assets)
-        checks = run(args.suite or list(STEP_LIMITS), assets, console)
+        tasks = chosen_tasks(args.suite or list(STEP_LIMITS), assets, console)
+        if args.list:
+            return 0
+        checks = run(tasks, assets, console)
     except EnvError as error:
         print(f"check_libero_tasks: {error}", file=sys.stderr)
         return 2

@@ -2,11 +2,12 @@
 
 from envs.base.config import SimulatorConfig
 from envs.base.sequential import Outcome, SequentialEnv
-from envs.base.vector_env import EnvError, EnvInstance, SimulatorEnv, VectorEnv, empty_observation
+from envs.base.vector_env import EnvError, EnvInstance, NothingPlayable, SimulatorEnv, VectorEnv, empty_observation
 
 __all__ = [
     "EnvError",
     "EnvInstance",
+    "NothingPlayable",
     "Outcome",
     "SequentialEnv",
     "SimulatorConfig",

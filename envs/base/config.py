@@ -24,6 +24,14 @@ class SimulatorConfig(ConfigGroup):
         """
         return {str(cls.model_fields["name"].default): {}}
 
+    @classmethod
+    def suite_keys(cls, name: str) -> dict[str, dict[str, Any]]:
+        """The suites that a name means, as ``suites`` has them: itself, none, or where patterns are understood several.
+
+        Raises EnvError if a package that the name needs is missing.
+        """
+        return {name: keys} if (keys := cls.suites().get(name)) is not None else {}
+
 
 class DemosConfig(ConfigGroup):
     """What demonstrations mean, where their files do not say so (docs/demonstrations.md)."""

@@ -24,6 +24,10 @@ class EnvError(UserError):
     """A simulator cannot be set up or cannot go on. The text names the cause and the remedy."""
 
 
+class NothingPlayable(EnvError):
+    """None of a suite's tasks can be played here."""
+
+
 class VectorEnv(ABC):
     """``num_envs`` independent environments of one simulator in one process. ``env_ids`` name some of them, from 0."""
 

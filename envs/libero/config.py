@@ -1,8 +1,9 @@
 """Configuration of LIBERO."""
 
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from envs.base.config import SimulatorConfig
 from vla_rl.core.schema import NonNegative, Pixels, Positive, PositiveFloat
@@ -16,7 +17,11 @@ class LiberoConfig(SimulatorConfig):
     averaged_suites: ClassVar[tuple[str, ...]] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 
     name: Literal["libero"] = "libero"
-    suite: Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"] = "libero_spatial"
+    suite: str = Field(
+        "libero_spatial",
+        description="libero_spatial, libero_object, libero_goal, libero_10 or libero_90; liberoplus/SUITE, "
+        "liberoplus/SUITE/PERTURBATION or liberopro/SUITE; or a folder of BDDL files (docs/libero_suites.md).",
+    )
     tasks: tuple[NonNegative, ...] = Field((0,), description="Task numbers within the suite; empty means all.")
     implementation: Literal["fast", "reference"] = Field(
         "fast", description="reference: hf-libero's own environment, whose states and pixels the fast one equals."
@@ -53,6 +58,31 @@ class LiberoConfig(SimulatorConfig):
     @classmethod
     def suites(cls) -> dict[str, dict[str, Any]]:
         return {suite: {"suite": suite, "tasks": ()} for suite in LIBERO_TASKS}
+
+    @classmethod
+    def suite_keys(cls, name: str) -> dict[str, dict[str, Any]]:
+        if name in LIBERO_TASKS or not ("/" in name or Path(name).is_dir()):
+            return super().suite_keys(name)
+        from envs.libero.protocol.suites import matching_suites
+
+        return {suite: {"suite": suite, "tasks": ()} for suite in matching_suites(name)}
+
+    @field_validator("suite")
+    @classmethod
+    def _suite_has_a_form(cls, suite: str) -> str:
+        if suite in LIBERO_TASKS:
+            return suite
+        if Path(suite).expanduser().is_dir():
+            return str(Path(suite).expanduser().absolute())  # processes have working folders of their own
+        if "/" not in suite:
+            raise ValueError(f"use {', '.join(LIBERO_TASKS)}, PACKAGE/SUITE, or a folder of BDDL files")
+        return suite
+
+    @model_validator(mode="after")
+    def _reference_is_of_libero(self) -> Self:
+        if self.implementation == "reference" and self.suite not in LIBERO_TASKS:
+            raise ValueError(f"suite={self.suite} needs implementation=fast: the reference applies no perturbation")
+        return self
 
     @model_validator(mode="after")
     def _reference_has_no_potential(self) -> Self:

@@ -284,7 +284,7 @@ def get_benchmark_dict() -> dict[str, Any]:
 
 
 def _described(task: LiberoTask) -> Task:
-    files = task.bddl_file.name, task.init_states_file.name
+    files = task.bddl_file.name, task.bddl_file.with_suffix(".pruned_init").name
     return Task(task.name, task.instruction, "Libero", task.suite, *files)
 
 

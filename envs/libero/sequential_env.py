@@ -11,9 +11,11 @@ from envs.base.sequential import Outcome, SequentialEnv
 from envs.base.vector_env import Instance
 from envs.libero.bootstrap import import_libero
 from envs.libero.config import LiberoConfig
+from envs.libero.playable import playable_tasks
 from envs.libero.protocol.conventions import to_robosuite
-from envs.libero.protocol.settled import PLACEMENT_SEED, resting_note, settled_init_states
-from envs.libero.protocol.tasks import STEP_LIMITS, LiberoTask, load_init_states, select_tasks
+from envs.libero.protocol.settled import PLACEMENT_SEED, reference, resting_note, settled_init_states
+from envs.libero.protocol.suites import base_suite
+from envs.libero.protocol.tasks import STEP_LIMITS, LiberoTask, load_init_states
 from vla_rl.core.actions import ROBOSUITE, end_effector
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 
@@ -23,30 +25,35 @@ def env_spec(config: LiberoConfig) -> EnvSpec:
 
     Raises EnvError if LIBERO, its OpenGL library, the assets or a configured task is missing.
     """
-    tasks, assets = select_tasks(config.suite, config.tasks), import_libero(config.assets)
+    assets = import_libero(config.assets)
+    tasks, left_out, notes = playable_tasks(config.suite, config.tasks, assets)
+    base = base_suite(config.suite)
+    states = [len(load_init_states(task)) for task in tasks if task.init_states_file]
     return EnvSpec(
         name="libero",
         views=("agentview", "robot0_eye_in_hand") if config.wrist_camera else ("agentview",),
         image_size=config.image_size,
         proprio_dim=8 if config.proprio else 0,
         actions=end_effector(ROBOSUITE),
-        max_episode_steps=config.max_episode_steps or STEP_LIMITS[config.suite],
+        max_episode_steps=config.max_episode_steps or STEP_LIMITS.get(base, max(STEP_LIMITS.values())),
         instructions=tuple(task.instruction for task in tasks),
-        init_states=min(len(load_init_states(task)) for task in tasks),
+        init_states=max(states, default=50),
         engine=f"{versions('mujoco', 'robosuite')}, drawn by {os.environ['MUJOCO_GL']}",
         assets=assets.origin,
-        suite=config.suite,
+        suite=base,
         robot="panda",
-        notes=_notes(config, tasks, assets.origin),
+        notes=(*notes, *_settling_notes(config, tasks, assets.origin)),
+        left_out=left_out,
     )
 
 
-def _notes(config: LiberoConfig, tasks: Sequence[LiberoTask], origin: str) -> tuple[str, ...]:
-    if origin == "placeholder":  # such results are compared with none
-        return ()
+def _settling_notes(config: LiberoConfig, tasks: Sequence[LiberoTask], origin: str) -> tuple[str, ...]:
+    """Raises EnvError if objects are to begin where a reference has them that is not there."""
     if config.settled == "reference":
+        for task in tasks:
+            reference(str(task))
         return ("objects begin where they rest under MuJoCo 3.3.0 (env.settled=reference)",)
-    note = resting_note(tasks)
+    note = None if origin == "placeholder" else resting_note(tasks)  # such results are compared with none
     return () if note is None else (note,)
 
 
@@ -56,7 +63,7 @@ class SequentialVectorEnv(SequentialEnv[Instance]):
     def __init__(self, config: LiberoConfig, num_envs: int) -> None:
         super().__init__(env_spec(config), num_envs)
         self.config, self.assets = config, import_libero(config.assets)
-        self.tasks = select_tasks(config.suite, config.tasks)
+        self.tasks, *_ = playable_tasks(config.suite, config.tasks, self.assets)
 
     @abstractmethod
     def _execute(self, instance: Instance, command: np.ndarray) -> bool:
@@ -70,11 +77,13 @@ class SequentialVectorEnv(SequentialEnv[Instance]):
         return to_robosuite(actions)
 
     def _init_state(self, episode: EpisodeSpec) -> np.ndarray | None:
-        """float64 [1 + nq + nv]: the benchmark state to start from; None: LIBERO's samplers place everything."""
-        if episode.init_state is None:
+        """float64 [1 + nq + nv]: the benchmark state to start from, of a task with fewer of them again from the first;
+        None: LIBERO's samplers place everything."""
+        task = self.tasks[episode.task]
+        if episode.init_state is None or task.init_states_file is None:
             return None
-        states = load_init_states if self.config.settled == "here" else settled_init_states
-        return states(self.tasks[episode.task])[episode.init_state]
+        states = (load_init_states if self.config.settled == "here" else settled_init_states)(task)
+        return states[episode.init_state % len(states)]
 
     def _placement_seed(self, episode: EpisodeSpec) -> int:
         """Of fixtures, and of objects without an initial state."""

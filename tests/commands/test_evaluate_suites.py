@@ -8,10 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from envs.base import NothingPlayable
 from envs.libero.config import LiberoConfig
 from envs.tabletop.config import TabletopConfig
 from envs.tabletop.env import env_spec
@@ -23,6 +25,7 @@ from vla_rl.commands.evaluate_suites import _separation
 from vla_rl.commands.evaluation_folder import EvaluationFolder
 from vla_rl.config.loading import dump_config, load_config
 from vla_rl.core.errors import UserError
+from vla_rl.core.records import EnvSpec
 
 COMMAND = ["eval", str(ROOT / "checkpoints/tabletop_reach"), "--config", str(ROOT / "configs/tabletop.yaml")]
 
@@ -33,6 +36,40 @@ def test_suites_select_all_tasks() -> None:
     assert suites["libero_90"] == {"suite": "libero_90", "tasks": ()}
     spec = env_spec(TabletopConfig(**TabletopConfig.suites()["push"]))
     assert all(instruction.startswith("push") for instruction in spec.instructions)
+
+
+def test_tasks_are_drawn_evenly() -> None:
+    spec = replace(env_spec(TabletopConfig()), instructions=tuple("abcdefgh"))
+    assert evaluate_suites._tasks(spec, "reach", None, 3) == [0, 2, 5]
+    assert evaluate_suites._tasks(spec, "reach", None, 20) == list(range(8))
+    assert evaluate_suites._tasks(spec, "reach", "7,1", 3) == [1, 7]
+
+
+def test_of_a_pattern_suites_that_cannot_be_played_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = env_spec(TabletopConfig())
+
+    def spec_of(_: object, suite: str) -> EnvSpec:
+        if suite == "p/light":
+            raise NothingPlayable("p/light: no scene")
+        return spec
+
+    monkeypatch.setattr(evaluate_suites, "_spec_of", spec_of)
+    config = load_config(ROOT / "configs/tabletop.yaml")
+    found = evaluate_suites._specs(config, ["p/camera", "p/light"], "p/*")
+    assert found == ({"p/camera": spec}, ["Left out: p/light: no scene"])
+    with pytest.raises(UserError, match="no scene"):
+        evaluate_suites._specs(config, ["p/camera", "p/light"], "p/camera,p/light")
+    with pytest.raises(UserError, match="no scene"):
+        evaluate_suites._specs(config, ["p/light"], "p/*")
+
+
+def test_films_of_a_suite_that_is_a_folder_stay_inside(tmp_path: Path) -> None:
+    folder = EvaluationFolder.open(tmp_path / "out", {})
+    film = folder.video("/somewhere/bddl", 1, 0, "success")
+    assert film.parent == tmp_path / "out/videos/somewhere-bddl"
+    film.touch()
+    assert folder.filmed("/somewhere/bddl", 1, 0)
+    folder.close()
 
 
 def test_a_folder_continues_and_drops_a_line_that_was_cut_off(tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
                 "command continues when it is repeated",
             ),
             _count("--per-task", "with --suite: episodes of each task", 50),
+            _count("--max-tasks", "with --suite: this many tasks of each suite at most, evenly spread"),
             _option(
                 "--videos",
                 metavar="N",

@@ -46,23 +46,23 @@ def evaluate_suites_command(args: Any) -> int:
         raise UserError("--episodes and --video are for one simulator; with --suite, use --per-task and --videos")
     config = config_of_target(args.target, args.config, args.overrides, best=args.best)
     suites = _suites(config, args.suite)
-    specs = {suite: _spec_of(config, suite) for suite in suites}
-    tasks = {suite: _tasks(spec, suite, args.tasks) for suite, spec in specs.items()}
+    specs, absent = _specs(config, suites, args.suite)
+    tasks = {suite: _tasks(spec, suite, args.tasks, args.max_tasks) for suite, spec in specs.items()}
     output: Path = args.output or Path("evaluations") / _name(config)
     console = make_console()
     folder = EvaluationFolder.open(output, _protocol(config, specs, greedy=not args.sampled))
-    planned = {suite: args.per_task * len(tasks[suite]) for suite in suites}
-    facts = _facts(local_target(args.target), config, specs, greedy=not args.sampled)
+    planned = {suite: args.per_task * len(numbers) for suite, numbers in tasks.items()}
+    facts = [*_facts(local_target(args.target), config, specs, greedy=not args.sampled), *absent]
     try:
         for suite, spec in specs.items():
             episodes = benchmark_episodes(
                 tasks[suite], args.per_task, spec.init_states, config.seed, greedy=not args.sampled
             )
             _play_suite(_config_of(config, suite), suite, spec, episodes, folder, args.videos, console)
-            _write(folder, planned, facts, config)
+            _write(folder, planned, facts, config, specs)
     finally:
         if folder.has_begun:
-            results = _write(folder, planned, facts, config)
+            results = _write(folder, planned, facts, config, specs)
         folder.close()
     console.print(_table(results))
     for fact in facts:
@@ -75,16 +75,33 @@ def evaluate_suites_command(args: Any) -> int:
 
 def _suites(config: RunConfig, text: str) -> list[str]:
     known = list(config.env.suites())
-    chosen = known if text == "all" else text.split(",")
-    if unknown := [name for name in chosen if name not in known]:
-        raise UserError(
-            f"--suite {text}: env={config.env.name} has no suite {unknown[0]!r}: use {', '.join(known)}, all"
-        )
+    chosen: list[str] = []
+    for name in known if text == "all" else text.split(","):
+        found = list(config.env.suite_keys(name))
+        if not found:
+            raise UserError(f"--suite {text}: env={config.env.name} has no suite {name!r}: use {', '.join(known)}, all")
+        chosen += found
     return list(dict.fromkeys(chosen))
 
 
 def _config_of(config: RunConfig, suite: str) -> RunConfig:
-    return config.with_values({f"env.{key}": value for key, value in config.env.suites()[suite].items()})
+    return config.with_values({f"env.{key}": value for key, value in config.env.suite_keys(suite)[suite].items()})
+
+
+def _specs(config: RunConfig, suites: Sequence[str], text: str) -> tuple[dict[str, EnvSpec], list[str]]:
+    """The suites that can be played, and why others cannot, which a pattern names with them."""
+    from envs.base import NothingPlayable
+
+    specs: dict[str, EnvSpec] = {}
+    absent: list[str] = []
+    for suite in suites:
+        try:
+            specs[suite] = _spec_of(config, suite)
+        except NothingPlayable as error:
+            if suite in text.split(",") or len(suites) == len(absent) + 1:
+                raise
+            absent.append(f"Left out: {error}")
+    return specs, absent
 
 
 def _spec_of(config: RunConfig, suite: str) -> EnvSpec:
@@ -96,10 +113,12 @@ def _spec_of(config: RunConfig, suite: str) -> EnvSpec:
     return spec
 
 
-def _tasks(spec: EnvSpec, suite: str, text: str | None) -> list[int]:
+def _tasks(spec: EnvSpec, suite: str, text: str | None, most: int | None) -> list[int]:
+    """Those that ``text`` names, else ``most`` of all, evenly spread."""
     count = len(spec.instructions)
     if text is None:
-        return list(range(count))
+        drawn = min(most or count, count)
+        return [i * count // drawn for i in range(drawn)]
     try:
         numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -194,8 +213,8 @@ def _facts(target: Path, config: RunConfig, specs: Mapping[str, EnvSpec], *, gre
         f"Checkpoint: {config.policy.origin}; actions: {'greedy' if greedy else 'sampled'}; seed {config.seed}.",
         "Each task starts from the benchmark's initial states 0, 1, 2, ..., one episode each.",
         f"Simulator: {config.env.name}{engine}; assets: {', '.join(assets)}; commit: {git_commit()}.",
-        *(f"Note: {note}." for note in dict.fromkeys(note for spec in specs.values() for note in spec.notes)),
         "Intervals: 95 %, Wilson's, of the episodes of one policy; they do not cover the choice of a checkpoint.",
+        *(f"{note}." for spec in specs.values() for note in spec.notes),
     ]
 
 
@@ -219,11 +238,16 @@ def _name(config: RunConfig) -> str:
 
 
 def _write(
-    folder: EvaluationFolder, planned: Mapping[str, int], facts: Sequence[str], config: RunConfig
+    folder: EvaluationFolder,
+    planned: Mapping[str, int],
+    facts: Sequence[str],
+    config: RunConfig,
+    specs: Mapping[str, EnvSpec],
 ) -> dict[str, Any]:
     found = benchmark_results(folder.rows, planned, config.env.averaged_suites)
     about = {"machine": machine_record(), "packages": package_versions(), "git_commit": git_commit()}
-    results = {"checkpoint": config.policy.origin, "facts": list(facts)} | found | about
+    left_out = {"left_out": {suite: spec.left_out for suite, spec in specs.items() if spec.left_out}}
+    results = {"checkpoint": config.policy.origin, "facts": list(facts)} | found | left_out | about
     write_json(folder.path / "results.json", results)
     text = markdown(f"Evaluation of {_name(config)}", facts, found)
     videos = [path.relative_to(folder.path) for path in folder.videos()]

@@ -83,13 +83,16 @@ class EvaluationFolder:
         return {(row["task"], row["trial"]) for row in self.of(suite)}
 
     def filmed(self, suite: str, task: int, trial: int) -> bool:
-        return any((self.path / "videos" / suite).glob(f"{_name(task, trial)}-*.mp4"))
+        return any(self._films(suite).glob(f"{_name(task, trial)}-*.mp4"))
 
     def video(self, suite: str, task: int, trial: int, outcome: str) -> Path:
         """Where the film of an episode goes; its folder is made."""
-        folder = self.path / "videos" / suite
+        folder = self._films(suite)
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{_name(task, trial)}-{outcome}.mp4"
+
+    def _films(self, suite: str) -> Path:
+        return self.path / "videos" / suite.strip("/").replace("/", "-")
 
     def videos(self) -> Sequence[Path]:
         return sorted((self.path / "videos").rglob("*.mp4"))

@@ -48,7 +48,7 @@ def config_checks() -> tuple[Check, ...]:
 def _tasks_exist(config: RunConfig) -> Iterator[Problem]:
     key = ("env", "tasks")
     tasks: tuple[int | str, ...] = getattr(config.env, "tasks", ())
-    if isinstance(config.env, LiberoConfig):
+    if isinstance(config.env, LiberoConfig) and config.env.suite in LIBERO_TASKS:
         count = LIBERO_TASKS[config.env.suite]
         if absent := ", ".join(str(task) for task in config.env.tasks if task >= count):
             yield Problem(key, f"{config.env.suite} has tasks 0..{count - 1}, not {absent}", list(tasks))

@@ -112,7 +112,7 @@ def explain(error: ErrorDetails, data: Mapping[str, Any]) -> Problem:
         case "model_type" | "dict_type":
             return Problem(key, f"is a group of keys; set one of {_listed(key, data)}", found)
         case "value_error":
-            return Problem(key, str(context["error"]))
+            return Problem(key, str(context["error"]), found if isinstance(found, str) else NO_VALUE)
         case "missing":  # all keys have defaults: this is an item of a list
             return Problem(key, "has too few items", found)
     if kind in _OUT_OF_RANGE:

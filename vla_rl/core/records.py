@@ -46,6 +46,7 @@ class EnvSpec:
         fps: control steps a second, for data sets and videos.
         proprio_range: P pairs of limits between which proprioception usually lies; empty: -1 and 1.
         notes: what people should know before they trust a result, one sentence or list each.
+        left_out: tasks that cannot be played here, one line with the reason each.
     """
 
     name: str
@@ -63,6 +64,7 @@ class EnvSpec:
     fps: int = 20
     proprio_range: tuple[tuple[float, float], ...] = ()
     notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def action_dim(self) -> int:

@@ -103,6 +103,7 @@ class Evaluation:
             "mean_steps": sum(r.steps for r in self.counted) / max(1, len(self.counted)),
             "policy_versions": sorted(versions),
             "tasks": self.per_task(),
+            "left_out": self.spec.left_out,
             "runs": [
                 {
                     "task": r.episode.task,

@@ -25,6 +25,7 @@ import numpy as np
 from envs.base import EnvError
 from envs.libero.assets.resolve import LiberoAssets
 from envs.libero.fast.stepping import SUBSTEPS, ArmState, RobotLayout, control_step, read_moment
+from envs.libero.protocol.camera import moved
 from envs.libero.protocol.conventions import arm_noise
 from envs.libero.protocol.tasks import LiberoTask
 
@@ -58,6 +59,7 @@ class TaskModel:
         self.task = task
         self.env = _build_env(task, assets)
         self.model = self.env.sim.model._model
+        self._perturb()
         self.robot = RobotLayout(self.env)
         names = self.env.fixtures_dict
         self._fixtures = np.array([self.env.obj_body_id[name] for name in names], dtype=int)
@@ -69,6 +71,15 @@ class TaskModel:
         self._movable = [self.env.objects_dict[n] for n in self.env.obj_of_interest if n in self.env.objects_dict]
         self._owner: SimState | None = None
         self.scratch = mujoco.MjData(self.model)  # for poses other than the environments'; overwritten at every use
+
+    def _perturb(self) -> None:
+        """Another suite's camera, and where its arm starts, to which the controller also draws idle joints."""
+        if self.task.camera is not None:
+            camera = self.model.camera("agentview")
+            camera.pos[:], camera.quat[:] = moved(camera.pos.copy(), camera.quat.copy(), self.task.camera)
+        if self.task.arm is not None:
+            robot = self.env.robots[0]
+            robot.init_qpos = robot.controller.initial_joint = np.array(self.task.arm)
 
     def new_state(self) -> SimState:
         """The state of one environment, to be filled by ``place``."""
@@ -96,13 +107,17 @@ class TaskModel:
 
         LIBERO's samplers place fixtures and objects, drawing from numpy's global generator seeded with ``seed``; None:
         as it is. The samplers of joint positions draw ``joint_draws`` times (see ``dropin.OffScreenRenderEnv``). An
-        initial state (float64 [1 + nq + nv]) then overwrites everything but the fixtures, as ``set_init_state`` does.
+        initial state (float64 [1 + nq + nv]) then overwrites everything but the fixtures, as ``set_init_state`` does,
+        and but the arm of a task that has a start of its own for it.
         Without one, normal noise of ``joint_noise`` rad is added to the arm's joints.
 
         Raises EnvError if the initial state has the wrong size or no valid placement is found.
         """
         if init_state is not None:
             self._check_size(init_state)
+            if self.task.arm is not None:
+                init_state = init_state.copy()
+                init_state[1 + self.robot.arm_qpos] = self.task.arm
         self.bind(state)
         with _seeded(seed):
             for _ in range(_MAX_PLACEMENT_ATTEMPTS):
@@ -145,7 +160,7 @@ class TaskModel:
         if init_state.shape != (expected,):
             raise EnvError(
                 f"an initial state of {self.task} has {init_state.size} numbers, the model of these assets {expected}: "
-                "the assets do not belong to this version of hf-libero"
+                "they do not belong together"
             )
 
     def _try_placement(self, state: SimState, joint_draws: int) -> bool:
@@ -225,6 +240,10 @@ def _find_lamps(env: Any) -> tuple[_Lamp, ...]:
 class _Reusable:
     """Mixed into LIBERO's task classes: keeps the compiled poses, and checks contacts by id instead of by name."""
 
+    def _assert_problem_name(self) -> None:
+        """LIBERO-Plus names a class for each scene in its BDDL files: it is one of LIBERO's, with that scene."""
+        self.parsed_problem["problem_name"] = type(self).__name__.lower()  # type: ignore[attr-defined]
+
     def _reset_internal(self) -> None:
         model = self.sim.model._model  # type: ignore[attr-defined]
         self.xml_pose = model.body_pos.copy(), model.body_quat.copy()
@@ -258,7 +277,10 @@ def _build_env(task: LiberoTask, assets: LiberoAssets) -> Any:
     from robosuite.utils.errors import RandomizationError
 
     vars(package)["_assets_path_cache"] = str(assets.path)
-    problem = TASK_MAPPING[get_problem_info(str(task.bddl_file))["problem_name"]]
+    name = get_problem_info(str(task.bddl_file))["problem_name"]
+    problem = next(problem for known, problem in TASK_MAPPING.items() if name.startswith(known))
+    scene, floor, wall = task.scene or (None, None, None)
+    styles = {"floor_style": floor, "wall_style": wall} if task.scene else None
     reusable = type(problem.__name__, (_Reusable, problem), {})
     with _seeded(0):
         for _ in range(_MAX_PLACEMENT_ATTEMPTS):
@@ -271,6 +293,8 @@ def _build_env(task: LiberoTask, assets: LiberoAssets) -> Any:
                     use_camera_obs=False,
                     has_offscreen_renderer=False,
                     control_freq=20,
+                    scene_xml=scene or None,
+                    scene_properties=styles,
                 )
                 break
             except RandomizationError:

@@ -30,14 +30,20 @@ STEP_LIMITS = {  # control steps, the protocol of the OpenVLA papers (longest de
 
 @dataclass(frozen=True, slots=True)
 class LiberoTask:
-    """One of the 130 tasks."""
+    """One of the 130 tasks, or one of another suite (``protocol.suites``)."""
 
     suite: str
     number: int  # within the suite
     name: str
     instruction: str  # as the benchmark states it; the BDDL file's own sentence differs in places
     bddl_file: Path
-    init_states_file: Path
+    init_states_file: Path | None  # None: LIBERO's samplers place everything
+    # What another suite changes beside the BDDL file and the initial states:
+    perturbation: str = ""  # its name
+    scene: tuple[str, str, str] | None = None  # file below the assets (empty: LIBERO's), styles of floor and wall
+    camera: tuple[int, ...] | None = None  # see ``protocol.camera``
+    arm: tuple[float, ...] | None = None  # seven joints (rad) at the start
+    obstacle: str = ""  # why it cannot be played, as far as its files say
 
     def __str__(self) -> str:
         return f"{self.suite}/{self.number}"
@@ -61,40 +67,39 @@ def suite_tasks(suite: str) -> tuple[LiberoTask, ...]:
             bddl_file=root / "bddl_files" / suite / f"{name}.bddl",
             init_states_file=root / "init_files" / suite / f"{name}.pruned_init",
         )
-        for number, name in enumerate(_task_names(root)[suite])
+        for number, name in enumerate(listed_tasks(root)[suite])
     )
 
 
-def select_tasks(suite: str, numbers: tuple[int, ...]) -> tuple[LiberoTask, ...]:
-    """The tasks with these numbers, in this order; all tasks of the suite if ``numbers`` is empty.
-
-    Raises EnvError if a number does not exist.
-    """
-    tasks = suite_tasks(suite)
-    for number in numbers:
-        if not 0 <= number < len(tasks):
-            raise EnvError(f"{suite} has no task {number}: its tasks are 0..{len(tasks) - 1}")
-    return tuple(tasks[number] for number in numbers) if numbers else tasks
-
-
-@cache
 def load_init_states(task: LiberoTask) -> np.ndarray:
     """float64 [I, 1 + nq + nv], read-only: time, positions and velocities of the benchmark's initial states.
 
-    The files were written by ``torch.save``: a zip archive around a pickled array.
-
-    Raises EnvError if the file is missing or damaged.
+    Raises EnvError if the task has no file of them, or it is missing or damaged.
     """
+    if task.init_states_file is None:
+        raise EnvError(f"{task} ({task.name}) has no initial states")
     try:
-        with zipfile.ZipFile(task.init_states_file) as archive:
-            (entry,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            states = _ArrayUnpickler(io.BytesIO(archive.read(entry))).load()
+        return _read_states(task.init_states_file)
     except (OSError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         raise EnvError(
-            f"initial states of {task} cannot be read from {task.init_states_file} ({error}): reinstall hf-libero"
+            f"initial states of {task} cannot be read from {task.init_states_file} ({error}): "
+            f"{'reinstall hf-libero' if task.suite in STEP_LIMITS else 'replace that file'}"
         ) from error
-    if not isinstance(states, np.ndarray) or states.ndim != 2:
-        raise EnvError(f"{task.init_states_file} holds no table of initial states: reinstall hf-libero")
+
+
+@cache
+def _read_states(file: Path) -> np.ndarray:
+    """A table of numpy (.npy), or a file of ``torch.save``: a zip archive around a pickled array."""
+    if file.suffix == ".npy":
+        states = np.load(file, allow_pickle=False)
+    else:
+        with zipfile.ZipFile(file) as archive:
+            (entry,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            states = _ArrayUnpickler(io.BytesIO(archive.read(entry))).load()
+    if isinstance(states, np.ndarray) and states.ndim == 1 and states.size:
+        states = states[None]  # LIBERO-Plus keeps a single state
+    if not isinstance(states, np.ndarray) or states.ndim != 2 or not states.size:
+        raise ValueError("no table of initial states")
     states.flags.writeable = False
     return states
 
@@ -116,11 +121,12 @@ def _package_root() -> Path:
 
 
 @cache
-def _task_names(root: Path) -> dict[str, list[str]]:
+def listed_tasks(root: Path) -> dict[str, list[str]]:
+    """Names of tasks by suite, in the order of the package with this folder. Raises EnvError if the list is missing."""
     file = root / "benchmark" / "libero_suite_task_map.py"
     spec = importlib.util.spec_from_file_location("_libero_suite_task_map", file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise EnvError(f"{file}, the list of LIBERO's tasks, is missing: reinstall hf-libero")
+        raise EnvError(f"{file}, the package's list of tasks, is missing: reinstall the package")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return dict(module.libero_task_map)

@@ -7,7 +7,8 @@ from envs.base import EnvError, empty_observation
 from envs.libero.config import LiberoConfig
 from envs.libero.env import LiberoVectorEnv, env_spec
 from envs.libero.protocol.conventions import to_robosuite
-from envs.libero.protocol.tasks import STEP_LIMITS, load_init_states, select_tasks, suite_tasks
+from envs.libero.protocol.suites import select_tasks
+from envs.libero.protocol.tasks import STEP_LIMITS, load_init_states, suite_tasks
 from tests.envs.libero.libero_exactness import make, random_actions
 from vla_rl.core.records import EpisodeSpec
 

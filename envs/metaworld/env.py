@@ -13,7 +13,7 @@ import numpy as np
 
 from envs.base import EnvError, EnvInstance, Outcome, SequentialEnv
 from envs.base.mujoco_setup import select_gl_backend
-from envs.base.packages import package_folder
+from envs.base.packages import package_folder, versions
 from envs.metaworld.config import MetaWorldConfig
 from envs.metaworld.rendering import Painter
 from envs.metaworld.simulation import Simulation
@@ -25,6 +25,7 @@ from vla_rl.core.records import EnvSpec, EpisodeSpec
 ACTIONS = ActionSpace((*map(ActionDim, ("dx", "dy", "dz")), ActionDim("gripper", gripper=ROBOSUITE)))
 # Where Meta-World lets the hand go, in metres, and the gripper from 0 = closed to 1 = open.
 PROPRIO_RANGE = ((-0.525, 0.525), (0.348, 1.025), (-0.0525, 0.7), (0.0, 1.0))
+INIT_STATES = 1000  # placements that are for evaluations alone
 _SAMPLED, _BENCHMARK = 0, 1  # streams of random numbers
 
 
@@ -33,7 +34,7 @@ def env_spec(config: MetaWorldConfig) -> EnvSpec:
     for package in ("metaworld", "mujoco"):
         if package_folder(package) is None:
             raise EnvError(f"Python package {package!r} is missing: {install_command('metaworld')}")
-    select_gl_backend()
+    backend = select_gl_backend()
     return EnvSpec(
         name="metaworld",
         views=(config.camera,),
@@ -43,6 +44,8 @@ def env_spec(config: MetaWorldConfig) -> EnvSpec:
         actions=ACTIONS,
         max_episode_steps=config.max_episode_steps,
         instructions=tuple(INSTRUCTIONS[name] for name in config.chosen),
+        init_states=INIT_STATES,
+        engine=f"{versions('metaworld', 'mujoco')}, drawn by {backend}",
         assets="package",
         robot="sawyer",
         fps=80,

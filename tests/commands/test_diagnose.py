@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import Field
 
 from envs import make_env
 from envs.base import EnvError, empty_observation
@@ -86,7 +87,7 @@ class Clone:
     """A clone that looks at the first of several cameras, or answers a step too late, or has two sets of statistics."""
 
     class Config(OpenVLAOFTConfig):
-        late: bool = False
+        late: bool = Field(False, description="Answer a step too late.")
 
     check_policy = staticmethod(lambda config, spec: None)
     alternatives = staticmethod(lambda config, spec: [{"unnorm_key": name} for name in ("bridge", "tabletop")])

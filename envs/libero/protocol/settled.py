@@ -8,7 +8,6 @@ contacts between boxes. ``settled.npz`` holds its poses, and ``audits.json`` by 
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,17 +66,24 @@ def settled_init_states(task: LiberoTask) -> np.ndarray:
     return states
 
 
+def installed() -> str:
+    """MuJoCo's version, of the module itself: it may lie on PYTHONPATH without its metadata."""
+    import mujoco
+
+    return str(mujoco.__version__)
+
+
 def keep_audit(differing: Mapping[str, Mapping[str, Any]]) -> None:
     """Remember, for ``resting_note``, which tasks differ under the installed MuJoCo."""
     file = _own_audits()
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as partial:
-        partial.write_text(json.dumps(json_or_empty(file) | {version("mujoco"): differing}, indent=1))
+        partial.write_text(json.dumps(json_or_empty(file) | {installed(): differing}, indent=1))
 
 
 def resting_note(tasks: Sequence[LiberoTask]) -> str | None:
     """What people should know of these tasks' objects under the installed MuJoCo; None: they rest as published."""
-    here = version("mujoco")
+    here = installed()
     audits = json_or_empty(_AUDITS) | json_or_empty(_own_audits())
     if here not in audits:
         return f"with MuJoCo {here}, objects may rest elsewhere than in published results: run `vla-rl audit libero`"

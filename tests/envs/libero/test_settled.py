@@ -114,12 +114,12 @@ def test_a_newer_mujoco_works_as_well():
 
 def test_a_run_says_which_tasks_fail_the_audit(tmp_path, monkeypatch):
     monkeypatch.setenv("VLA_RL_CACHE", str(tmp_path))
-    monkeypatch.setattr(settled, "version", lambda name: "3.8.1")
+    monkeypatch.setattr(settled, "installed", lambda: "3.8.1")
     note = settled.resting_note([TASK])
     assert "libero_spatial/5, akita_black_bowl_1 by up to 35 mm (50 initial states)" in note
     assert "env.settled=reference" in note
     assert settled.resting_note([suite_tasks("libero_spatial")[1]]) is None
-    monkeypatch.setattr(settled, "version", lambda name: "9.9.9")
+    monkeypatch.setattr(settled, "installed", lambda: "9.9.9")
     assert "vla-rl audit libero" in settled.resting_note([TASK])
     settled.keep_audit({str(TASK): {"worst_mm": 12.3, "object": "plate_1", "states": 4, "target": False}})
     assert "plate_1 by up to 12 mm (4 initial states)" in settled.resting_note([TASK])

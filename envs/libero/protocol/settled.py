@@ -1,8 +1,8 @@
 """Where the objects of LIBERO's initial states come to rest. MuJoCo's version decides it, and with it success rates.
 
-The reference is MuJoCo 3.3.0, of the versions with which published numbers were made; from 3.4 on, MuJoCo finds other
-contacts between boxes. ``settled.npz`` holds its poses, and ``audits.json`` by version the tasks that differ from them
-(docs/libero_numbers.md). Both were written by ``vla-rl audit libero``.
+The reference is MuJoCo 3.3.0, of the versions with which published numbers were made; newer ones find other contacts
+between boxes. ``settled.npz`` holds its poses, and ``audits.json`` by version the tasks that differ from them
+(docs/libero_numbers.md). ``vla-rl audit libero`` computes them.
 """
 
 import json

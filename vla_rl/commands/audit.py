@@ -45,7 +45,8 @@ def audit_command(args: Any) -> int:
     if args.suite == "all" and args.states is None:
         keep_audit(differing)
     versions = package_versions()
-    console.print(_table(differing))
+    if differing:
+        console.print(_table(differing))
     console.print(_summary(found, versions), highlight=False)
     if args.json:
         about = {"packages": versions, "assets": assets.origin, "machine": machine_record()}

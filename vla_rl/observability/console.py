@@ -25,7 +25,8 @@ def make_console() -> Console:
 
 def minutes_left(seconds: float, done: int, total: int) -> str:
     """An estimate from the ``seconds`` that the first ``done`` (at least 1) of ``total`` took."""
-    return f"about {seconds / done * (total - done) / 60:.0f} min left"
+    left = seconds / done * (total - done)
+    return f"about {left / 60:.0f} min left" if left >= 90 else f"about {left:.0f} s left"
 
 
 class ProgressDisplay:

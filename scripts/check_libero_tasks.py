@@ -1,4 +1,5 @@
-"""Check LIBERO tasks on this machine: whether each loads, fits its initial states, steps, and renders both cameras.
+"""Check LIBERO tasks on this machine: whether each loads, fits its initial states, steps, and renders both cameras, and
+whether lean drawings equal full ones.
 
     python scripts/check_libero_tasks.py                            all 130 tasks, assets found automatically
     python scripts/check_libero_tasks.py --suite libero_spatial --assets placeholder --json check.json
@@ -36,6 +37,7 @@ CAMERAS = ("agentview", "robot0_eye_in_hand")
 IMAGE_SIZE = 128
 NO_OP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 SETTLE_STEPS = 10
+POSES = 4
 FEWEST_COLORS = 20  # an image of a single surface has fewer
 
 
@@ -93,15 +95,20 @@ def _object_positions(state: SimState) -> np.ndarray:
 def _render_error(model: TaskModel, state: SimState) -> str:
     image = np.zeros((IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
     renderer = Renderer(model.model, IMAGE_SIZE)
+    generator = np.random.default_rng(0)
     try:
-        renderer.pose(state.data.qpos)
-        for name in CAMERAS:
-            renderer.render(model.model.camera(name).id, image)
-            if len(np.unique(image.reshape(-1, 3), axis=0)) < FEWEST_COLORS:
-                return f"the image of {name} is empty"
+        for _ in range(POSES):
+            renderer.pose(state.data.qpos)
+            for name in CAMERAS:
+                renderer.render(model.model.camera(name).id, image)
+                if len(np.unique(image.reshape(-1, 3), axis=0)) < FEWEST_COLORS:
+                    return f"the image of {name} is empty"
+            command = generator.uniform(-1, 1, len(NO_OP))
+            for _ in range(SETTLE_STEPS):
+                model.step(state, command)
+        return renderer.obstacle  # it has compared most of the drawings
     finally:
         renderer.close()
-    return ""
 
 
 def chosen_tasks(patterns: list[str], assets: LiberoAssets, console: Console) -> list[LiberoTask]:

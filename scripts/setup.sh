@@ -263,15 +263,17 @@ install_vulkan() {
     apt_install "$package"
 }
 
-# Starts one episode. LIBERO's assets and what robosuite compiles are then in the cache for all later processes.
+# Starts one episode. LIBERO's assets and what is compiled then are in the cache for all later processes.
 play_first_steps() {
     "$venv/bin/python" - <<'PY'
 from envs import make_env
+from envs.base import empty_observation
 from envs.libero.config import LiberoConfig
 from vla_rl.core.records import EpisodeSpec
 
 env = make_env(LiberoConfig(image_size=32), 1)
 env.reset([0], [EpisodeSpec(id=0, task=0, seed=0)])
+env.observe([0], empty_observation(env.spec, 1))
 env.close()
 PY
 }

@@ -1,13 +1,16 @@
 """Off-screen rendering with the pixels of robosuite's renderer, at lower cost.
 
 A thread has one GL context, which holds each model's meshes and textures once, for all of its environments. The
-renderer leaves out work that changes no pixel: shadow maps if no light casts shadows, and shapes outside the camera's
-view (in software rendering, time goes into triangles, not into pixels). A mirror makes MuJoCo draw everything twice; if
-it covers little of the image, only that window is drawn with the mirror, and the rest without.
+renderer leaves out work that changes no pixel: shadow maps if no light casts shadows, shapes outside the camera's view,
+and in software rendering, where time goes into triangles, not into pixels, nearly all triangles (``lean_drawing``). A
+mirror makes MuJoCo draw everything twice; if it covers little of the image, only that window is drawn with the mirror,
+and the rest without.
 """
 
-import ctypes
-import threading
+import logging
+import math
+import time
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -15,15 +18,16 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from envs.base import EnvError
+from envs.libero.fast.canvas import Canvas
+from envs.libero.fast.lean_drawing import LeanDrawing
 
-_MAX_SCENE_GEOMS = 1000  # robosuite's
-_HIDDEN_GROUP = 5  # a geometry group that is never drawn
+log = logging.getLogger(__name__)
+
 _VIEW_SLACK = 1e-3  # metres by which a shape must be outside the view
 _WINDOW_SLACK = 2  # pixels drawn around the mirror
 _SHAPE_FACES = 500  # about what a box or cylinder costs, in faces of meshes
-
-_of_thread = threading.local()
+_COMPARE_EVERY = 1024  # lean drawings of a camera between two comparisons; the first ones follow each other closely
+_TRIALS = 8  # drawings after which the faster way is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +39,22 @@ class _Pass:
     window: tuple[int, int, int, int]  # left, right, bottom, top: pixels, from the lower left corner
 
 
-def _gl_context() -> Any:
-    """The thread's GL context: only one thread at a time can use a context."""
-    if not hasattr(_of_thread, "context"):
-        _of_thread.context = _new_gl_context()
-    return _of_thread.context
+@dataclass(slots=True)
+class _Comparison:
+    """Lean drawings of a camera, and what they took at best beside full ones, in seconds."""
 
+    drawn: int = 0
+    lean: float = math.inf
+    full: float = math.inf
 
-def _new_gl_context() -> Any:
-    """Of the kind that MUJOCO_GL names (see ``bootstrap``)."""
-    from robosuite.utils.binding_utils import GLContext
+    @property
+    def is_due(self) -> bool:
+        return self.drawn % _COMPARE_EVERY == 0 or (self.drawn < _COMPARE_EVERY and self.drawn.bit_count() == 1)
 
-    try:
-        context = GLContext(max_width=64, max_height=64)  # MuJoCo renders into buffers of its own
-    except (RuntimeError, ImportError) as error:
-        raise EnvError(
-            f"no off-screen GL context could be created ({error}): see `vla-rl doctor` for the GL backend"
-        ) from error
-    # Keep it until the process ends: its finalizer would run after the OpenGL bindings are unloaded, and complain.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))
-    return context
+    @property
+    def is_lost(self) -> bool:
+        """Whether full drawings are faster: there is little to leave out."""
+        return self.drawn >= _TRIALS and self.lean > self.full
 
 
 class Renderer:
@@ -64,27 +64,21 @@ class Renderer:
     """
 
     def __init__(self, model: Any, size: int, *, antialiasing: bool = True) -> None:
-        """Without ``antialiasing``, software rendering costs about half, but pixels differ from LIBERO's."""
-        self._model = model
-        self._data = mujoco.MjData(model)  # its own: an environment's state is later than its images
-        self._gl = _gl_context()
-        self._gl.make_current()
-        self._context = _new_context(model, size, antialiasing)
-        self._scene = mujoco.MjvScene(model, maxgeom=_MAX_SCENE_GEOMS)
-        self._options = mujoco.MjvOption()
-        self._options.geomgroup[0] = 0  # collision shapes
-        self._options.geomgroup[_HIDDEN_GROUP] = 0
-        self._camera = mujoco.MjvCamera()
-        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        self._perturbation = mujoco.MjvPerturb()
-        self._viewport = mujoco.MjrRect(0, 0, size, size)
-        self._size = self.size = size
-        self._pixels = np.zeros((size, size, 3), np.uint8)
+        """Without ``antialiasing``, software rendering costs less, but pixels differ from LIBERO's."""
+        self._model, self.size = model, size
+        self._canvas = Canvas(model, size, antialiasing=antialiasing)
+        self._data = self._canvas.data
+        self._lean = LeanDrawing(self._canvas)
+        self._comparisons: defaultdict[int, _Comparison] = defaultdict(_Comparison)  # by camera
         self._shapes, self._costs = _find_shapes(model)
         bounds = model.geom_aabb[self._shapes].reshape(-1, 2, 3)  # centre and half sizes
         self._corners = bounds[:, :1] + np.array(list(product((-1, 1), repeat=3))) * bounds[:, 1:]  # [shapes, 8, 3]
-        self._update_scene(0)
-        self._mirror = _find_mirror(self._scene)
+        self._mirror = _find_mirror(self._canvas.scene)
+
+    @property
+    def obstacle(self) -> str:
+        """Why images without mirrors are drawn with all of their triangles; empty if they are not."""
+        return self._lean.obstacle
 
     def pose(self, qpos: np.ndarray) -> None:
         """Set the pose of all bodies, float64 [nq]; call it before ``render``."""
@@ -95,31 +89,41 @@ class Renderer:
 
     def render(self, camera: int, out: np.ndarray) -> None:
         """Write the camera's image, rotated by 180 degrees as the OpenVLA papers show it, into uint8 [H, W, 3]."""
-        self._gl.make_current()
+        self._canvas.use()
         kept = out[::-1, ::-1]
         for drawing in self._plan(camera):
             self._draw(camera, drawing)
             left, right, bottom, top = drawing.window
-            kept[bottom:top, left:right] = self._pixels[bottom:top, left:right]
+            kept[bottom:top, left:right] = self._canvas.pixels[bottom:top, left:right]
 
     def _draw(self, camera: int, drawing: _Pass) -> None:
-        """Draw into ``_pixels``, whose first row is the lowest."""
-        hidden = self._shapes[drawing.hidden]
-        groups = self._model.geom_group[hidden]
-        self._model.geom_group[hidden] = _HIDDEN_GROUP
-        self._update_scene(camera)
-        self._model.geom_group[hidden] = groups
-        self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = drawing.mirror
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
-        mujoco.mjr_render(self._viewport, self._scene, self._context)
-        mujoco.mjr_readPixels(self._pixels, None, self._viewport, self._context)
+        """Draw into the canvas's ``pixels``."""
+        comparison = self._comparisons[camera]
+        if drawing.mirror or self._lean.obstacle or comparison.is_lost:
+            self._draw_fully(camera, drawing)
+            return
+        start = time.perf_counter()
+        self._lean.draw(camera, self._shapes[drawing.hidden])
+        comparison.drawn += 1
+        if comparison.is_due:
+            comparison.lean = min(comparison.lean, time.perf_counter() - start)
+            self._compare(camera, drawing, comparison)
 
-    def _update_scene(self, camera: int) -> None:
-        self._camera.fixedcamid = camera
-        everything = mujoco.mjtCatBit.mjCAT_ALL.value
-        mujoco.mjv_updateScene(
-            self._model, self._data, self._options, self._perturbation, self._camera, everything, self._scene
-        )
+    def _compare(self, camera: int, drawing: _Pass, comparison: _Comparison) -> None:
+        """Draw fully what was drawn lean. If they differ, there are no lean drawings any more."""
+        lean, start = self._canvas.pixels.copy(), time.perf_counter()
+        self._draw_fully(camera, drawing)
+        comparison.full = min(comparison.full, time.perf_counter() - start)
+        wrong = int((lean != self._canvas.pixels).any(axis=-1).sum())
+        if wrong:
+            self._lean.obstacle = f"{wrong} pixels of a lean drawing were wrong"
+            name = self._model.camera(camera).name
+            log.warning("%s, drawing %d: %s; full ones from now on", name, comparison.drawn, self._lean.obstacle)
+
+    def _draw_fully(self, camera: int, drawing: _Pass) -> None:
+        self._canvas.show(camera, self._shapes[drawing.hidden])
+        self._canvas.draw(mirror=drawing.mirror)
+        self._canvas.read()
 
     def _plan(self, camera: int) -> list[_Pass]:
         """The drawings that make up the image; the window of each covers those before it.
@@ -128,7 +132,7 @@ class Renderer:
         scene a second time. Cameras behind it, or whose view does not contain it, do not need that.
         """
         model, data, mirror = self._model, self._data, self._mirror
-        image = (0, self._size, 0, self._size)
+        image = (0, self.size, 0, self.size)
         if model.cam_sensorsize[camera].any():  # an off-centre lens, whose view differs from what is assumed here
             return [_Pass(True, np.zeros(len(self._shapes), dtype=bool), image)]
         corners = data.geom_xpos[self._shapes, None] + self._corners @ data.geom_xmat[self._shapes].reshape(
@@ -159,7 +163,7 @@ class Renderer:
 
     def _mirror_window(self, camera: int, mirror: int) -> tuple[int, int, int, int]:
         """The part of the image that contains the mirror: possibly empty, and the whole image in doubt."""
-        model, data, size = self._model, self._data, self._size
+        model, data, size = self._model, self._data, self.size
         if model.geom_type[mirror] != mujoco.mjtGeom.mjGEOM_BOX:  # planes may have no end
             return 0, size, 0, size
         signs = np.array([[-1, -1, 1], [-1, 1, 1], [1, -1, 1], [1, 1, 1]])
@@ -182,34 +186,16 @@ class Renderer:
         depth = -seen[..., 2]  # MuJoCo's cameras look along their negative z axis
         outside = (depth < -_VIEW_SLACK).all(axis=1)
         for edge, (axis, side) in zip(window, ((0, -1), (0, 1), (1, -1), (1, 1)), strict=True):
-            slope = (2 * edge / self._size - 1) * self._slope(camera)
+            slope = (2 * edge / self.size - 1) * self._slope(camera)
             beyond = side * (seen[..., axis] - slope * depth) > _VIEW_SLACK * np.sqrt(1 + slope**2)
             outside |= beyond.all(axis=1)
         return outside
 
     def close(self) -> None:
         """Free what the GL library holds; safe to call twice."""
-        if self._context is not None:
-            self._gl.make_current()
-            self._context.free()
-            self._context = None
-
-
-def _new_context(model: Any, size: int, antialiasing: bool) -> Any:
-    """Meshes, textures and a frame buffer of the right size; the model's own settings are restored."""
-    vis = model.vis
-    before = vis.global_.offwidth, vis.global_.offheight, vis.quality.shadowsize, vis.quality.offsamples
-    vis.global_.offwidth = vis.global_.offheight = size
-    if not model.light_castshadow.any():
-        vis.quality.shadowsize = 0
-    if not antialiasing:
-        vis.quality.offsamples = 0
-    try:
-        return mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50.value)
-    except mujoco.FatalError as error:
-        raise EnvError(f"MuJoCo cannot render with this GL library ({error}): see `vla-rl doctor`") from error
-    finally:
-        vis.global_.offwidth, vis.global_.offheight, vis.quality.shadowsize, vis.quality.offsamples = before
+        self._canvas.use()
+        self._lean.close()
+        self._canvas.close()
 
 
 def _find_shapes(model: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,6 @@
 """What the renderer leaves out changes no pixel; anti-aliasing does, and is on unless switched off."""
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 
 import mujoco
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from envs.libero.bootstrap import import_libero
+from envs.libero.fast import lean_drawing
 from envs.libero.fast.rendering import Renderer, _Pass
 from envs.libero.fast.task_model import TaskModel
 from envs.libero.protocol.tasks import suite_tasks
@@ -30,7 +32,7 @@ def scene(request):
 
 def images(renderer, model, state, qpos=None):
     renderer.pose(state.seen.qpos if qpos is None else qpos)
-    views = np.zeros((2, renderer._size, renderer._size, 3), np.uint8)
+    views = np.zeros((2, renderer.size, renderer.size, 3), np.uint8)
     for view, name in zip(views, CAMERAS, strict=True):
         renderer.render(model.model.camera(name).id, view)
     return views
@@ -38,8 +40,9 @@ def images(renderer, model, state, qpos=None):
 
 def draw_everything(renderer):
     """Switch off all that the renderer leaves out: one drawing of the whole scene, with its mirror."""
-    everything = _Pass(True, np.zeros(len(renderer._shapes), dtype=bool), (0, renderer._size, 0, renderer._size))
+    everything = _Pass(True, np.zeros(len(renderer._shapes), dtype=bool), (0, renderer.size, 0, renderer.size))
     renderer._plan = lambda camera: [everything]
+    renderer._lean.obstacle = "switched off"
 
 
 def arm_poses(model, state, count):
@@ -133,3 +136,86 @@ def test_another_thread_draws_the_same(scene):
         assert np.array_equal(thread.submit(draw).result(), drawn)
     assert np.array_equal(images(here, model, state), drawn)
     here.close()
+
+
+def always_lean(renderer):
+    """Never draw fully to compare, nor because it is faster. Returns a list that gets an item for each lean drawing."""
+    drawn, draw = [], renderer._lean.draw
+
+    def counted(camera, hidden):
+        draw(camera, hidden)
+        drawn.append(camera)
+
+    renderer._lean.draw = counted
+    for name in CAMERAS:
+        renderer._comparisons[renderer._model.camera(name).id].drawn = 1024  # the next one is not compared
+    return drawn
+
+
+@pytest.mark.parametrize("options", [{"size": 64}, {"size": 200}, {"size": 64, "antialiasing": False}])
+def test_lean_drawings_have_the_same_pixels(scene, options):
+    """Two environments of a model, whose fixtures stand elsewhere, draw in turn, in all poses of the arm."""
+    model, state = scene
+    other = model.new_state()
+    model.place(other, 1, None)
+    lean, full = Renderer(model.model, **options), Renderer(model.model, **options)
+    assert not lean.obstacle
+    drawn = always_lean(lean)
+    full._lean.obstacle = "switched off"
+    faces = model.model.mesh_face.copy(), model.model.mesh_facenum.copy(), model.model.mesh_graphadr.copy()
+    for qpos, joints in zip(arm_poses(model, other, 4), arm_poses(model, state, 4), strict=True):
+        for own, pose in ((other, qpos), (state, joints)):
+            model.bind(own)
+            assert np.array_equal(images(lean, model, own, pose), images(full, model, own, pose))
+    assert len(drawn) >= 10  # of 20; mirrors are drawn fully
+    after = model.model.mesh_face, model.model.mesh_facenum, model.model.mesh_graphadr
+    assert all(np.array_equal(before, now) for before, now in zip(faces, after, strict=True))
+    model.bind(state)
+    lean.close()
+    full.close()
+
+
+def test_a_changed_colour_or_light_is_drawn(scene):
+    """A picture of what stands still is kept only as long as it would look the same."""
+    model, state = scene[0].model, scene[1]
+    lean, full = Renderer(model, SIZE), Renderer(model, SIZE)
+    always_lean(lean)
+    full._lean.obstacle = "switched off"
+    still = np.flatnonzero((model.body_weldid[model.geom_bodyid] == 0) & (model.geom_group == 1))
+    seen = [images(lean, scene[0], state)]
+    for values, where in ((model.geom_rgba, (still, slice(3))), (model.light_diffuse, ...)):
+        before = values[where].copy()
+        values[where] = 0.2
+        seen.append(images(lean, scene[0], state))
+        assert np.array_equal(seen[-1], images(full, scene[0], state))
+        values[where] = before
+    assert not np.array_equal(seen[0], seen[2])
+    lean.close()
+    full.close()
+
+
+def test_a_wrong_lean_drawing_is_noticed_and_the_last_one(scene, monkeypatch, caplog):
+    model, state = scene
+    lean, full = Renderer(model.model, SIZE), Renderer(model.model, SIZE)
+    full._lean.obstacle = "switched off"
+    right = images(full, model, state)
+    monkeypatch.setattr(lean_drawing, "find_visible", lambda *_: True)  # nothing can be seen
+    with caplog.at_level(logging.WARNING):
+        assert np.array_equal(images(lean, model, state), right)
+    assert "pixels of a lean drawing were wrong" in caplog.text
+    assert "wrong" in lean.obstacle
+    monkeypatch.setattr(lean._lean, "draw", None)
+    assert np.array_equal(images(lean, model, state), right)
+    lean.close()
+    full.close()
+
+
+def test_too_many_candidates_leave_nothing_out(scene, monkeypatch):
+    model, state = scene
+    lean, full = Renderer(model.model, SIZE), Renderer(model.model, SIZE)
+    always_lean(lean)
+    full._lean.obstacle = "switched off"
+    monkeypatch.setattr(lean_drawing, "find_visible", lambda *_: False)
+    assert np.array_equal(images(lean, model, state), images(full, model, state))
+    lean.close()
+    full.close()

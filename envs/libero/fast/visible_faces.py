@@ -1,0 +1,214 @@
+"""Which triangles decide a pixel, compiled. The others can be left out of a drawing, which stays the same.
+
+A rasterizer colours a sample of the image with the nearest triangle that contains it and faces the camera. So a
+triangle changes nothing if it faces away, contains no sample, or has a nearer one before it at each of its samples. The
+slacks cover the rounding of the rasterizer: what is closer stays.
+"""
+
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numba import njit
+
+EDGE_SLACK = np.float32(1 / 64)  # pixels; llvmpipe rounds corners to 1/256
+DEPTH_SLACK = np.float32(1e-4)  # share of a distance; depth buffers hold 24 bits or more
+INSIDE_SLACK = np.float32(1 / 32)  # share of a triangle's extent in depth: in small ones, it is interpolated roughly
+_FLAT = np.float32(1e-7)  # square pixels: a triangle with less area has no direction
+BOX = -1  # in place of a mesh: 12 triangles, of which all are drawn, or none
+
+_CUBE = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float32)
+# Corners of each side, counter-clockwise from outside.
+_SIDES = ((0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3))
+_CUBE_FACES = np.array([[a, b, c] for a, b, c, _ in _SIDES] + [[a, c, d] for a, _, c, d in _SIDES], np.int32)
+
+
+class Meshes(NamedTuple):
+    """Arrays of a model. Faces index the vertices of their own mesh."""
+
+    vertices: np.ndarray  # float32 [V, 3], by reference, as the next three
+    faces: np.ndarray  # int32 [F, 3]
+    normals: np.ndarray  # int32 [F, 3]
+    texture: np.ndarray  # int32 [F or 0, 3]
+    vertex_range: np.ndarray  # int64 [M, 2]: first and one past the last
+    face_range: np.ndarray  # int64 [M, 2]
+    textured: np.ndarray  # bool [M]
+
+    @classmethod
+    def of(cls, model: Any) -> Self:
+        """Of an ``mjModel``."""
+        vertex, face = model.mesh_vertadr.astype(np.int64), model.mesh_faceadr.astype(np.int64)
+        return cls(
+            model.mesh_vert,
+            model.mesh_face,
+            model.mesh_facenormal,
+            model.mesh_facetexcoord,
+            np.stack([vertex, vertex + model.mesh_vertnum], axis=1),
+            np.stack([face, face + model.mesh_facenum], axis=1),
+            model.mesh_texcoordadr >= 0,
+        )
+
+
+class Shapes(NamedTuple):
+    """What is in a scene, the nearest first. One mesh may have several shapes."""
+
+    mesh: np.ndarray  # int64 [G]: or BOX
+    name: np.ndarray  # int64 [G]: index of a box in ``Scratch.kept``
+    projection: np.ndarray  # float32 [G, 3, 4]: own coordinates to (pixel * distance, pixel * distance, distance)
+
+
+class Scratch(NamedTuple):
+    """Memory of the search, used again for each image."""
+
+    screen: np.ndarray  # float32 [largest mesh, 3]: pixel to the right, pixel upwards, distance
+    nearest: np.ndarray  # float32 [S, H, W]: the inverse of the distance of what is seen at a sample
+    kept: np.ndarray  # bool [F + boxes]
+    hit_face: np.ndarray  # int32 [C]: candidates, a triangle at a sample each
+    hit_sample: np.ndarray  # int32 [C]
+    hit_inverse: np.ndarray  # float32 [C]
+    replaced: np.ndarray  # int32 [F, 9]: rows of faces, normals and texture that ``narrow`` has overwritten
+
+    @classmethod
+    def of(cls, meshes: Meshes, boxes: int, samples: int, size: int) -> Self:
+        """For images of this size. Memory pages that no triangle needs are never touched."""
+        faces, largest = len(meshes.faces), int(np.diff(meshes.vertex_range).max(initial=len(_CUBE)))
+        candidates = 4 * faces + 16 * samples * size * size
+        return cls(
+            np.empty((largest, 3), np.float32),
+            np.empty((samples, size, size), np.float32),
+            np.zeros(faces + boxes, np.bool_),
+            np.empty(candidates, np.int32),
+            np.empty(candidates, np.int32),
+            np.empty(candidates, np.float32),
+            np.empty((faces, 9), np.int32),
+        )
+
+
+@njit(cache=True, error_model="numpy")
+def find_visible(meshes: Any, shapes: Any, samples: Any, near: Any, scratch: Any) -> bool:
+    """Mark the triangles and boxes that can be seen in ``scratch.kept``.
+
+    ``scratch.nearest`` has to hold what else hides them, else zeros; they are added to it.
+    samples: float32 [S, 2], places within a pixel, between 0 and 1.
+    near: distance at which the view begins; what reaches before it stays.
+    Returns False, with nothing marked, if there is not enough memory for the candidates.
+    """
+    hits = 0
+    for g in range(len(shapes.mesh)):
+        mesh, matrix = shapes.mesh[g], shapes.projection[g]
+        if mesh == BOX:
+            _project(_CUBE, matrix, scratch.screen)
+            hits = _cover(_CUBE_FACES, 0, 12, shapes.name[g], samples, near, scratch, hits)
+        else:
+            first, last = meshes.vertex_range[mesh]
+            _project(meshes.vertices[first:last], matrix, scratch.screen)
+            first, last = meshes.face_range[mesh]
+            hits = _cover(meshes.faces, first, last, -1, samples, near, scratch, hits)
+        if hits > len(scratch.hit_face):
+            scratch.kept[:] = False
+            return False
+    nearest = scratch.nearest.reshape(-1)
+    for i in range(hits):
+        if scratch.hit_inverse[i] >= nearest[scratch.hit_sample[i]] * (np.float32(1) - DEPTH_SLACK):
+            scratch.kept[scratch.hit_face[i]] = True
+    return True
+
+
+@njit(cache=True, error_model="numpy")
+def _project(vertices: Any, matrix: Any, screen: Any) -> None:
+    (a, b, c, d), (e, f, g, h), (i, j, k, m) = matrix[0], matrix[1], matrix[2]
+    for v in range(len(vertices)):
+        x, y, z = vertices[v, 0], vertices[v, 1], vertices[v, 2]
+        distance = i * x + j * y + k * z + m
+        inverse = np.float32(1) / distance
+        screen[v, 0] = (a * x + b * y + c * z + d) * inverse
+        screen[v, 1] = (e * x + f * y + g * z + h) * inverse
+        screen[v, 2] = distance
+
+
+@njit(cache=True, error_model="numpy")
+def _cover(faces: Any, first: int, last: int, box: int, samples: Any, near: Any, scratch: Any, hits: int) -> int:
+    """Append the samples that triangles may colour to the candidates, if there is room; their new number.
+
+    The candidates have the numbers of the faces, or all that of a ``box``.
+    """
+    screen, nearest = scratch.screen, scratch.nearest.reshape(-1)
+    size, room = scratch.nearest.shape[1], len(scratch.hit_face)
+    kept, hit_face, hit_sample, hit_inverse = scratch.kept, scratch.hit_face, scratch.hit_sample, scratch.hit_inverse
+    edge, zero, one, end = EDGE_SLACK, np.float32(0), np.float32(1), np.float32(size)
+    for face in range(first, last):
+        name = face if box < 0 else box
+        i, j, k = faces[face, 0], faces[face, 1], faces[face, 2]
+        x0, y0, w0, x1, y1, w1 = screen[i, 0], screen[i, 1], screen[i, 2], screen[j, 0], screen[j, 1], screen[j, 2]
+        x2, y2, w2 = screen[k, 0], screen[k, 1], screen[k, 2]
+        if not (w0 > near and w1 > near and w2 > near):
+            kept[name] = True
+            continue
+        left, right = min(x0, min(x1, x2)) - edge, max(x0, max(x1, x2)) + edge
+        low, high = min(y0, min(y1, y2)) - edge, max(y0, max(y1, y2)) + edge
+        if right < zero or high < zero or left > end or low > end:
+            continue
+        area = (x1 - x0) * (y2 - y0) - (x2 - x0) * (y1 - y0)
+        if area < -(edge + edge) * (right - left + high - low):  # it faces away, whichever way its corners are rounded
+            continue
+        ax, ay, bx, by, cx, cy = x1 - x0, y1 - y0, x2 - x1, y2 - y1, x0 - x2, y0 - y2
+        slack_a, slack_b, slack_c = (abs(ax) + abs(ay)) * edge, (abs(bx) + abs(by)) * edge, (abs(cx) + abs(cy)) * edge
+        r0, r1, r2 = one / w0, one / w1, one / w2
+        closest = max(r0, max(r1, r2))
+        depth = (closest - min(r0, min(r1, r2))) * INSIDE_SLACK
+        has_area = area > _FLAT
+        per_area = one / area if has_area else zero
+        for row in range(max(0, int(np.floor(low))), min(size - 1, int(np.floor(high))) + 1):
+            for column in range(max(0, int(np.floor(left))), min(size - 1, int(np.floor(right))) + 1):
+                for s in range(len(samples)):
+                    px, py = np.float32(column) + samples[s, 0], np.float32(row) + samples[s, 1]
+                    if px < left or px > right or py < low or py > high:
+                        continue
+                    ea = ax * (py - y0) - ay * (px - x0)
+                    eb = bx * (py - y1) - by * (px - x1)
+                    ec = cx * (py - y2) - cy * (px - x2)
+                    if ea < -slack_a or eb < -slack_b or ec < -slack_c:
+                        continue
+                    inside = has_area and ea > slack_a and eb > slack_b and ec > slack_c
+                    front = back = closest  # near an edge, the nearest corner's
+                    if inside:  # linear in the image
+                        inverse = (eb * r0 + ec * r1 + ea * r2) * per_area
+                        front, back = min(closest, inverse + depth), inverse - depth
+                    place = (s * size + row) * size + column
+                    if front < nearest[place] * (one - DEPTH_SLACK):
+                        continue
+                    if hits < room:
+                        hit_face[hits], hit_sample[hits], hit_inverse[hits] = name, place, front
+                    hits += 1
+                    if inside and back > nearest[place]:
+                        nearest[place] = back  # it surely hides what is farther
+    return hits
+
+
+@njit(cache=True, error_model="numpy")
+def narrow(meshes: Any, mesh: int, scratch: Any) -> int:
+    """Move the marked faces of a mesh to its beginning, and take their marks away; ``widen`` undoes it.
+
+    Returns their number.
+    """
+    first, last = meshes.face_range[mesh]
+    textured, replaced, row = meshes.textured[mesh], scratch.replaced, first
+    for face in range(first, last):
+        if scratch.kept[face]:
+            scratch.kept[face] = False
+            replaced[row, 0:3], meshes.faces[row] = meshes.faces[row], meshes.faces[face]
+            replaced[row, 3:6], meshes.normals[row] = meshes.normals[row], meshes.normals[face]
+            if textured:
+                replaced[row, 6:9], meshes.texture[row] = meshes.texture[row], meshes.texture[face]
+            row += 1
+    return int(row - first)
+
+
+@njit(cache=True, error_model="numpy")
+def widen(meshes: Any, mesh: int, scratch: Any, count: int) -> None:
+    """Restore the faces of a mesh that ``narrow`` has reduced to ``count``."""
+    first = meshes.face_range[mesh, 0]
+    rows = scratch.replaced[first : first + count]
+    meshes.faces[first : first + count] = rows[:, 0:3]
+    meshes.normals[first : first + count] = rows[:, 3:6]
+    if meshes.textured[mesh]:
+        meshes.texture[first : first + count] = rows[:, 6:9]

@@ -3,6 +3,9 @@
 A rasterizer colours a sample of the image with the nearest triangle that contains it and faces the camera. So a
 triangle changes nothing if it faces away, contains no sample, or has a nearer one before it at each of its samples. The
 slacks cover the rounding of the rasterizer: what is closer stays.
+
+Whether the thinnest triangles are drawn depends on others. llvmpipe takes ``_RUN`` triangles at a time. If a corner of
+them is outside the image, it leaves out those that face away by their exact corners, else by their rounded ones.
 """
 
 from typing import Any, NamedTuple, Self
@@ -10,9 +13,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numba import njit
 
-EDGE_SLACK = np.float32(1 / 64)  # pixels; llvmpipe rounds corners to 1/256
+ROUNDING = np.float32(1 / 256)  # pixels by which corners may be moved; llvmpipe's grid, so twice what it does
+EDGE_SLACK = np.float32(1 / 64)  # pixels around a triangle
 DEPTH_SLACK = np.float32(1e-4)  # share of a distance; depth buffers hold 24 bits or more
 INSIDE_SLACK = np.float32(1 / 32)  # share of a triangle's extent in depth: in small ones, it is interpolated roughly
+_RUN = 341  # 1,023 corners
+_INSIDE, _TURNED, _OUTSIDE = range(3)  # within the image; faces away, if it were not for rounding; partly outside
 _FLAT = np.float32(1e-7)  # square pixels: a triangle with less area has no direction
 BOX = -1  # in place of a mesh: 12 triangles, of which all are drawn, or none
 
@@ -62,9 +68,11 @@ class Scratch(NamedTuple):
     screen: np.ndarray  # float32 [largest mesh, 3]: pixel to the right, pixel upwards, distance
     nearest: np.ndarray  # float32 [S, H, W]: the inverse of the distance of what is seen at a sample
     kept: np.ndarray  # bool [F + boxes]
+    kind: np.ndarray  # uint8 [F + boxes], of candidates: _INSIDE, _TURNED or _OUTSIDE
     hit_face: np.ndarray  # int32 [C]: candidates, a triangle at a sample each
     hit_sample: np.ndarray  # int32 [C]
     hit_inverse: np.ndarray  # float32 [C]
+    chosen: np.ndarray  # int64 [F + _RUN]: what ``narrow`` keeps of a mesh
     replaced: np.ndarray  # int32 [F, 9]: rows of faces, normals and texture that ``narrow`` has overwritten
 
     @classmethod
@@ -76,9 +84,11 @@ class Scratch(NamedTuple):
             np.empty((largest, 3), np.float32),
             np.empty((samples, size, size), np.float32),
             np.zeros(faces + boxes, np.bool_),
+            np.zeros(faces + boxes, np.uint8),
             np.empty(candidates, np.int32),
             np.empty(candidates, np.int32),
             np.empty(candidates, np.float32),
+            np.empty(faces + _RUN, np.int64),
             np.empty((faces, 9), np.int32),
         )
 
@@ -126,6 +136,18 @@ def _project(vertices: Any, matrix: Any, screen: Any) -> None:
 
 
 @njit(cache=True, error_model="numpy")
+def _leaves_view(faces: Any, screen: Any, near: Any, size: Any) -> bool:
+    """Whether a corner of these triangles is outside the image, or too near."""
+    zero = np.float32(0)
+    for face in faces:
+        for v in face:
+            x, y, distance = screen[v, 0], screen[v, 1], screen[v, 2]
+            if x < zero or y < zero or x > size or y > size or distance < near:
+                return True
+    return False
+
+
+@njit(cache=True, error_model="numpy")
 def _cover(faces: Any, first: int, last: int, box: int, samples: Any, near: Any, scratch: Any, hits: int) -> int:
     """Append the samples that triangles may colour to the candidates, if there is room; their new number.
 
@@ -133,29 +155,36 @@ def _cover(faces: Any, first: int, last: int, box: int, samples: Any, near: Any,
     """
     screen, nearest = scratch.screen, scratch.nearest.reshape(-1)
     size, room = scratch.nearest.shape[1], len(scratch.hit_face)
-    kept, hit_face, hit_sample, hit_inverse = scratch.kept, scratch.hit_face, scratch.hit_sample, scratch.hit_inverse
-    edge, zero, one, end = EDGE_SLACK, np.float32(0), np.float32(1), np.float32(size)
+    kept, kind = scratch.kept, scratch.kind
+    hit_face, hit_sample, hit_inverse = scratch.hit_face, scratch.hit_sample, scratch.hit_inverse
+    edge, zero, one, two, end = EDGE_SLACK, np.float32(0), np.float32(1), np.float32(2), np.float32(size)
+    known_run, is_clipped = -1, False
     for face in range(first, last):
         name = face if box < 0 else box
         i, j, k = faces[face, 0], faces[face, 1], faces[face, 2]
         x0, y0, w0, x1, y1, w1 = screen[i, 0], screen[i, 1], screen[i, 2], screen[j, 0], screen[j, 1], screen[j, 2]
         x2, y2, w2 = screen[k, 0], screen[k, 1], screen[k, 2]
         if not (w0 > near and w1 > near and w2 > near):
-            kept[name] = True
+            kept[name], kind[name] = True, _OUTSIDE
             continue
         left, right = min(x0, min(x1, x2)) - edge, max(x0, max(x1, x2)) + edge
         low, high = min(y0, min(y1, y2)) - edge, max(y0, max(y1, y2)) + edge
         if right < zero or high < zero or left > end or low > end:
             continue
         area = (x1 - x0) * (y2 - y0) - (x2 - x0) * (y1 - y0)
-        if area < -(edge + edge) * (right - left + high - low):  # it faces away, whichever way its corners are rounded
+        if area < -two * edge * (right - left + high - low):  # it faces away, whichever way its corners are rounded
             continue
         ax, ay, bx, by, cx, cy = x1 - x0, y1 - y0, x2 - x1, y2 - y1, x0 - x2, y0 - y2
-        slack_a, slack_b, slack_c = (abs(ax) + abs(ay)) * edge, (abs(bx) + abs(by)) * edge, (abs(cx) + abs(cy)) * edge
+        reach = two * (right - left + high - low)  # a short side turns, and moves most at its triangle's far end
+        slack_a, slack_b = (abs(ax) + abs(ay) + reach) * ROUNDING, (abs(bx) + abs(by) + reach) * ROUNDING
+        slack_c = (abs(cx) + abs(cy) + reach) * ROUNDING
         r0, r1, r2 = one / w0, one / w1, one / w2
         closest = max(r0, max(r1, r2))
         depth = (closest - min(r0, min(r1, r2))) * INSIDE_SLACK
         has_area = area > _FLAT
+        kind[name] = _INSIDE if left > zero and low > zero and right < end and high < end else _OUTSIDE
+        if area <= zero:
+            kind[name] = _TURNED
         per_area = one / area if has_area else zero
         for row in range(max(0, int(np.floor(low))), min(size - 1, int(np.floor(high))) + 1):
             for column in range(max(0, int(np.floor(left))), min(size - 1, int(np.floor(right))) + 1):
@@ -168,6 +197,13 @@ def _cover(faces: Any, first: int, last: int, box: int, samples: Any, near: Any,
                     ec = cx * (py - y2) - cy * (px - x2)
                     if ea < -slack_a or eb < -slack_b or ec < -slack_c:
                         continue
+                    if area <= zero and box < 0:
+                        run = (face - first) // _RUN
+                        if run != known_run:
+                            start, known_run = first + run * _RUN, run
+                            is_clipped = _leaves_view(faces[start : min(start + _RUN, last)], screen, near, end)
+                        if is_clipped:
+                            continue
                     inside = has_area and ea > slack_a and eb > slack_b and ec > slack_c
                     front = back = closest  # near an edge, the nearest corner's
                     if inside:  # linear in the image
@@ -188,19 +224,47 @@ def _cover(faces: Any, first: int, last: int, box: int, samples: Any, near: Any,
 def narrow(meshes: Any, mesh: int, scratch: Any) -> int:
     """Move the marked faces of a mesh to its beginning, and take their marks away; ``widen`` undoes it.
 
-    Returns their number.
+    Returns the number of faces to draw. Those that face away by their exact corners get a run without any that leaves
+    the image, which repeats one of them to fill it.
     """
     first, last = meshes.face_range[mesh]
-    textured, replaced, row = meshes.textured[mesh], scratch.replaced, first
+    kept, kind, chosen = scratch.kept, scratch.kind, scratch.chosen
+    turned = outside = 0
     for face in range(first, last):
-        if scratch.kept[face]:
-            scratch.kept[face] = False
-            replaced[row, 0:3], meshes.faces[row] = meshes.faces[row], meshes.faces[face]
-            replaced[row, 3:6], meshes.normals[row] = meshes.normals[row], meshes.normals[face]
-            if textured:
-                replaced[row, 6:9], meshes.texture[row] = meshes.texture[row], meshes.texture[face]
-            row += 1
-    return int(row - first)
+        turned += kept[face] and kind[face] == _TURNED
+        outside += kept[face] and kind[face] == _OUTSIDE
+    apart = turned > 0 and outside > 0
+    count = 0
+    for face in range(first, last):
+        if kept[face] and not (apart and kind[face] == _OUTSIDE):
+            chosen[count] = face
+            count += 1
+    if apart:
+        while count % _RUN:
+            chosen[count] = chosen[0]
+            count += 1
+        for face in range(first, last):
+            if kept[face] and kind[face] == _OUTSIDE:
+                chosen[count] = face
+                count += 1
+    kept[first:last] = False
+    if count > last - first:  # a small mesh, of which nearly everything is seen
+        count = last - first
+        chosen[:count] = np.arange(first, last)
+    _place(meshes.faces[first:last], chosen[:count] - first, scratch.replaced[first:last, 0:3])
+    _place(meshes.normals[first:last], chosen[:count] - first, scratch.replaced[first:last, 3:6])
+    if meshes.textured[mesh]:
+        _place(meshes.texture[first:last], chosen[:count] - first, scratch.replaced[first:last, 6:9])
+    return int(count)
+
+
+@njit(cache=True, error_model="numpy")
+def _place(values: Any, chosen: Any, replaced: Any) -> None:
+    """Copy rows to the beginning, whose old ones go to ``replaced``."""
+    replaced[: len(chosen)] = values[: len(chosen)]
+    for row in range(len(chosen)):
+        source = chosen[row]
+        values[row] = replaced[source] if source < len(chosen) else values[source]
 
 
 @njit(cache=True, error_model="numpy")

@@ -100,6 +100,7 @@ def test_a_narrowed_mesh_has_the_marked_faces_first_and_can_be_restored(textured
     before = [part.copy() for part in (meshes.faces, meshes.normals, meshes.texture)]
     scratch = Scratch.of(meshes, 0, len(SAMPLES), SIZE)
     scratch.kept[[3, 4, 11]] = True
+    scratch.kind[4] = 1  # faces away: no matter, if none of the others leaves the image
     assert narrow(meshes, 0, scratch) == 3
     for part, own in zip((meshes.faces, meshes.normals, meshes.texture), before, strict=True):
         assert np.array_equal(part[:3], own[[3, 4, 11]] if len(own) else own)
@@ -107,3 +108,23 @@ def test_a_narrowed_mesh_has_the_marked_faces_first_and_can_be_restored(textured
     widen(meshes, 0, scratch, 3)
     for part, own in zip((meshes.faces, meshes.normals, meshes.texture), before, strict=True):
         assert np.array_equal(part, own)
+
+
+@pytest.mark.parametrize("count", [1000, 350])
+def test_what_faces_away_but_for_rounding_shares_no_run_with_what_leaves_the_image(count: int) -> None:
+    meshes = meshes_of(triangles(np.random.default_rng(4), count, 0.1))
+    before = meshes.faces.copy()
+    scratch = Scratch.of(meshes, 0, len(SAMPLES), SIZE)
+    scratch.kept[:349] = True
+    scratch.kind[2], scratch.kind[[1, 300]] = 1, 2
+    drawn = narrow(meshes, 0, scratch)
+    if count == 350:  # no room: all of it
+        assert drawn == count
+        assert np.array_equal(meshes.faces, before)
+    else:
+        first_runs = meshes.faces[: 2 * 341, 0] // 3
+        assert drawn == 2 * 341 + 2
+        assert set(first_runs.tolist()) == set(range(349)) - {1, 300}
+        assert (meshes.faces[2 * 341 : drawn, 0] // 3).tolist() == [1, 300]
+    widen(meshes, 0, scratch, drawn)
+    assert np.array_equal(meshes.faces, before)

@@ -65,6 +65,23 @@ class Canvas:
         drawn: np.ndarray = np.asarray(self._options.geomgroup, dtype=bool)[groups]
         return drawn
 
+    def renderer_name(self) -> str:
+        """As the GL library states it."""
+        from OpenGL import GL
+
+        name: str = GL.glGetString(GL.GL_RENDERER).decode()
+        return name
+
+    def sample_places(self) -> np.ndarray:
+        """float32 [S, 2]: where in a pixel the renderer samples, from its lower left corner."""
+        from OpenGL import GL
+
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self.context)
+        places = np.full((max(1, int(GL.glGetIntegerv(GL.GL_SAMPLES))), 2), 0.5, np.float32)
+        for number, place in enumerate(places if len(places) > 1 else ()):
+            GL.glGetMultisamplefv(GL.GL_SAMPLE_POSITION, number, place)
+        return places
+
     def use(self) -> None:
         """Make its GL context the thread's current one; call it before all else."""
         self._gl.make_current()

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numba import njit
 
-ROUNDING = np.float32(1 / 256)  # pixels by which corners may be moved; llvmpipe's grid, so twice what it does
 EDGE_SLACK = np.float32(1 / 64)  # pixels around a triangle
-DEPTH_SLACK = np.float32(1e-4)  # share of a distance; depth buffers hold 24 bits or more
 INSIDE_SLACK = np.float32(1 / 32)  # share of a triangle's extent in depth: in small ones, it is interpolated roughly
 _RUN = 341  # 1,023 corners
 _INSIDE, _TURNED, _OUTSIDE = range(3)  # within the image; faces away, if it were not for rounding; partly outside
-_FLAT = np.float32(1e-7)  # square pixels: a triangle with less area has no direction
+_LARGE = np.float32(1 / 4)  # square pixels: a triangle with more area has a depth at each of its samples
+_FLAT = np.float32(1e-7)  # square pixels: a triangle with less area has no plane
 BOX = -1  # in place of a mesh: 12 triangles, of which all are drawn, or none
 
 _CUBE = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float32)
@@ -62,6 +61,13 @@ class Shapes(NamedTuple):
     projection: np.ndarray  # float32 [G, 3, 4]: own coordinates to (pixel * distance, pixel * distance, distance)
 
 
+class Slack(NamedTuple):
+    """How roughly corners are known."""
+
+    pixels: np.float32  # by which they may be moved; llvmpipe rounds to a grid of 1/256, so by half of that at least
+    depth: np.float32  # share of a distance; depth buffers hold 24 bits or more
+
+
 class Scratch(NamedTuple):
     """Memory of the search, used again for each image."""
 
@@ -94,12 +100,13 @@ class Scratch(NamedTuple):
 
 
 @njit(cache=True, error_model="numpy")
-def find_visible(meshes: Any, shapes: Any, samples: Any, near: Any, scratch: Any) -> bool:
+def find_visible(meshes: Any, shapes: Any, samples: Any, near: Any, slack: Any, scratch: Any) -> bool:
     """Mark the triangles and boxes that can be seen in ``scratch.kept``.
 
     ``scratch.nearest`` has to hold what else hides them, else zeros; they are added to it.
     samples: float32 [S, 2], places within a pixel, between 0 and 1.
     near: distance at which the view begins; what reaches before it stays.
+    slack: a ``Slack``, of less than ``EDGE_SLACK``.
     Returns False, with nothing marked, if there is not enough memory for the candidates.
     """
     hits = 0
@@ -107,18 +114,18 @@ def find_visible(meshes: Any, shapes: Any, samples: Any, near: Any, scratch: Any
         mesh, matrix = shapes.mesh[g], shapes.projection[g]
         if mesh == BOX:
             _project(_CUBE, matrix, scratch.screen)
-            hits = _cover(_CUBE_FACES, 0, 12, shapes.name[g], samples, near, scratch, hits)
+            hits = _cover(_CUBE_FACES, 0, 12, shapes.name[g], samples, near, slack, scratch, hits)
         else:
             first, last = meshes.vertex_range[mesh]
             _project(meshes.vertices[first:last], matrix, scratch.screen)
             first, last = meshes.face_range[mesh]
-            hits = _cover(meshes.faces, first, last, -1, samples, near, scratch, hits)
+            hits = _cover(meshes.faces, first, last, -1, samples, near, slack, scratch, hits)
         if hits > len(scratch.hit_face):
             scratch.kept[:] = False
             return False
     nearest = scratch.nearest.reshape(-1)
     for i in range(hits):
-        if scratch.hit_inverse[i] >= nearest[scratch.hit_sample[i]] * (np.float32(1) - DEPTH_SLACK):
+        if scratch.hit_inverse[i] >= nearest[scratch.hit_sample[i]] * (np.float32(1) - slack.depth):
             scratch.kept[scratch.hit_face[i]] = True
     return True
 
@@ -148,7 +155,9 @@ def _leaves_view(faces: Any, screen: Any, near: Any, size: Any) -> bool:
 
 
 @njit(cache=True, error_model="numpy")
-def _cover(faces: Any, first: int, last: int, box: int, samples: Any, near: Any, scratch: Any, hits: int) -> int:
+def _cover(
+    faces: Any, first: int, last: int, box: int, samples: Any, near: Any, slack: Any, scratch: Any, hits: int
+) -> int:
     """Append the samples that triangles may colour to the candidates, if there is room; their new number.
 
     The candidates have the numbers of the faces, or all that of a ``box``.
@@ -176,16 +185,20 @@ def _cover(faces: Any, first: int, last: int, box: int, samples: Any, near: Any,
             continue
         ax, ay, bx, by, cx, cy = x1 - x0, y1 - y0, x2 - x1, y2 - y1, x0 - x2, y0 - y2
         reach = two * (right - left + high - low)  # a short side turns, and moves most at its triangle's far end
-        slack_a, slack_b = (abs(ax) + abs(ay) + reach) * ROUNDING, (abs(bx) + abs(by) + reach) * ROUNDING
-        slack_c = (abs(cx) + abs(cy) + reach) * ROUNDING
+        slack_a, slack_b = (abs(ax) + abs(ay) + reach) * slack.pixels, (abs(bx) + abs(by) + reach) * slack.pixels
+        slack_c = (abs(cx) + abs(cy) + reach) * slack.pixels
         r0, r1, r2 = one / w0, one / w1, one / w2
-        closest = max(r0, max(r1, r2))
-        depth = (closest - min(r0, min(r1, r2))) * INSIDE_SLACK
-        has_area = area > _FLAT
+        closest, is_large = max(r0, max(r1, r2)), area > _LARGE
+        per_area = one / max(abs(area), _FLAT)
+        if is_large:  # how much it changes within the reach of rounding
+            across, up = by * r0 + cy * r1 + ay * r2, bx * r0 + cx * r1 + ax * r2
+            spread = (abs(across) + abs(up)) * per_area * EDGE_SLACK
+        else:  # a thin triangle's plane turns, so that its depth is anything
+            spread = (slack_a + slack_b + slack_c) * per_area + INSIDE_SLACK
+            spread *= closest - min(r0, min(r1, r2))
         kind[name] = _INSIDE if left > zero and low > zero and right < end and high < end else _OUTSIDE
         if area <= zero:
             kind[name] = _TURNED
-        per_area = one / area if has_area else zero
         for row in range(max(0, int(np.floor(low))), min(size - 1, int(np.floor(high))) + 1):
             for column in range(max(0, int(np.floor(left))), min(size - 1, int(np.floor(right))) + 1):
                 for s in range(len(samples)):
@@ -204,19 +217,18 @@ def _cover(faces: Any, first: int, last: int, box: int, samples: Any, near: Any,
                             is_clipped = _leaves_view(faces[start : min(start + _RUN, last)], screen, near, end)
                         if is_clipped:
                             continue
-                    inside = has_area and ea > slack_a and eb > slack_b and ec > slack_c
-                    front = back = closest  # near an edge, the nearest corner's
-                    if inside:  # linear in the image
+                    inside = ea > slack_a and eb > slack_b and ec > slack_c
+                    inverse = closest  # near an edge of a small triangle, the nearest corner's
+                    if inside or is_large:  # linear in the image
                         inverse = (eb * r0 + ec * r1 + ea * r2) * per_area
-                        front, back = min(closest, inverse + depth), inverse - depth
                     place = (s * size + row) * size + column
-                    if front < nearest[place] * (one - DEPTH_SLACK):
+                    if inverse + spread < nearest[place] * (one - slack.depth):
                         continue
                     if hits < room:
-                        hit_face[hits], hit_sample[hits], hit_inverse[hits] = name, place, front
+                        hit_face[hits], hit_sample[hits], hit_inverse[hits] = name, place, inverse + spread
                     hits += 1
-                    if inside and back > nearest[place]:
-                        nearest[place] = back  # it surely hides what is farther
+                    if inside and inverse - spread > nearest[place]:
+                        nearest[place] = inverse - spread  # it surely hides what is farther
     return hits
 
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from envs.libero.fast.visible_faces import BOX, Meshes, Scratch, Shapes, find_visible, narrow, widen
+from envs.libero.fast.visible_faces import BOX, Meshes, Scratch, Shapes, Slack, find_visible, narrow, widen
 
 SIZE, NEAR = 12, np.float32(0.01)
+SLACK = Slack(np.float32(1 / 256), np.float32(1e-4))
 SAMPLES = np.array([[0.375, 0.125], [0.875, 0.375], [0.125, 0.625], [0.625, 0.875]], np.float32)
 PROJECTION = np.array([[SIZE, 0, SIZE / 2, 0], [0, SIZE, SIZE / 2, 0], [0, 0, 1, 0]], np.float32)  # looks along +z
 
@@ -42,7 +43,7 @@ def nearest_faces(corners: np.ndarray) -> set[int]:
 def search(meshes: Meshes, shapes: Shapes, boxes: int = 0) -> Scratch:
     scratch = Scratch.of(meshes, boxes, len(SAMPLES), SIZE)
     scratch.nearest[:] = 0
-    assert find_visible(meshes, shapes, SAMPLES, NEAR, scratch)
+    assert find_visible(meshes, shapes, SAMPLES, NEAR, SLACK, scratch)
     return scratch
 
 
@@ -81,7 +82,7 @@ def test_what_else_is_near_hides_everything() -> None:
     meshes = meshes_of(triangles(np.random.default_rng(1), 50, 0.1))
     scratch = Scratch.of(meshes, 0, len(SAMPLES), SIZE)
     scratch.nearest[:] = 10  # at a distance of 0.1
-    assert find_visible(meshes, one_shape(), SAMPLES, NEAR, scratch)
+    assert find_visible(meshes, one_shape(), SAMPLES, NEAR, SLACK, scratch)
     assert not scratch.kept.any()
 
 
@@ -90,7 +91,7 @@ def test_too_little_memory_is_reported() -> None:
     scratch = Scratch.of(meshes, 0, len(SAMPLES), SIZE)
     small = scratch._replace(**{name: getattr(scratch, name)[:3] for name in ("hit_face", "hit_sample", "hit_inverse")})
     small.nearest[:] = 0
-    assert not find_visible(meshes, one_shape(), SAMPLES, NEAR, small)
+    assert not find_visible(meshes, one_shape(), SAMPLES, NEAR, SLACK, small)
     assert not small.kept.any()
 
 

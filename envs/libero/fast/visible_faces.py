@@ -37,6 +37,9 @@ class Meshes(NamedTuple):
     vertex_range: np.ndarray  # int64 [M, 2]: first and one past the last
     face_range: np.ndarray  # int64 [M, 2]
     textured: np.ndarray  # bool [M]
+    # as the first two, of a box; here, since arrays that are constants would have everything compiled once more
+    cube: np.ndarray = _CUBE
+    cube_faces: np.ndarray = _CUBE_FACES
 
     @classmethod
     def of(cls, model: Any) -> Self:
@@ -109,17 +112,18 @@ def find_visible(meshes: Any, shapes: Any, samples: Any, near: Any, slack: Any, 
     slack: a ``Slack``, of less than ``EDGE_SLACK``.
     Returns False, with nothing marked, if there is not enough memory for the candidates.
     """
-    hits = 0
+    hits = np.int64(0)
     for g in range(len(shapes.mesh)):
         mesh, matrix = shapes.mesh[g], shapes.projection[g]
         if mesh == BOX:
-            _project(_CUBE, matrix, scratch.screen)
-            hits = _cover(_CUBE_FACES, 0, 12, shapes.name[g], samples, near, slack, scratch, hits)
+            _project(meshes.cube, matrix, scratch.screen)
+            faces, first, last, name = meshes.cube_faces, np.int64(0), np.int64(12), shapes.name[g]
         else:
             first, last = meshes.vertex_range[mesh]
             _project(meshes.vertices[first:last], matrix, scratch.screen)
             first, last = meshes.face_range[mesh]
-            hits = _cover(meshes.faces, first, last, -1, samples, near, slack, scratch, hits)
+            faces, name = meshes.faces, np.int64(-1)
+        hits = _cover(faces, first, last, name, samples, near, slack, scratch, hits)
         if hits > len(scratch.hit_face):
             scratch.kept[:] = False
             return False
@@ -259,32 +263,45 @@ def narrow(meshes: Any, mesh: int, scratch: Any) -> int:
             if kept[face] and kind[face] == _OUTSIDE:
                 chosen[count] = face
                 count += 1
-    kept[first:last] = False
+    for face in range(first, last):
+        kept[face] = False
     if count > last - first:  # a small mesh, of which nearly everything is seen
         count = last - first
-        chosen[:count] = np.arange(first, last)
-    _place(meshes.faces[first:last], chosen[:count] - first, scratch.replaced[first:last, 0:3])
-    _place(meshes.normals[first:last], chosen[:count] - first, scratch.replaced[first:last, 3:6])
+        for row in range(count):
+            chosen[row] = first + row
+    for row in range(count):
+        chosen[row] -= first
+    _place(meshes.faces[first:last], chosen[:count], scratch.replaced[first:last, 0:3])
+    _place(meshes.normals[first:last], chosen[:count], scratch.replaced[first:last, 3:6])
     if meshes.textured[mesh]:
-        _place(meshes.texture[first:last], chosen[:count] - first, scratch.replaced[first:last, 6:9])
+        _place(meshes.texture[first:last], chosen[:count], scratch.replaced[first:last, 6:9])
     return int(count)
 
 
 @njit(cache=True, error_model="numpy")
 def _place(values: Any, chosen: Any, replaced: Any) -> None:
-    """Copy rows to the beginning, whose old ones go to ``replaced``."""
-    replaced[: len(chosen)] = values[: len(chosen)]
-    for row in range(len(chosen)):
+    """Copy rows of three to the beginning, whose old ones go to ``replaced``."""
+    count = len(chosen)
+    _copy(values, replaced, count)
+    for row in range(count):
         source = chosen[row]
-        values[row] = replaced[source] if source < len(chosen) else values[source]
+        for k in range(3):
+            values[row, k] = replaced[source, k] if source < count else values[source, k]
+
+
+@njit(cache=True, error_model="numpy")
+def _copy(source: Any, target: Any, rows: int) -> None:
+    """Of three columns; loops, since slices take ten seconds to compile."""
+    for row in range(rows):
+        for k in range(3):
+            target[row, k] = source[row, k]
 
 
 @njit(cache=True, error_model="numpy")
 def widen(meshes: Any, mesh: int, scratch: Any, count: int) -> None:
     """Restore the faces of a mesh that ``narrow`` has reduced to ``count``."""
-    first = meshes.face_range[mesh, 0]
-    rows = scratch.replaced[first : first + count]
-    meshes.faces[first : first + count] = rows[:, 0:3]
-    meshes.normals[first : first + count] = rows[:, 3:6]
+    first, last = meshes.face_range[mesh]
+    _copy(scratch.replaced[first:last, 0:3], meshes.faces[first:last], count)
+    _copy(scratch.replaced[first:last, 3:6], meshes.normals[first:last], count)
     if meshes.textured[mesh]:
-        meshes.texture[first : first + count] = rows[:, 6:9]
+        _copy(scratch.replaced[first:last, 6:9], meshes.texture[first:last], count)

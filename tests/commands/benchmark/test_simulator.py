@@ -43,7 +43,9 @@ def test_the_reference_environment_arrives_at_the_same_states_later():
     json.dumps(result)
     ours, theirs = (result["seconds"][name] for name in ("vla_rl", "hf-libero"))
     # The fastest of a few measurements, since another job on the same cores delays single ones several times over.
-    assert min(ours["bare"]) < min(ours["blind_chunk"]) < min(ours["chunk"])
+    assert min(ours["bare"]) < min(
+        *ours["blind_chunk"], *ours["chunk"]
+    )  # a drawing takes too little to be told from noise
     for what in ("chunk", "blind_chunk", "reset", "switch"):
         assert min(theirs[what]) > min(ours[what]), what
     memory = [ours["memory"], theirs["memory"]]

@@ -112,17 +112,17 @@ def find_visible(meshes: Any, shapes: Any, samples: Any, near: Any, slack: Any, 
     slack: a ``Slack``, of less than ``EDGE_SLACK``.
     Returns False, with nothing marked, if there is not enough memory for the candidates.
     """
-    hits = np.int64(0)
+    hits = 0
     for g in range(len(shapes.mesh)):
         mesh, matrix = shapes.mesh[g], shapes.projection[g]
         if mesh == BOX:
             _project(meshes.cube, matrix, scratch.screen)
-            faces, first, last, name = meshes.cube_faces, np.int64(0), np.int64(12), shapes.name[g]
+            faces, first, last, name = meshes.cube_faces, 0, 12, shapes.name[g]
         else:
             first, last = meshes.vertex_range[mesh]
             _project(meshes.vertices[first:last], matrix, scratch.screen)
             first, last = meshes.face_range[mesh]
-            faces, name = meshes.faces, np.int64(-1)
+            faces, name = meshes.faces, -1
         hits = _cover(faces, first, last, name, samples, near, slack, scratch, hits)
         if hits > len(scratch.hit_face):
             scratch.kept[:] = False

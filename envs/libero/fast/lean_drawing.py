@@ -43,8 +43,8 @@ class LeanDrawing:
 
     def __init__(self, canvas: Canvas) -> None:
         self._canvas = canvas
-        model = canvas.model
-        alphas = np.minimum(model.geom_rgba[:, 3], _of_material(model, model.mat_rgba[:, 3], 1.0))
+        self._views: OrderedDict[bytes, View] = OrderedDict()
+        model, alphas = canvas.model, _alphas(canvas.model)
         drawn = canvas.drawn_groups(model.geom_group)
         self._still = (model.body_weldid[model.geom_bodyid] == 0) & (alphas >= _OPAQUE)
         first = np.flatnonzero(drawn & (alphas > 0))[:1]
@@ -65,7 +65,6 @@ class LeanDrawing:
         self._meshes = Meshes.of(model)
         self._scratch = Scratch.of(self._meshes, model.ngeom, len(self._samples), canvas.size)
         self._near = np.float32(1.01 * model.vis.map.znear * model.stat.extent)
-        self._views: OrderedDict[bytes, View] = OrderedDict()
         bytes_each = len(self._samples) * canvas.size**2 * _SAMPLE_BYTES
         self._most_views = max(_FEWEST_VIEWS, _VIEW_BYTES // bytes_each)
 
@@ -216,18 +215,16 @@ class LeanDrawing:
 
     def close(self) -> None:
         """Free what the GL library holds; safe to call twice."""
-        if not self.obstacle:
-            self.obstacle = "it is closed"
-            for view in self._views.values():
-                view.close()
-            self._views.clear()
+        self.obstacle = self.obstacle or "it is closed"
+        while self._views:
+            self._views.popitem()[1].close()
 
 
-def _of_material(model: Any, values: np.ndarray, default: float) -> np.ndarray:
-    """Of each geometry's material; ``default`` where it has none."""
-    found = np.full(model.ngeom, default)
+def _alphas(model: Any) -> np.ndarray:
+    """float32 [geometries]: the lower of the geometry's own and its material's."""
+    found: np.ndarray = model.geom_rgba[:, 3].copy()
     has = model.geom_matid >= 0
-    found[has] = values[model.geom_matid[has]]
+    found[has] = np.minimum(found[has], model.mat_rgba[model.geom_matid[has], 3])
     return found
 
 

@@ -207,7 +207,9 @@ def test_a_wrong_lean_drawing_is_noticed_and_the_last_one(scene, monkeypatch, ca
     assert "wrong" in lean.obstacle
     monkeypatch.setattr(lean._lean, "draw", None)
     assert np.array_equal(images(lean, model, state), right)
+    assert lean._lean._views
     lean.close()
+    assert not lean._lean._views
     full.close()
 
 

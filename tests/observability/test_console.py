@@ -23,7 +23,7 @@ def shown(monkeypatch, *, terminal: bool, every: float) -> str:
 def test_a_log_gets_a_line_now_and_then(monkeypatch):
     lines = shown(monkeypatch, terminal=False, every=0.0).splitlines()
     assert len(lines) == 8
-    assert lines[3] == "cloning, loss 0.250: 4 of 8, about 0 min left"
+    assert lines[3] == "cloning, loss 0.250: 4 of 8, about 0 s left"
     assert shown(monkeypatch, terminal=False, every=60.0) == ""
 
 

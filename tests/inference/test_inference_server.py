@@ -1,11 +1,12 @@
 import threading
 import time
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
 from tests.runtime_fakes import POLICY, SPEC, A, EchoPolicy, K
-from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
+from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, WorkerState, create_pool
 from vla_rl.core.records import Observation, take_rows
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
 
@@ -55,13 +56,70 @@ def _wait(mailbox: WorkerMailbox, count: int) -> set[int]:
     return answered
 
 
+UNKNOWN, BUSY, WAITS = (int(state) for state in WorkerState)
+NEVER = float("inf")
+
+
 @pytest.mark.parametrize(
-    ("pending", "age_s", "left"), [(1, 0.0, 0.02), (1, 0.015, 0.005), (1, 0.02, 0.0), (1, 9.0, 0.0), (8, 0.0, 0.0)]
+    ("states", "ages_s", "left"),
+    [
+        # nothing is known of the workers: from the oldest request on
+        ([UNKNOWN] * 3, {0: 0.0}, 0.02),
+        ([UNKNOWN] * 3, {0: 0.0, 4: 0.015}, 0.005),
+        ([UNKNOWN] * 3, {0: 9.0}, 0.0),
+        ([UNKNOWN] * 3, dict.fromkeys(range(7), 0.0), 0.02),
+        ([UNKNOWN] * 3, dict.fromkeys(range(8), 0.0), 0.0),  # full
+        # a busy worker is not held up by its open requests
+        ([BUSY, BUSY, UNKNOWN], {0: 9.0, 4: 9.0}, NEVER),
+        ([BUSY, BUSY, UNKNOWN], {0: 9.0, 8: 0.015}, 0.005),
+        ([BUSY, WAITS, WAITS], {0: 9.0, 4: 0.015, 8: 0.0}, 0.005),
+        ([BUSY, WAITS, WAITS], dict.fromkeys(range(6), 0.0), 0.0),  # half of the rows
+        ([WAITS] * 3, {0: 0.0}, 0.0),  # nothing more can come
+    ],
 )
-def test_batch_rule_counts_from_the_oldest_request(pending, age_s, left):
-    rule = BatchRule(max_batch=8, max_wait_s=0.02)
-    now = 10**12
-    assert rule.seconds_left(pending, now - int(age_s * 1e9), now) == pytest.approx(left, abs=1e-9)
+def test_a_batch_waits_as_long_as_it_holds_up_nobody(states, ages_s, left):
+    rule, now = BatchRule(max_batch=8, max_wait_s=0.02), 10**12
+    requested = np.zeros(WORKERS * SLOTS, np.int64)
+    for row, age in ages_s.items():
+        requested[row] = now - int(age * 1e9)
+    state = np.repeat(np.array(states, np.int8), SLOTS)
+    assert rule.seconds_left(list(ages_s), requested, state, now) == pytest.approx(left, abs=1e-9)
+
+
+def test_a_worker_is_busy_from_its_answer_on(address):
+    """Also before it wakes: else the rest of its batch would seem to be all that can come."""
+    server, mailboxes = ServerMailbox(address), [WorkerMailbox(address, w) for w in range(WORKERS)]
+    state = server.arrays["worker_state"]
+    assert (state == UNKNOWN).all()
+    _ask(mailboxes[0], [0, 1], [3, 4])
+    assert mailboxes[0].wait_idle(0.01) == []
+    assert (state[:SLOTS] == BUSY).all()
+    state[:] = WAITS
+    answers = EchoPolicy().act(
+        Observation(**{f.name: server.arrays[f.name][[0, 1]] for f in fields(Observation)}),
+        take_rows(server.draws, np.array([0, 1])),
+        server.arrays["greedy"][[0, 1]],
+    )
+    server.answer([0, 1], server.arrays["ticket"][[0, 1]], answers)
+    assert (state[:SLOTS] == BUSY).all()
+    assert (state[SLOTS:] == WAITS).all()
+    assert mailboxes[0].wait_idle(5.0) == [0, 1]
+
+
+def test_workers_that_all_wait_are_answered_at_once(address, start):
+    policy = EchoPolicy()
+    mailboxes = [WorkerMailbox(address, w) for w in range(WORKERS)]
+    start(max_batch=8, max_wait_s=60.0, policy=policy)
+    _ask(mailboxes[0], [1], [5])
+    waiting = [threading.Thread(target=mailbox.wait_idle, args=(10.0,)) for mailbox in mailboxes]
+    for thread in waiting:
+        thread.start()
+    waiting[0].join(10.0)
+    assert policy.batches == [1]
+    for mailbox in mailboxes:
+        mailbox.wake()
+    for thread in waiting:
+        thread.join(5.0)
 
 
 def test_every_slot_gets_its_own_answer(address, start):

@@ -61,8 +61,8 @@ def saved_bytes_each(policy: OpenVLAOFT) -> float:
 
 
 def peak_bytes_each(policy: OpenVLAOFT, *, backward: bool) -> float:
-    """Bytes at the peak of a forward (and backward) pass for each further observation."""
-    return (_peak_bytes(policy, 16, backward) - _peak_bytes(policy, 8, backward)) / 8
+    """Bytes at the peak of a forward (and backward) pass for each further observation; with few, others have it."""
+    return (_peak_bytes(policy, 64, backward) - _peak_bytes(policy, 32, backward)) / 32
 
 
 def _saved_bytes(policy: OpenVLAOFT, rows: int) -> int:

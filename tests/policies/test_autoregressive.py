@@ -253,10 +253,10 @@ def test_memory_is_counted() -> None:
         sizes = openvla_sizes(architecture, lora, element_size=2, prompt_tokens=prompt)
         assert sizes.saved_each == pytest.approx(saved_bytes_each(policy), rel=0.03)
         peaks = []
-        for rows in (16, 32):  # with fewer, other phases have the peak
+        for rows in (64, 128):  # with fewer, other phases have the peak
             with LiveBytes() as live:
                 act(policy, inputs(architecture, rows))
             peaks.append(live.peaks["cpu"])
-        assert sizes.infer_each == pytest.approx((peaks[1] - peaks[0]) / 16, rel=0.1)
+        assert sizes.infer_each == pytest.approx((peaks[1] - peaks[0]) / 64, rel=0.1)
     without = openvla_sizes(dataclasses.replace(architecture, decoding="parallel"), lora, prompt_tokens=prompt)
     assert sizes.infer_each > 1.05 * without.infer_each

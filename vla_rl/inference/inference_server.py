@@ -1,18 +1,19 @@
 """The inference server: dynamic batches over all environments of its workers.
 
-requests (rows) ──▶ [ full, or the oldest is old enough ] ──▶ newer weights? ──▶ policy ──▶ answers (rows)
+requests (rows) ──▶ [ full, or somebody is held up ] ──▶ newer weights? ──▶ policy ──▶ answers (rows)
 """
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
 
-from vla_rl.core.ipc.mailbox import ServerMailbox
+from vla_rl.core.ipc.mailbox import ServerMailbox, WorkerState
 from vla_rl.core.records import ActionBatch, Array, Observation, take_rows
 from vla_rl.observability.meter import Meter
 
@@ -39,16 +40,28 @@ class BatchPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
-    """When a batch fires: when it is full, or when its oldest request has waited ``max_wait_s``."""
+    """When a batch fires. A request waits for others as long as that holds up nobody.
+
+    * The batch is full.
+    * Half of all rows are pending, and a worker is busy with others: simulators and inference work at the same time.
+    * All workers wait, so that nothing more can come.
+    * A request has waited ``max_wait_s``, and its worker is not known to be busy.
+    """
 
     max_batch: int
     max_wait_s: float
 
-    def seconds_left(self, pending: int, oldest_ns: int, now_ns: int) -> float:
-        """How long to go on collecting; 0 means fire now."""
-        if pending >= self.max_batch:
+    def seconds_left(self, pending: Sequence[int], requested_ns: Array, state: Array, now_ns: int) -> float:
+        """How long to go on collecting: 0 means fire now, infinity until a worker says more.
+
+        ``pending``: rows; ``requested_ns``, int64, and ``state``, as ``WorkerState``: [R], of all rows.
+        """
+        busy = state == WorkerState.BUSY
+        enough = min(self.max_batch, math.ceil(len(state) / 2)) if busy.any() else self.max_batch
+        if len(pending) >= enough or (state == WorkerState.WAITS).all():
             return 0.0
-        return max(0.0, self.max_wait_s - (now_ns - oldest_ns) * 1e-9)
+        held_up = [int(requested_ns[row]) for row in pending if not busy[row]]
+        return max(0.0, self.max_wait_s - (now_ns - min(held_up)) * 1e-9) if held_up else math.inf
 
 
 class InferenceServer:
@@ -110,14 +123,13 @@ class InferenceServer:
 
     def _collect(self) -> list[int]:
         """The next batch of rows, oldest first; [] if nothing came for a while, or if the policy is to be offloaded."""
-        requested = self.mailbox.arrays["requested_ns"]
+        requested, state = (self.mailbox.arrays[name] for name in ("requested_ns", "worker_state"))
         self._enqueue(self.mailbox.wait(0.0 if self._pending else _IDLE_WAIT_S))
         while self._pending and self._may_run.is_set() and not self._stop.is_set():
-            oldest = int(requested[self._pending[0]])
-            left = self.rule.seconds_left(len(self._pending), oldest, time.monotonic_ns())
+            left = self.rule.seconds_left(self._pending, requested, state, time.monotonic_ns())
             if left == 0.0:
                 break
-            self._enqueue(self.mailbox.wait(left))
+            self._enqueue(self.mailbox.wait(min(left, _IDLE_WAIT_S)))
         if not self._may_run.is_set():
             return []
         rows = [self._pending.popleft() for _ in range(min(self.rule.max_batch, len(self._pending)))]

@@ -1,6 +1,6 @@
 """A simulated run: the plan's processes as a discrete-event simulation, with queues, device leases and stragglers.
 
-    worker: [ split answered ─▶ simulate ─▶ ended? ─▶ render ─▶ request ] ◀──▶ server: [ batch full or old ─▶ infer ]
+    worker: [ split answered ─▶ simulate ─▶ ended? ─▶ render ─▶ request ] ◀──▶ server: [ batch fires ─▶ infer ]
     gate (staleness) ◀── store: episodes ──▶ super-batch ──▶ learner ranks: [ micro-batches ... step ] ─▶ new version
 
 The same rules as in the real runtime decide what waits for what; computing is replaced by waiting for as long as the
@@ -60,6 +60,7 @@ class _Worker:
     process: Process
     server: _Server  # the one that it asks
     called: simpy.Event  # there is something to do
+    busy: bool = False
     inbox: deque[tuple[_Split, int | None]] = field(default_factory=deque)  # answered, or an env that starts an episode
     splits: list[_Split] = field(default_factory=list)
 
@@ -68,8 +69,10 @@ class _Worker:
 class _Server:
     process: Process
     memory: simpy.Resource  # of its device; the learner holds it during an update, in a plan that offloads
-    enough: simpy.Event  # ``needed`` requests are pending
+    enough: simpy.Event  # ``needed`` requests are pending, or a worker of these waits
+    rows: int  # of all its workers
     needed: int = 0
+    busy: int = 0  # workers
     pending: deque[tuple[float, _Split]] = field(default_factory=deque)  # one entry a row: time and origin of a request
     policy_version: int = 0
 
@@ -91,7 +94,10 @@ class SimulatedRun:
         self._measured_from = 0.0
         self.activities: list[Activity] = []
         self._rows = self._batches = 0
-        self._servers = [_Server(p, simpy.Resource(self.clock), self.clock.event()) for p in plan.servers]
+        self._servers = [
+            _Server(p, simpy.Resource(self.clock), self.clock.event(), plan.clients_of(p.index) * plan.envs_per_worker)
+            for p in plan.servers
+        ]
         self._workers = [self._make_worker(p) for p in plan.workers]
         self._idle: deque[tuple[_Split, int]] = deque()
         self._running = self._buffered = self._taken = self._policy_version = 0
@@ -177,11 +183,18 @@ class SimulatedRun:
         self._wake(worker)
 
     def _wake(self, worker: _Worker) -> None:
+        worker.server.busy += not worker.busy
+        worker.busy = True
         if not worker.called.triggered:
             worker.called.succeed()
 
     def _next_call(self, worker: _Worker) -> simpy.Event:
         """Triggered when there is something to do for a worker that has nothing now."""
+        server = worker.server
+        server.busy -= worker.busy
+        worker.busy = False
+        if server.pending and not server.enough.triggered:
+            server.enough.succeed()
         worker.called = self.clock.event()
         return worker.called
 
@@ -214,12 +227,17 @@ class SimulatedRun:
                     self._call(split)
 
     def _collect(self, server: _Server) -> Steps:
-        """Wait until the batch is full, or its oldest request has waited long enough."""
+        """Wait until a batch fires, as ``BatchRule`` of an inference server says."""
         if not server.pending:
             yield self._arrival(server, 1)
-        left = server.pending[0][0] + self.workload.max_wait - self.clock.now
-        if len(server.pending) < self.plan.max_batch and left > 0:
-            yield self._arrival(server, self.plan.max_batch) | self.clock.timeout(left)
+        while server.busy:
+            enough = min(self.plan.max_batch, math.ceil(server.rows / 2))
+            held_up = next((since for since, split in server.pending if not split.worker.busy), math.inf)
+            left = held_up + self.workload.max_wait - self.clock.now
+            if len(server.pending) >= enough or left <= 0:
+                return
+            more = self._arrival(server, enough)
+            yield more if left == math.inf else more | self.clock.timeout(left)
 
     def _arrival(self, server: _Server, needed: int) -> simpy.Event:
         """Triggered when ``needed`` requests are pending. One event for all rows keeps the simulation fast."""

@@ -87,7 +87,7 @@ class EnvWorker:
             while not self._stop.is_set():
                 self._start_episodes()
                 with self.meter.time("wait"):
-                    self._answered.update(self.mailbox.wait(_IDLE_WAIT_S))
+                    self._answered.update(self.mailbox.wait_idle(_IDLE_WAIT_S))
                 for split in self._splits:
                     running = [e for e in split if e in self._running]
                     if running and self._answered.issuperset(running):

@@ -25,7 +25,7 @@ from envs.libero.fast.visible_faces import BOX, Meshes, Scratch, Shapes, Slack, 
 
 _SOFTWARE = "llvmpipe"  # in the name of the GL renderer
 _OPAQUE = 0.995  # alpha from which MuJoCo takes a shape for opaque
-_VIEW_BYTES = 64 << 20  # for all of a canvas
+_VIEW_BYTES = 8 << 20  # for all of a canvas
 _FEWEST_VIEWS = 8  # one for each environment of a process
 _SAMPLE_BYTES = 16  # of colour, depth and ``nearest``
 _LIGHTS_POSES = ("light_xpos", "light_xdir")

@@ -11,6 +11,7 @@ killed between its writing and its ringing.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,14 @@ from vla_rl.core.records import ActionBatch, Array, EnvSpec, Observation, Policy
 
 _UNWRITTEN = 0xA5  # every byte of a new pool
 _RECORD, _DRAWS = "record.", "draws."  # the policy's own arrays begin so
+
+
+class WorkerState(IntEnum):
+    """What a server may rely on; each row has its worker's."""
+
+    UNKNOWN = 0  # may ask at any time
+    BUSY = 1  # has work besides its open requests
+    WAITS = 2  # asks for nothing before an answer comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,7 @@ def create_pool(address: PoolAddress, spec: EnvSpec, policy: PolicySpec) -> Shar
             **{_DRAWS + name: ((n, *numbers.shape), "<f4") for name, numbers in policy.draws.items()},
             "greedy": ((n,), "|b1"),
             "requested_ns": ((n,), "<i8"),
+            "worker_state": ((n,), "|i1"),
             "actions": ((n, k, a), "<f4"),
             **{_RECORD + name: ((n, *layout.shape), layout.dtype) for name, layout in policy.record.items()},
             "logprobs": ((n, k, a), "<f4"),
@@ -71,6 +81,7 @@ def create_pool(address: PoolAddress, spec: EnvSpec, policy: PolicySpec) -> Shar
         fill=_UNWRITTEN,
     )
     arrays["answered"][:] = arrays["ticket"]
+    arrays["worker_state"][:] = WorkerState.UNKNOWN
     return arrays
 
 
@@ -90,6 +101,7 @@ class WorkerMailbox:
         # Requests of an earlier process in this place are void, and no answer to them may match a ticket of this one.
         self._arrays["ticket"][:] = time.monotonic_ns()
         self._arrays["answered"][:] = self._arrays["ticket"]
+        self._arrays["worker_state"][:] = WorkerState.UNKNOWN
 
     def request(self, env_ids: Sequence[int], draws: Mapping[str, Array], greedy: np.ndarray) -> None:
         """Ask for an action chunk for the observations of n environments.
@@ -116,6 +128,17 @@ class WorkerMailbox:
         arrived = sorted(e for e in self._open if ticket[e] == answered[e])
         self._open.difference_update(arrived)
         return arrived
+
+    def wait_idle(self, timeout: float) -> list[int]:
+        """As ``wait``, for a worker that asks for nothing before it returns, and has something to do afterwards."""
+        if arrived := self.wait(0.0):
+            return arrived
+        self._arrays["worker_state"][:] = WorkerState.WAITS
+        self._server.ring([WAKE])
+        try:
+            return self.wait(timeout)
+        finally:
+            self._arrays["worker_state"][:] = WorkerState.BUSY
 
     def fileno(self) -> int:
         """Of the doorbell: readable when ``wait`` has something to return, for event loops."""
@@ -179,8 +202,10 @@ class ServerMailbox:
             array[index] = batch.record[name]
         self.arrays["policy_version"][index] = batch.policy_version
         self.arrays["answered"][index] = tickets
-        owners = index // self._address.envs_per_worker
+        owners, each = index // self._address.envs_per_worker, self._address.envs_per_worker
         for worker in np.unique(owners).tolist():
+            state = self.arrays["worker_state"][worker * each : (worker + 1) * each]
+            state[state == WorkerState.WAITS] = WorkerState.BUSY  # from now on, also before it wakes
             self._workers[worker].ring(index[owners == worker])
 
     def close(self) -> None:

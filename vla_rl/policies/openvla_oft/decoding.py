@@ -67,7 +67,7 @@ class ParallelDecoding(Decoding):
             tail = torch.cat([tail, stop], dim=1)
         seen = _seen_keys(prefix, tail.shape[1])
         length = seen.shape[-1]
-        return _predicting(_read(llama, prefix, tail, seen.expand(-1, 1, length, length)), prefix, self._numbers)
+        return _read(llama, prefix, tail, seen.expand(-1, 1, length, length), self._numbers)
 
     def generate(self, llama: LlamaModel, prefix: Prefix, choose: Choose) -> tuple[Tensor, Tensor]:
         states = self.states(llama, prefix)
@@ -83,17 +83,16 @@ class AutoregressiveDecoding(Decoding):
         tail = self._embed(llama, tokens[:, :-1])
         seen = _seen_keys(prefix, tail.shape[1])
         causal = torch.ones(seen.shape[-1], seen.shape[-1], dtype=torch.bool, device=seen.device).tril()
-        return _predicting(_read(llama, prefix, tail, seen & causal), prefix, self._numbers)
+        return _read(llama, prefix, tail, seen & causal, self._numbers)
 
     def generate(self, llama: LlamaModel, prefix: Prefix, choose: Choose) -> tuple[Tensor, Tensor]:
         """With a cache of keys and values. Raises RuntimeError in training mode with activation checkpointing."""
         cache = DynamicCache(config=llama.config)
         seen = _seen_keys(prefix, 0)
         causal = torch.ones(seen.shape[-1], seen.shape[-1], dtype=torch.bool, device=seen.device).tril()
-        hidden = _read(llama, prefix, prefix.embeddings[:, :0], seen & causal, cache)
-        if cache.get_seq_length() != hidden.shape[1]:
+        first = state = _read(llama, prefix, prefix.embeddings[:, :0], seen & causal, 1, cache)
+        if cache.get_seq_length() != seen.shape[-1]:
             raise RuntimeError("activation checkpointing keeps no cache in training mode: call eval() before act()")
-        first = state = _predicting(hidden, prefix, 1)
         chosen: list[Tensor] = []
         for number in range(self._numbers):
             chosen.append(choose(state, slice(number, number + 1)))
@@ -119,8 +118,10 @@ def make_decoding(architecture: Architecture) -> Decoding:
     return kinds[architecture.decoding](architecture)
 
 
-def _read(llama: LlamaModel, prefix: Prefix, tail: Tensor, mask: Tensor, cache: DynamicCache | None = None) -> Tensor:
-    """Hidden states [N, S, width] of prefix and tail after the last norm.
+def _read(
+    llama: LlamaModel, prefix: Prefix, tail: Tensor, mask: Tensor, numbers: int, cache: DynamicCache | None = None
+) -> Tensor:
+    """Hidden states [N, numbers, width] that predict the first action numbers, after the last norm.
 
     ``mask``: bool [N, 1, S, S]. Llama adds its causal mask to any mask but a 4-D one, which it passes on unchanged.
     """
@@ -132,6 +133,7 @@ def _read(llama: LlamaModel, prefix: Prefix, tail: Tensor, mask: Tensor, cache: 
         position_ids=torch.cat([columns, positions], dim=1),
         past_key_values=cache,
         use_cache=cache is not None,
+        read=_predicting(prefix, numbers),
     )
     return output.last_hidden_state
 
@@ -142,8 +144,7 @@ def _seen_keys(prefix: Prefix, tail: int) -> Tensor:
     return seen[:, None, None, :]
 
 
-def _predicting(hidden: Tensor, prefix: Prefix, numbers: int) -> Tensor:
-    """[N, numbers, width]: the last token of the prompt, and the first ones behind the padding."""
-    rows, length = torch.arange(len(hidden), device=hidden.device), prefix.embeddings.shape[1]
-    last = hidden[rows, prefix.length - 1].unsqueeze(1)
-    return torch.cat([last, hidden[:, length : length + numbers - 1]], dim=1)
+def _predicting(prefix: Prefix, numbers: int) -> Tensor:
+    """Columns, int64 [N, numbers]: the last token of the prompt, and the first ones behind the padding."""
+    behind = prefix.embeddings.shape[1] + torch.arange(numbers - 1, device=prefix.length.device)
+    return torch.cat([prefix.length.unsqueeze(1) - 1, behind.expand(len(prefix.length), -1)], dim=1)

@@ -34,7 +34,7 @@ def openvla_sizes(
     adapters = 0 if lora is None else sum(_adapters(architecture, lora))
     trained = base if lora is None else adapters + _value_head(architecture) + _regression_head(architecture)
     blocks = [*_blocks(architecture, lora, element_size, prompt_tokens)]
-    head = _head(architecture, lora, element_size, prompt_tokens)
+    head = _head(architecture, lora, element_size)
     saved = head + _projected(architecture, lora, element_size)
     saved += sum(block.count * (block.input if activation_checkpointing else block.saved) for block in blocks)
     recomputed = max(block.saved for block in blocks) if activation_checkpointing else 0
@@ -68,12 +68,14 @@ def _blocks(arch: Architecture, lora: LoraConfig | None, b: int, prompt_tokens: 
         saved = tokens * (norms + attention + modulated + 2 * b * f + full * scales * b * d + adapters)  # around GELU
         count = tower.layers - 1 if "vision" in parts else 0  # otherwise no gradient goes that far back
         yield _Blocks(count, tokens * b * d, saved, tokens * b * f)
-    llm, tokens = arch.llm, _sequence(arch, prompt_tokens)
+    llm, tokens, read = arch.llm, _sequence(arch, prompt_tokens), arch.action_tokens
     d, f = llm.width, llm.intermediate
-    norms = 2 * (4 * d + b * d + 4) + full * 2 * b * d  # in float32 inside, and the results
-    attention = 4 * b * d + 4 * llm.heads + b * tokens  # likewise, and the mask
-    adapters = 7 * b * rank * ("language_model" in parts)
-    yield _Blocks(llm.layers, tokens * b * d, tokens * (norms + attention + 4 * b * f + adapters), tokens * b * f)
+    norm = 4 * d + b * d + 4 + full * b * d  # in float32 inside, and the result
+    adapter = b * rank * ("language_model" in parts)
+    each = norm + 2 * b * d + 2 * adapter  # of a token: keys and values
+    computed = norm + 2 * b * d + 4 * llm.heads + b * tokens + 4 * b * f + 5 * adapter  # likewise, and the mask
+    yield _Blocks(llm.layers - 1, tokens * b * d, tokens * (each + computed), tokens * b * f)
+    yield _Blocks(1, tokens * b * d, tokens * each + read * (computed + b * d), read * b * f)
 
 
 def _projected(arch: Architecture, lora: LoraConfig | None, b: int) -> int:
@@ -85,10 +87,10 @@ def _projected(arch: Architecture, lora: LoraConfig | None, b: int) -> int:
     return arch.views * b * (pixels + arch.patches * (features + 2 * arch.projector_hidden + 2 * arch.llm.width))
 
 
-def _head(arch: Architecture, lora: LoraConfig | None, b: int, prompt_tokens: int) -> int:
+def _head(arch: Architecture, lora: LoraConfig | None, b: int) -> int:
     """Bytes of one observation that the last norm, the action head and a loss save."""
     d = arch.llm.width
-    norm = _sequence(arch, prompt_tokens) * (4 + (lora is None) * b) * d
+    norm = arch.action_tokens * (4 + (lora is None) * b) * d
     if arch.head == "l1":
         hidden = (3 * b * REGRESSION_BLOCKS + 4 * b) * d  # of each action: norms, layers and what they are added to
         return norm + arch.action_tokens * 3 * b * d + arch.chunk_size * hidden
@@ -96,10 +98,13 @@ def _head(arch: Architecture, lora: LoraConfig | None, b: int, prompt_tokens: in
 
 
 def _cache(arch: Architecture, b: int, prompt_tokens: int) -> int:
-    """Bytes of keys and values that one observation holds while its chunk is decoded one number after the other."""
+    """Bytes of keys and values that one observation holds while its chunk is decoded one number after the other.
+
+    Those of the last block come when its wide tensors are few.
+    """
     if arch.decoding != "autoregressive":
         return 0
-    return 2 * arch.llm.layers * _sequence(arch, prompt_tokens) * b * arch.llm.width
+    return 2 * (arch.llm.layers - 1) * _sequence(arch, prompt_tokens) * b * arch.llm.width
 
 
 def _trained_parts(lora: LoraConfig | None) -> set[str]:

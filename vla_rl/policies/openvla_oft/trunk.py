@@ -38,6 +38,7 @@ from vla_rl.policies.openvla_oft.architecture import Architecture
 from vla_rl.policies.openvla_oft.decoding import Prefix, make_decoding
 from vla_rl.policies.openvla_oft.film import FilmDinoLayer, FilmSiglipLayer
 from vla_rl.policies.openvla_oft.images import prepare_images
+from vla_rl.policies.openvla_oft.last_layer import compute_last_layer_where_read
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
 
 
@@ -309,4 +310,6 @@ def _build_llama(architecture: Architecture) -> LlamaModel:
         use_cache=False,
     )
     config._attn_implementation = "sdpa"  # eager attention would silently add a boolean mask to the scores
-    return LlamaModel(config)
+    model = LlamaModel(config)
+    compute_last_layer_where_read(model)
+    return model

@@ -11,8 +11,11 @@ def _ask_for_a_token() -> None:
     Ray reads these variables when it is imported. A token of the user's own stays, since a running cluster knows it.
     """
     own = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-    if "ray" not in sys.modules and not own and not os.path.exists(os.path.expanduser("~/.ray/auth_token")):
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if "ray" in sys.modules or own:
+        return
+    os.environ["RAY_AUTH_MODE"] = "token"
+    if not os.path.exists(os.path.expanduser("~/.ray/auth_token")):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 _ask_for_a_token()

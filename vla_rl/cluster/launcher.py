@@ -6,6 +6,8 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from vla_rl.cluster.fork_request import KIND
+from vla_rl.cluster.fork_server import BASE, POLICY, SIMULATOR
 from vla_rl.cluster.processes.common import working_in
 from vla_rl.cluster.processes.env_worker import EnvWorkerProcess
 from vla_rl.cluster.processes.inference import InferenceProcess
@@ -70,10 +72,17 @@ class Launcher:
     def _actor(self, cls: type, process: Process | None = None, concurrency: int = 5) -> Any:
         """A Ray actor class with options: the plan, not Ray, decides on which node it runs and which device it sees."""
         node = process.node if process else 0
-        environment = variables(self._plan, process, self._session.gpus(node))
+        environment = variables(self._plan, process, self._session.gpus(node)) | {KIND: _server_of(process)}
         placed = self._session.placed(node)
         here: Any = ray.remote(working_in(Path.cwd(), cls))
         return here.options(max_concurrency=concurrency, runtime_env={"env_vars": environment}, **placed)
+
+
+def _server_of(process: Process | None) -> str:
+    """The kind of fork server from which a process comes."""
+    if process is None:
+        return BASE
+    return SIMULATOR if process.role == "env worker" else POLICY
 
 
 def _roles(config: RunConfig) -> tuple[type[InferenceProcess], type[LearnerProcess]]:

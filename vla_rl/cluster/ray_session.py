@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -16,7 +15,9 @@ from ray._private.node import Node as RayNode
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from vla_rl.cluster import fork_request
 from vla_rl.cluster.calls import ProcessDied, describe
+from vla_rl.cluster.fork_server import modules_of, only_the_driver_is_told_to_stop, start_fork_servers
 from vla_rl.cluster.gpu_claims import GpuClaim
 from vla_rl.cluster.held_folder import HeldFolder, session_root
 from vla_rl.cluster.node import Node, lock_server_path
@@ -40,7 +41,6 @@ class RaySession:
 
     def __init__(self, config: RunConfig, object_store_bytes: int) -> None:
         """Raises UserError if the Ray cluster does not answer, or does not have the configured nodes.
-
         Raises ProcessDied if a node is lost, which Ray may not have noticed yet.
         """
         address = config.placement.ray_address
@@ -51,6 +51,7 @@ class RaySession:
         self._asked: dict[tuple[int, str], tuple[ray.ObjectRef, float]] = {}  # open calls, and since when
         try:
             if address is None:
+                os.environ |= start_fork_servers(modules_of(config))
                 _start_ray(session[0].path, object_store_bytes)
             else:
                 _join_ray(address)
@@ -167,7 +168,7 @@ def _start_ray(session: Path, object_store_bytes: int) -> None:
     # Ray takes the limit from the cores that it may give to actors, which are none here
     os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str(os.cpu_count()))
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")  # a history of all calls, which grows for days
-    with _own_code_first(), _only_the_driver_is_told_to_stop(), _on_the_loopback_interface(), _without_observers():
+    with _own_code_first(), only_the_driver_is_told_to_stop(), _on_the_loopback_interface(), _ray_as_it_is_needed():
         try:
             ray.init(
                 address="local",  # whatever RAY_ADDRESS names
@@ -235,35 +236,28 @@ def _on_the_loopback_interface() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_observers() -> Iterator[None]:
-    """Within the block, Ray starts without the server of its dashboard, autoscaler and log monitor. Nothing here asks
-    them, and they take as long to start as the rest of Ray, which waits for the first of them."""
+def _ray_as_it_is_needed() -> Iterator[None]:
+    """Within the block, Ray starts its workers by ``fork_request``, and itself without the server of its dashboard,
+    autoscaler and log monitor. Nothing here asks them, and they take as long to start as the rest of Ray, which waits
+    for the first of them."""
 
     def none(node: RayNode, **about: Any) -> None:
         node._webui_url = ""
 
-    methods = ("start_api_server", "start_monitor", "start_log_monitor")
+    def start_raylet(node: RayNode, *args: Any, **options: Any) -> None:
+        node._ray_params.setup_worker_path = fork_request.__file__
+        before["start_raylet"](node, *args, **options)
+
+    methods = dict.fromkeys(("start_api_server", "start_monitor", "start_log_monitor"), none)
+    methods["start_raylet"] = start_raylet
     before = {name: getattr(RayNode, name) for name in methods}
     try:
-        for name in methods:
-            setattr(RayNode, name, none)
+        for name, method in methods.items():
+            setattr(RayNode, name, method)
         yield
     finally:
         for name, method in before.items():
             setattr(RayNode, name, method)
-
-
-@contextlib.contextmanager
-def _only_the_driver_is_told_to_stop() -> Iterator[None]:
-    """Processes that are started within the block never see SIGTERM.
-
-    Schedulers send it to all processes of a job. The driver then ends the run with a checkpoint, and needs the others.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_at_once() -> None:

@@ -111,6 +111,10 @@ def _train(args: argparse.Namespace) -> int:
     iterations = config.train.iterations
     print(f"{file}: {config.algo.name} on {config.env.name}, {iterations} iterations; loading libraries", flush=True)
 
+    from vla_rl.cluster.fork_server import modules_of, start_fork_servers
+
+    start_fork_servers(modules_of(config))  # they load theirs while this process does
+
     from vla_rl.commands.train import train
 
     return train(config, resume, args.json, iteration)

@@ -263,7 +263,9 @@ class PlacementConfig(ConfigGroup):
         description="Inference servers record what a batch launches on the GPU, once for each size of batch, and "
         "replay it: faster where batches have few rows or the policy is small. batch_sizes keeps the sizes few.",
     )
-    max_wait_ms: float = Field(5.0, ge=0.0, description="Maximum time that a request waits for its batch to fill.")
+    max_wait_ms: float = Field(
+        5.0, ge=0.0, description="Maximum time that a request of an idle worker waits for its batch to fill."
+    )
     inference_threads: Threads | None = Field(
         None, description="CPU threads of one inference server; null: one per core it has, 1 on a GPU."
     )

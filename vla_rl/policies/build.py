@@ -5,7 +5,7 @@ Each policy has a folder ``vla_rl/policies/NAME`` with ``config.py`` (its keys) 
 ``alternatives``; for `vla-rl export` ``EXPORT_FORMATS``, ``EXPORT_OPTIONS`` and ``export_policy``, and
 ``is_checkpoint``, which recognizes a folder. A policy of another package is a class that has these names
 (``vla_rl.policies.base.gaussian`` has them); it needs neither ``keys_of_checkpoint`` and ``alternatives`` nor those for
-exporting, and ``is_checkpoint`` is not asked of it.
+exporting, and ``is_checkpoint`` is not asked of it. ``MODULES`` names those that take long to import.
 """
 
 from __future__ import annotations
@@ -54,6 +54,12 @@ def alternatives(config: PolicyConfig, spec: EnvSpec) -> Sequence[Mapping[str, A
     """Other values of keys of ``policy`` for which the same checkpoint may be meant, one choice in each mapping."""
     builder = _builder(config)
     return builder.alternatives(config, spec) if config.checkpoint and hasattr(builder, "alternatives") else ()
+
+
+def policy_modules(config: PolicyConfig) -> Sequence[str]:
+    """Names of the modules that ``build_policy`` will import."""
+    modules: Sequence[str] = getattr(_builder(config), "MODULES", ())
+    return modules
 
 
 def require_trainable(config: PolicyConfig) -> None:

@@ -15,6 +15,8 @@ from vla_rl.policies.base.hub import is_hub_id
 from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.lerobot.config import LeRobotConfig
 
+MODULES = ("vla_rl.policies.lerobot.model",)
+
 if TYPE_CHECKING:
     import torch
 

@@ -21,6 +21,8 @@ from vla_rl.policies.openvla_oft.hf_folder import is_published, open_published
 from vla_rl.policies.openvla_oft.hf_lora import contradictions, divide, fill_adapters
 from vla_rl.policies.openvla_oft.hf_statistics import choose_unnorm_key
 
+MODULES = tuple(f"vla_rl.policies.openvla_oft.{name}" for name in ("checkpoint", "initialize", "regression"))
+
 if TYPE_CHECKING:
     import torch
 

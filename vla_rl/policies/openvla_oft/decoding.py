@@ -67,7 +67,7 @@ class ParallelDecoding(Decoding):
             tail = torch.cat([tail, stop], dim=1)
         seen = _seen_keys(prefix, tail.shape[1])
         length = seen.shape[-1]
-        return _read(llama, prefix, tail, seen.expand(-1, 1, length, length), self._numbers)
+        return _read(llama, prefix, tail, seen.expand(-1, 1, length, length), self._numbers, zeros=self._numbers)
 
     def generate(self, llama: LlamaModel, prefix: Prefix, choose: Choose) -> tuple[Tensor, Tensor]:
         states = self.states(llama, prefix)
@@ -90,7 +90,7 @@ class AutoregressiveDecoding(Decoding):
         cache = DynamicCache(config=llama.config)
         seen = _seen_keys(prefix, 0)
         causal = torch.ones(seen.shape[-1], seen.shape[-1], dtype=torch.bool, device=seen.device).tril()
-        first = state = _read(llama, prefix, prefix.embeddings[:, :0], seen & causal, 1, cache)
+        first = state = _read(llama, prefix, prefix.embeddings[:, :0], seen & causal, 1, cache=cache)
         if cache.get_seq_length() != seen.shape[-1]:
             raise RuntimeError("activation checkpointing keeps no cache in training mode: call eval() before act()")
         chosen: list[Tensor] = []
@@ -119,13 +119,22 @@ def make_decoding(architecture: Architecture) -> Decoding:
 
 
 def _read(
-    llama: LlamaModel, prefix: Prefix, tail: Tensor, mask: Tensor, numbers: int, cache: DynamicCache | None = None
+    llama: LlamaModel,
+    prefix: Prefix,
+    tail: Tensor,
+    mask: Tensor,
+    numbers: int,
+    *,
+    zeros: int = 0,
+    cache: DynamicCache | None = None,
 ) -> Tensor:
     """Hidden states [N, numbers, width] that predict the first action numbers, after the last norm.
 
     ``mask``: bool [N, 1, S, S]. Llama adds its causal mask to any mask but a 4-D one, which it passes on unchanged.
+    ``zeros``: how many tokens at the start of the tail are zero.
     """
-    columns = torch.arange(prefix.embeddings.shape[1], device=tail.device).expand(len(tail), -1)
+    length = prefix.embeddings.shape[1]
+    columns = torch.arange(length, device=tail.device).expand(len(tail), -1)
     positions = prefix.length.unsqueeze(1) + torch.arange(tail.shape[1], device=tail.device)
     output = llama(
         inputs_embeds=torch.cat([prefix.embeddings, tail], dim=1),
@@ -134,6 +143,7 @@ def _read(
         past_key_values=cache,
         use_cache=cache is not None,
         read=_predicting(prefix, numbers),
+        zeros=range(length, length + zeros),
     )
     return output.last_hidden_state
 

@@ -69,13 +69,15 @@ def _blocks(arch: Architecture, lora: LoraConfig | None, b: int, prompt_tokens: 
         count = tower.layers - 1 if "vision" in parts else 0  # otherwise no gradient goes that far back
         yield _Blocks(count, tokens * b * d, saved, tokens * b * f)
     llm, tokens, read = arch.llm, _sequence(arch, prompt_tokens), arch.action_tokens
+    distinct = tokens - (read - 1) * (arch.decoding == "parallel")  # in the first layer
     d, f = llm.width, llm.intermediate
     norm = 4 * d + b * d + 4 + full * b * d  # in float32 inside, and the result
     adapter = b * rank * ("language_model" in parts)
-    each = norm + 2 * b * d + 2 * adapter  # of a token: keys and values
+    keys, projected = 2 * b * d, norm + 2 * adapter  # and values
     computed = norm + 2 * b * d + 4 * llm.heads + b * tokens + 4 * b * f + 5 * adapter  # likewise, and the mask
-    yield _Blocks(llm.layers - 1, tokens * b * d, tokens * (each + computed), tokens * b * f)
-    yield _Blocks(1, tokens * b * d, tokens * each + read * (computed + b * d), read * b * f)
+    for count, rows in ((llm.layers > 1, distinct), (max(0, llm.layers - 2), tokens)):
+        yield _Blocks(count, tokens * b * d, tokens * keys + rows * (projected + computed), rows * b * f)
+    yield _Blocks(1, tokens * b * d, tokens * (keys + projected) + read * (computed + b * d), read * b * f)
 
 
 def _projected(arch: Architecture, lora: LoraConfig | None, b: int) -> int:

@@ -38,7 +38,7 @@ from vla_rl.policies.openvla_oft.architecture import Architecture
 from vla_rl.policies.openvla_oft.decoding import Prefix, make_decoding
 from vla_rl.policies.openvla_oft.film import FilmDinoLayer, FilmSiglipLayer
 from vla_rl.policies.openvla_oft.images import prepare_images
-from vla_rl.policies.openvla_oft.last_layer import compute_last_layer_where_read
+from vla_rl.policies.openvla_oft.partial_layers import compute_what_is_needed
 from vla_rl.policies.openvla_oft.prompt import PromptTokenizer
 
 
@@ -311,5 +311,5 @@ def _build_llama(architecture: Architecture) -> LlamaModel:
     )
     config._attn_implementation = "sdpa"  # eager attention would silently add a boolean mask to the scores
     model = LlamaModel(config)
-    compute_last_layer_where_read(model)
+    compute_what_is_needed(model)
     return model

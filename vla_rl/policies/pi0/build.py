@@ -14,6 +14,8 @@ from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.pi0.architecture import model_settings
 from vla_rl.policies.pi0.config import Pi0Config
 
+MODULES = tuple(f"vla_rl.policies.pi0.{name}" for name in ("checkpoint", "initialize", "model"))
+
 if TYPE_CHECKING:
     import torch
 

@@ -14,6 +14,8 @@ from vla_rl.core.wire import PROMPT, STATE, image_keys
 from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.remote.config import RemoteConfig
 
+MODULES = ("vla_rl.policies.remote.model",)
+
 if TYPE_CHECKING:
     import torch
 

@@ -1,4 +1,4 @@
-"""The last layer computed where it is read, against all of it."""
+"""Layers that compute some of their rows, against those that compute all."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from tests.policies.policy_helpers import inputs, make, nano
 from vla_rl.policies.base.blocks import checkpoint_activations
 from vla_rl.policies.openvla_oft.config import LoraConfig
-from vla_rl.policies.openvla_oft.last_layer import LastLayer
 from vla_rl.policies.openvla_oft.lora import add_adapters
+from vla_rl.policies.openvla_oft.partial_layers import FirstLayer, LastLayer
 
 
-def _all_of_it(self: LastLayer, hidden: Tensor, *args: Any, read: Tensor | None = None, **others: Any) -> Tensor:
+def _all_of_it(
+    self: FirstLayer | LastLayer, hidden: Tensor, *args: Any, read: Tensor | None = None, **others: Any
+) -> Tensor:
     out = LlamaDecoderLayer.forward(self, hidden, *args, **others)
+    read = read if isinstance(self, LastLayer) else None
     return out if read is None else out.take_along_dim(read.unsqueeze(-1), dim=1)
 
 
 @pytest.mark.parametrize("kind", ["full", "recomputed", "lora"])
 @pytest.mark.parametrize("decoding", ["parallel", "autoregressive"])
 def test_acting_and_learning_are_the_same(monkeypatch: pytest.MonkeyPatch, decoding: str, kind: str) -> None:
-    """Prompts of three lengths. With parallel decoding, log-probabilities and values are equal to the bit; with the
-    other, few rows are read at a time, for which matrix products add up in another order."""
+    """Three prompts, of different lengths. With parallel decoding, log-probabilities and values are equal to the bit;
+    with the other, few rows are read at a time, for which matrix products add up in another order."""
     arch = dataclasses.replace(nano(), decoding=decoding)
     policy, seen = make(arch), inputs(arch)
     if kind == "lora":
@@ -38,8 +41,9 @@ def test_acting_and_learning_are_the_same(monkeypatch: pytest.MonkeyPatch, decod
         checkpoint_activations(policy)
     draws = {"uniforms": torch.rand(3, arch.chunk_size, arch.action_dim, generator=torch.Generator().manual_seed(0))}
     found = []
-    for forward in (LastLayer.forward, _all_of_it):
-        monkeypatch.setattr(LastLayer, "forward", forward)
+    for is_partial in (True, False):
+        for layer in (FirstLayer, LastLayer):
+            monkeypatch.setattr(layer, "forward", layer.forward if is_partial else _all_of_it)
         chosen = policy.eval().act(seen, draws, torch.tensor([True, False, False]), 0.5)
         rated = policy.train()(seen, {"tokens": chosen.record["tokens"]}, 0.5, False)
         (rated.logprobs.sum() + rated.values.sum()).backward()

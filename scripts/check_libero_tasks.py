@@ -106,7 +106,7 @@ def _render_error(model: TaskModel, state: SimState) -> str:
             command = generator.uniform(-1, 1, len(NO_OP))
             for _ in range(SETTLE_STEPS):
                 model.step(state, command)
-        return renderer.obstacle if "wrong" in renderer.obstacle else ""  # it has compared most of the drawings
+        return renderer.obstacle if renderer.wrong_pixels else ""  # it has compared most of the drawings
     finally:
         renderer.close()
 

@@ -132,7 +132,9 @@ def test_a_simulator_that_kills_its_process_at_each_start_ends_the_run(tmp_path:
 
 
 @pytest.mark.slow
-def test_what_is_loaded_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_loaded_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An error of a simulator costs the simulator, not the process that has loaded its libraries."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     order(tmp_path, "exception")
@@ -159,3 +161,4 @@ def test_what_is_loaded_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not any(psutil.pid_exists(pid) for pids in last.values() for pid in pids)
     assert all(ledger(m)["missing"] == 0 for m in result.metrics)
     assert ledger(result.metrics[-1])["trained"] == 80
+    assert capsys.readouterr().out.count("an env worker: it is about to fail, by chaos") == 1

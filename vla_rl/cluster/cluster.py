@@ -422,6 +422,13 @@ class Cluster:
         """Whether all of these calls have ended."""
         return len(ray.wait(refs, num_returns=len(refs), timeout=0.0)[1]) == 0
 
+    def notes(self) -> list[str]:
+        """What env workers warn of since the last call, each text once; without those that do not answer at once."""
+        calls: list[Any] = [worker.notes.remote() for worker in self._workers]
+        answered, _ = ray.wait(calls, num_returns=len(calls), timeout=_NOTICE_S) if calls else ([], [])
+        texts = [text for ref in answered if failure_of(ref) is None for text in ray.get(ref)]
+        return list(dict.fromkeys(texts))
+
     def stats(self) -> dict[str, list[dict[str, float]]]:
         """Meter totals of every process, and of the devices that several share."""
         groups = {"worker": self._workers, "server": self._servers, "learner": self.learners}

@@ -60,7 +60,7 @@ _RAY_NEEDS = (
 )
 # begins of names of variables that no import depends on, or that this process sets as the servers do
 _MAY_CHANGE = (
-    *("RAY_", "PYTEST_", "WANDB_", "VLA_RL_FORK", "GLOO_", "NCCL_"),
+    *("RAY_", "PYTEST_", "WANDB_", "VLA_RL_FORK", "VLA_RL_FAULTS", "GLOO_", "NCCL_"),
     *("MUJOCO_", "NUMBA_", "MESA_", "__GL_", "MPLCONFIGDIR", "LIBERO_CONFIG_PATH"),
 )
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_MAX_": -4}  # parameters of mallopt

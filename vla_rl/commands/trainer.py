@@ -210,6 +210,8 @@ class Trainer:
     def measure(self) -> dict[str, float]:
         """Rates and busy shares since the last measurement."""
         rates = self._throughput.measure(self.cluster.stats())
+        for text in self.cluster.notes():
+            self.view.say(f"iteration {self.policy_version}: an env worker: {text}")
         self._replanner.observe(self._throughput.growth)
         return rates | self._of_world_model()
 

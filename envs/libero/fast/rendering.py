@@ -74,6 +74,7 @@ class Renderer:
         bounds = model.geom_aabb[self._shapes].reshape(-1, 2, 3)  # centre and half sizes
         self._corners = bounds[:, :1] + np.array(list(product((-1, 1), repeat=3))) * bounds[:, 1:]  # [shapes, 8, 3]
         self._mirror = _find_mirror(self._canvas.scene)
+        self.wrong_pixels = 0  # of the lean drawing that was found to be wrong; there are none after it
 
     @property
     def obstacle(self) -> str:
@@ -114,9 +115,9 @@ class Renderer:
         lean, start = self._canvas.pixels.copy(), time.perf_counter()
         self._draw_fully(camera, drawing)
         comparison.full = min(comparison.full, time.perf_counter() - start)
-        wrong = int((lean != self._canvas.pixels).any(axis=-1).sum())
-        if wrong:
-            self._lean.obstacle = f"{wrong} pixels of a lean drawing were wrong"
+        self.wrong_pixels = int((lean != self._canvas.pixels).any(axis=-1).sum())
+        if self.wrong_pixels:
+            self._lean.obstacle = f"{self.wrong_pixels} pixels of a lean drawing were wrong"
             name = self._model.camera(camera).name
             log.warning("%s, drawing %d: %s; full ones from now on", name, comparison.drawn, self._lean.obstacle)
 

@@ -204,7 +204,7 @@ def test_a_wrong_lean_drawing_is_noticed_and_the_last_one(scene, monkeypatch, ca
     with caplog.at_level(logging.WARNING):
         assert np.array_equal(images(lean, model, state), right)
     assert "pixels of a lean drawing were wrong" in caplog.text
-    assert "wrong" in lean.obstacle
+    assert lean.wrong_pixels > 0
     monkeypatch.setattr(lean._lean, "draw", None)
     assert np.array_equal(images(lean, model, state), right)
     assert lean._lean._views

@@ -1,8 +1,10 @@
 """What all processes share: where they run, time limits, and the lease of the device that a process computes on."""
 
 import contextlib
+import logging
 import os
 import threading
+from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +17,7 @@ from vla_rl.placement.plan import Process
 
 CALL_TIMEOUT_S = 60.0  # a call that only reads or writes state
 LEASE_TIMEOUT_S = 600.0  # longer than any micro-batch
+_MOST_NOTES = 20
 
 
 def working_in(folder: Path, cls: type) -> type:
@@ -31,6 +34,23 @@ def working_in(folder: Path, cls: type) -> type:
 
     Working.__name__ = Working.__qualname__ = cls.__name__  # what Ray calls the process
     return Working
+
+
+class Notes(logging.Handler):
+    """The warnings of this project's own code in a process, for the lines of the run: a process's log is not read."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._texts: deque[str] = deque(maxlen=_MOST_NOTES)
+        for package in ("algos", "envs", "vla_rl"):
+            logging.getLogger(package).addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._texts.append(record.getMessage())
+
+    def take(self) -> list[str]:
+        """Those since the last call; of very many, the last ones."""
+        return [self._texts.popleft() for _ in range(len(self._texts))]
 
 
 class Vital:

@@ -8,7 +8,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
-from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, PulseAddress, device_lease
+from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, Notes, PulseAddress, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EpisodeResult, EpisodeSpec, Trajectory
@@ -35,6 +35,7 @@ class EnvWorkerProcess:
         self._env: Any = None
         self._keeps_env = False
         self._worker: Any = None
+        self._notes = Notes()
 
     def run(
         self, number: int, address: PoolAddress, position: int, plan: Plan, store: ActorHandle, pulse: PulseAddress
@@ -93,6 +94,10 @@ class EnvWorkerProcess:
 
             env = RecordedEnv(env, Path(log.dataset), evaluations_only=log.dataset_episodes == "evaluations")
         return unreliable(shaped(env, self._config.env.shaping))
+
+    def notes(self) -> list[str]:
+        """Warnings since the last call."""
+        return self._notes.take()
 
     def stats(self) -> dict[str, float]:
         worker = self._worker

@@ -1,5 +1,6 @@
 """Where faults of `vla-rl chaos` happen inside processes; without it, none of this is in the way."""
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,8 @@ from envs.base import VectorEnv
 from envs.base.wrapper import EnvWrapper
 from vla_rl.core.faults import VARIABLE, strikes
 from vla_rl.core.records import Observation, StepResult, SuperBatch
+
+log = logging.getLogger(__name__)
 
 
 class Crash(Exception):
@@ -31,6 +34,7 @@ def unreliable_batch(batch: SuperBatch) -> SuperBatch:
 class _UnreliableEnv(EnvWrapper):
     def step(self, env_ids: Sequence[int], actions: np.ndarray) -> StepResult:
         if strikes("exception"):
+            log.warning("it is about to fail, by chaos")
             raise Crash("an exception in a simulator, by chaos")
         return self._env.step(env_ids, actions)
 

@@ -1,7 +1,8 @@
 """Simulators behind one interface (``envs.base.VectorEnv``), one folder each.
 
 To add one, write its folder and add its config to ``EnvConfig``. ``envs/<name>/config.py`` holds the config, whose
-``name`` is the folder's; ``envs/<name>/env.py`` defines ``make_env`` and ``env_spec`` with the arguments used below.
+``name`` is the folder's; ``envs/<name>/env.py`` defines ``make_env`` and ``env_spec`` with the arguments used below. It
+may have a function ``preload`` that imports what its first environment will need (``vla_rl.cluster.fork_server``).
 Other packages bring theirs as classes with the same two names (``vla_rl.core.plugins``).
 """
 

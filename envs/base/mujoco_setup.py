@@ -5,6 +5,7 @@ import ctypes.util
 import importlib
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from envs.base.vector_env import EnvError
 from vla_rl.core.gpus import GpuReport
 
 log = logging.getLogger(__name__)
+_of_thread = threading.local()
 
 GL_BACKENDS = ("egl", "osmesa")
 _GL_REMEDY = {
@@ -32,6 +34,25 @@ def import_mujoco() -> Any:
     mujoco = importlib.import_module("mujoco")
     mujoco.set_mju_user_warning(lambda text: log.warning("MuJoCo: %s", text))
     return mujoco
+
+
+def gl_context() -> Any:
+    """The thread's GL context, for all models that are drawn in it: only one thread at a time can use a context.
+
+    Its kind is what MUJOCO_GL names now; ``mujoco.GLContext`` has the kind that it named when MuJoCo was imported.
+    Raises EnvError if it cannot be created.
+    """
+    if not hasattr(_of_thread, "gl_context"):
+        try:
+            kind = importlib.import_module(f"mujoco.{select_gl_backend()}")
+            _of_thread.gl_context = kind.GLContext(64, 64)  # MuJoCo renders into buffers of its own
+        except (RuntimeError, ImportError) as error:
+            raise EnvError(
+                f"no off-screen GL context could be created ({error}): see `vla-rl doctor` for the GL backend"
+            ) from error
+        # Keep it until the process ends: its finalizer would run after the OpenGL bindings are unloaded, and complain.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_of_thread.gl_context))
+    return _of_thread.gl_context
 
 
 def select_gl_backend() -> str:

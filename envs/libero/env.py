@@ -6,6 +6,7 @@ steps at 20 Hz until success or the suite's step limit. Observations and simulat
 """
 
 import gc
+import importlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 
 from envs.base import VectorEnv
 from envs.base.vector_env import EnvInstance
+from envs.libero.bootstrap import import_libero
 from envs.libero.config import LiberoConfig
 from envs.libero.expert.expert import Expert
 from envs.libero.fast.rendering import Renderer
@@ -56,6 +58,15 @@ class _Instance(EnvInstance):
     scene: _Scene
     state: SimState
     expert: Expert | None = None
+
+
+def preload() -> None:
+    """Load what the first environment would. It starts no thread, and makes no GL context."""
+    import numba
+
+    import_libero()
+    importlib.import_module("libero.libero.envs")
+    numba.njit(lambda number: number)(0)  # all of numba, which the drawing's functions need
 
 
 class LiberoVectorEnv(SequentialVectorEnv[_Instance]):

@@ -1,36 +1,13 @@
 """Pictures of Meta-World's scenes, with the pixels of Meta-World's own renderer."""
 
-import ctypes
-import threading
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from envs.base import EnvError
-from envs.base.mujoco_setup import import_mujoco, select_gl_backend
+from envs.base.mujoco_setup import gl_context, import_mujoco
 from envs.metaworld.config import MetaWorldConfig
 
 _MAX_SCENE_GEOMS = 1000  # a scene has about 40, and a few marks
-_of_thread = threading.local()
-
-
-def _gl_context() -> Any:
-    """The thread's, for all tasks: only one thread at a time can use a context.
-
-    Its kind is what MUJOCO_GL names now; ``mujoco.GLContext`` has the kind that it named when MuJoCo was imported.
-    """
-    if not hasattr(_of_thread, "context"):
-        try:
-            kind = import_module(f"mujoco.{select_gl_backend()}")
-            _of_thread.context = kind.GLContext(64, 64)  # MuJoCo renders into buffers of its own
-        except (RuntimeError, ImportError) as error:
-            raise EnvError(
-                f"no off-screen GL context could be created ({error}): see `vla-rl doctor` for the GL backend"
-            ) from error
-        # Keep it until the process ends: its finalizer would run after the OpenGL bindings are unloaded, and complain.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_of_thread.context))
-    return _of_thread.context
 
 
 class Painter:
@@ -45,7 +22,7 @@ class Painter:
         model.vis.global_.offwidth = model.vis.global_.offheight = size
         if plain:
             model.vis.quality.offsamples = model.vis.quality.shadowsize = 0
-        self._gl = _gl_context()
+        self._gl = gl_context()
         self._gl.make_current()
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
         self._scene = mujoco.MjvScene(model, maxgeom=_MAX_SCENE_GEOMS)

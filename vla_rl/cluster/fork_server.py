@@ -198,10 +198,14 @@ def _serve(listener: socket.socket) -> NoReturn:
 
 
 def _import(modules: Sequence[str]) -> None:
-    """Without those that cannot be imported: the worker that needs one will say why."""
+    """Import modules, and call the function ``preload`` of those that have one, for what they import later.
+
+    Without those that fail: the worker that needs one will say why.
+    """
     for name in modules:
         with contextlib.suppress(Exception):
-            importlib.import_module(name)
+            module = importlib.import_module(name)
+            getattr(module, "preload", lambda: None)()
 
 
 def _may_fork() -> bool:

@@ -1,40 +1,15 @@
 """What MuJoCo draws on, off-screen: a GL context, a model's meshes and textures in it, and the scene that is drawn."""
 
-import ctypes
-import threading
 from typing import Any
 
 import mujoco
 import numpy as np
 
 from envs.base import EnvError
+from envs.base.mujoco_setup import gl_context
 
 _MAX_SCENE_GEOMS = 1000  # robosuite's
 _HIDDEN_GROUP = 5  # of geometries and sites: never drawn
-
-_of_thread = threading.local()
-
-
-def _gl_context() -> Any:
-    """The thread's GL context: only one thread at a time can use a context."""
-    if not hasattr(_of_thread, "context"):
-        _of_thread.context = _new_gl_context()
-    return _of_thread.context
-
-
-def _new_gl_context() -> Any:
-    """Of the kind that MUJOCO_GL names (see ``bootstrap``)."""
-    from robosuite.utils.binding_utils import GLContext
-
-    try:
-        context = GLContext(max_width=64, max_height=64)  # MuJoCo renders into buffers of its own
-    except (RuntimeError, ImportError) as error:
-        raise EnvError(
-            f"no off-screen GL context could be created ({error}): see `vla-rl doctor` for the GL backend"
-        ) from error
-    # Keep it until the process ends: its finalizer would run after the OpenGL bindings are unloaded, and complain.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))
-    return context
 
 
 class Canvas:
@@ -46,7 +21,7 @@ class Canvas:
     def __init__(self, model: Any, size: int, *, antialiasing: bool) -> None:
         self.model, self.size = model, size
         self.data = mujoco.MjData(model)  # its own: an environment's state is later than its images
-        self._gl = _gl_context()
+        self._gl = gl_context()
         self._gl.make_current()
         self.context = _new_context(model, size, antialiasing)
         self.scene = mujoco.MjvScene(model, maxgeom=_MAX_SCENE_GEOMS)

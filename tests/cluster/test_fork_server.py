@@ -23,6 +23,7 @@ parent = open(f"/proc/{os.getppid()}/cmdline").read()
 print(json.dumps({
     "argv": sys.argv,
     "name": __name__,
+    "alone_in_its_group": os.getpgrp() == os.getpid(),
     "folder": os.getcwd(),
     "path": sys.path,
     "preloaded": "wave" in sys.modules,
@@ -36,11 +37,13 @@ sys.exit(0)
 """
 
 DRIVER = """
-import sys
+import os, sys
 from vla_rl.cluster.fork_server import POLICY, start_fork_servers
-variables = start_fork_servers({POLICY: ["wave", "no.such.module"]})
-assert variables == start_fork_servers({}), "they run already"
-print(*variables.values(), flush=True)
+start_fork_servers({POLICY: ["wave", "no.such.module"]})
+folder = os.environ["VLA_RL_FORK_SERVERS"]
+start_fork_servers({})
+assert folder == os.environ["VLA_RL_FORK_SERVERS"], "they run already"
+print(folder, flush=True)
 sys.stdin.read()
 """
 
@@ -88,6 +91,7 @@ def test_workers_of_a_server_and_its_end(tmp_path: Path) -> None:
         assert found["preloaded"] == (kind == "policy")
         assert found["files"] == [0, 1, 2], "nothing of the server's is open"
         assert found["waits"] == 3
+        assert found["alone_in_its_group"]
         drawn.add(found["drawn"])
     assert len(drawn) == 3
     assert len(servers) == 2

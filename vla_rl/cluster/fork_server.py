@@ -135,15 +135,16 @@ def modules_of(config: RunConfig) -> dict[str, list[str]]:
     }
 
 
-def start_fork_servers(modules: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def start_fork_servers(modules: Mapping[str, Sequence[str]]) -> None:
     """Start the servers, unless they run, and let them import ``modules``, by kind. Does not wait for that.
 
-    Returns variables for Ray's processes. There are none where workers are started without the servers: on a machine
-    with GPUs, whose driver a process must not have touched before it forks.
+    A variable of this process tells Ray's where they are. There are none on a machine with GPUs, whose driver a process
+    must not have touched before it forks.
     """
     global _started
+    os.environ.pop(FOLDER, None)  # of a process that has started this one
     if Machine.detect().gpus or sys.platform != "linux":
-        return {}
+        return
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_MAY_CHANGE)}
     if _started is not None and (_started.process.poll() is not None or _started.environment != environment):
         _stop()
@@ -152,7 +153,7 @@ def start_fork_servers(modules: Mapping[str, Sequence[str]]) -> dict[str, str]:
         atexit.register(_stop)
     for kind, names in modules.items():
         _started.preload(kind, names)
-    return {FOLDER: str(_started.held.path)}
+    os.environ[FOLDER] = str(_started.held.path)
 
 
 def _stop() -> None:
@@ -221,6 +222,7 @@ def _become_worker(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
             os.dup2(file, place)
             os.close(file)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()  # a process group of its own: Ray kills that of a worker that has died
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(request["oom_score_adj"])
         os.chdir(request["folder"])

@@ -51,7 +51,7 @@ class RaySession:
         self._asked: dict[tuple[int, str], tuple[ray.ObjectRef, float]] = {}  # open calls, and since when
         try:
             if address is None:
-                os.environ |= start_fork_servers(modules_of(config))
+                start_fork_servers(modules_of(config))
                 _start_ray(session[0].path, object_store_bytes)
             else:
                 _join_ray(address)

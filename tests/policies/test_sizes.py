@@ -84,7 +84,7 @@ def test_checkpointing_at_7b_leaves_a_sixteenth() -> None:
     plain, checkpointed = (
         openvla_sizes(openvla_7b(), lora, activation_checkpointing=on, prompt_tokens=19) for on in (False, True)
     )
-    assert plain.saved_each / GIB == pytest.approx(2.19, rel=0.05)
+    assert plain.saved_each / GIB == pytest.approx(2.08, rel=0.05)
     assert checkpointed.saved_each / GIB == pytest.approx(0.12, rel=0.05)
     assert checkpointed.train_each < 0.12 * plain.train_each
 

@@ -24,7 +24,7 @@ class _PartialLayer(LlamaDecoderLayer):
         """Keys and values of normed tokens, [N, n, width] each."""
         return self.self_attn.k_proj(normed), self.self_attn.v_proj(normed)
 
-    def _compute(
+    def _attended(
         self,
         hidden: Tensor,
         normed: Tensor,
@@ -49,8 +49,13 @@ class _PartialLayer(LlamaDecoderLayer):
         if cache is not None:
             keys, values = cache.update(keys, values, attention.layer_idx)
         mixed = F.scaled_dot_product_attention(queries, keys, values, mask, scale=attention.scaling)
-        hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        attended: Tensor = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+        return attended
+
+    def _fed(self, hidden: Tensor) -> Tensor:
+        """[N, n, width]: the MLP, whose wide tensors come when what attention needed is gone."""
+        fed: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return fed
 
 
 class LastLayer(_PartialLayer):
@@ -73,15 +78,15 @@ class LastLayer(_PartialLayer):
             others = position_ids, past_key_values, use_cache, position_embeddings
             output: Tensor = whole(hidden_states, attention_mask, *others, **kwargs)
             return output
-        normed, (cos, sin) = self.input_layernorm(hidden_states), position_embeddings
+        return self._fed(self._picked(hidden_states, attention_mask, position_embeddings, read, past_key_values))
 
-        def picked(rows: Tensor) -> Tensor:
-            return rows.take_along_dim(read.unsqueeze(-1), dim=-2)
-
-        mask = attention_mask.take_along_dim(read[:, None, :, None], dim=2)
-        rotation, keys_values = (picked(cos), picked(sin)), self._projected(normed)
-        return self._compute(
-            picked(hidden_states), picked(normed), rotation, *keys_values, (cos, sin), mask, past_key_values
+    def _picked(self, hidden: Tensor, mask: Tensor, rotation: _Rotation, read: Tensor, cache: Cache | None) -> Tensor:
+        """[N, R, width], after attention."""
+        normed, columns = self.input_layernorm(hidden), read.unsqueeze(-1)
+        picked = [rows.take_along_dim(columns, dim=-2) for rows in (hidden, normed, *rotation)]
+        seen = mask.take_along_dim(columns.unsqueeze(1), dim=2)
+        return self._attended(
+            picked[0], picked[1], (picked[2], picked[3]), *self._projected(normed), rotation, seen, cache
         )
 
 
@@ -109,20 +114,25 @@ class FirstLayer(_PartialLayer):
             others = position_ids, past_key_values, use_cache, position_embeddings
             output: Tensor = whole(hidden_states, attention_mask, *others, **kwargs)
             return output
-        first, end = zeros.start, zeros.stop
+        return _spread(self._fed(self._distinct(hidden_states, attention_mask, position_embeddings, zeros)), zeros)
 
-        def distinct(rows: Tensor) -> Tensor:
-            return torch.cat([rows[..., : first + 1, :], rows[..., end:, :]], dim=-2)
-
-        def all_of(rows: Tensor) -> Tensor:
-            alike = rows[:, first : first + 1].expand(-1, len(zeros), -1)
-            return torch.cat([rows[:, :first], alike, rows[:, first + 1 :]], dim=1)
-
-        hidden, (cos, sin) = distinct(hidden_states), position_embeddings
+    def _distinct(self, hidden: Tensor, mask: Tensor, rotation: _Rotation, zeros: range) -> Tensor:
+        """[N, S - len(zeros) + 1, width], after attention."""
+        hidden, mask, cos, sin = (_once(rows, zeros) for rows in (hidden, mask, *rotation))
         normed = self.input_layernorm(hidden)
-        keys, values = map(all_of, self._projected(normed))
-        rotation = distinct(cos), distinct(sin)
-        return all_of(self._compute(hidden, normed, rotation, keys, values, (cos, sin), distinct(attention_mask)))
+        keys, values = (_spread(rows, zeros) for rows in self._projected(normed))
+        return self._attended(hidden, normed, (cos, sin), keys, values, rotation, mask)
+
+
+def _once(rows: Tensor, zeros: range) -> Tensor:
+    """[..., S, n], with one of the rows that are zero."""
+    return torch.cat([rows[..., : zeros.start + 1, :], rows[..., zeros.stop :, :]], dim=-2)
+
+
+def _spread(rows: Tensor, zeros: range) -> Tensor:
+    """[N, S, width] again."""
+    alike = rows[:, zeros.start : zeros.start + 1].expand(-1, len(zeros), -1)
+    return torch.cat([rows[:, : zeros.start], alike, rows[:, zeros.start + 1 :]], dim=1)
 
 
 def compute_what_is_needed(llama: LlamaModel) -> None:

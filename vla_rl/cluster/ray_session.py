@@ -41,6 +41,7 @@ class RaySession:
 
     def __init__(self, config: RunConfig, object_store_bytes: int) -> None:
         """Raises UserError if the Ray cluster does not answer, or does not have the configured nodes.
+
         Raises ProcessDied if a node is lost, which Ray may not have noticed yet.
         """
         address = config.placement.ray_address

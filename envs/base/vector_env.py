@@ -85,6 +85,13 @@ class VectorEnv(ABC):
         Raises EnvError if the simulator does not know.
         """
 
+    def bare_seconds(self, env_id: int) -> dict[str, float]:
+        """What no faster implementation of the running episode would save, as far as that is known, in seconds.
+
+        "simulate": the physics engine's own part of one control step; "render": filling the pixels of one observation.
+        """
+        return {}
+
     @abstractmethod
     def close(self) -> None:
         """Release everything; safe to call twice."""

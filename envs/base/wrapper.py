@@ -32,5 +32,8 @@ class EnvWrapper(VectorEnv):
     def expert_action(self, env_id: int) -> np.ndarray:
         return self._env.expert_action(env_id)
 
+    def bare_seconds(self, env_id: int) -> dict[str, float]:
+        return self._env.bare_seconds(env_id)
+
     def close(self) -> None:
         self._env.close()

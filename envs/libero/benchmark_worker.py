@@ -67,8 +67,8 @@ class Contestant(ABC):
         self._reset(self._setup.other_task if other else self._setup.task, init_state)
         return [time.perf_counter() - start]
 
-    def time_bare_substeps(self, count: int) -> list[float]:
-        """Seconds of the substeps of a control step without anything around them, ``count`` times; ours only."""
+    def time_bare_substeps(self) -> list[float]:
+        """Seconds of the substeps of a control step without anything around them; ours only."""
         return []
 
     def memory(self) -> dict[str, float]:
@@ -147,22 +147,8 @@ class Ours(Contestant):
     def _add_env(self, number: int) -> None:
         self._start(number, self._tasks[0], number)
 
-    def time_bare_substeps(self, count: int) -> list[float]:
-        import mujoco
-
-        from envs.libero.fast.stepping import SUBSTEPS
-
-        played = self._env.instance(0)
-        model, now = played.scene.model.model, played.state.data
-        data = mujoco.MjData(model)
-        data.qpos[:], data.qvel[:], data.ctrl[:] = now.qpos, now.qvel, now.ctrl
-        seconds = []
-        for _ in range(count):
-            start = time.perf_counter()
-            for _ in range(SUBSTEPS):
-                mujoco.mj_step(model, data)
-            seconds.append(time.perf_counter() - start)
-        return seconds
+    def time_bare_substeps(self) -> list[float]:
+        return [self._env.bare_seconds(0)["simulate"]]
 
 
 class _Peer(Contestant):

@@ -7,9 +7,11 @@ steps at 20 Hz until success or the suite's step limit. Observations and simulat
 
 import gc
 import importlib
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mujoco
 import numpy as np
@@ -20,6 +22,7 @@ from envs.libero.bootstrap import import_libero
 from envs.libero.config import LiberoConfig
 from envs.libero.expert.expert import Expert
 from envs.libero.fast.rendering import Renderer
+from envs.libero.fast.stepping import SUBSTEPS
 from envs.libero.fast.task_model import SimState, TaskModel
 from envs.libero.protocol.conventions import NO_OP, pose
 from envs.libero.sequential_env import SequentialVectorEnv, env_spec
@@ -27,6 +30,7 @@ from vla_rl.core.records import EpisodeSpec, Observation
 
 __all__ = ["LiberoVectorEnv", "env_spec", "make_env"]
 
+_TRIALS = 11  # of what is timed
 _MEMORY_FACTOR = 2.0  # the GL library has its own copy; measured 1.9 to 2.4 on original assets at 128 and 256 pixels
 
 
@@ -129,6 +133,18 @@ class LiberoVectorEnv(SequentialVectorEnv[_Instance]):
             "obs/joint_states": seen.joints[:7].copy(),
         }
 
+    def bare_seconds(self, env_id: int) -> dict[str, float]:
+        instance = self.instance(env_id)
+        scene, now = instance.scene, instance.state.data
+        data = mujoco.MjData(scene.model.model)
+        data.qpos[:], data.qvel[:], data.ctrl[:] = now.qpos, now.qvel, now.ctrl
+        drawing = 0.0
+        for camera in scene.cameras:
+            scene.model.bind(instance.state)
+            scene.renderer.render(camera, np.empty((self.spec.image_size, self.spec.image_size, 3), np.uint8))
+            drawing += _seconds(scene.renderer.again)
+        return {"simulate": _seconds(partial(mujoco.mj_step, scene.model.model, data, SUBSTEPS)), "render": drawing}
+
     def close(self) -> None:
         super().close()
         while self._scenes:
@@ -169,6 +185,15 @@ class LiberoVectorEnv(SequentialVectorEnv[_Instance]):
         for view, camera in enumerate(cameras):
             scene.renderer.render(camera, out[view])
         return out
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    """The median of several calls."""
+    marks = [time.perf_counter()]
+    for _ in range(_TRIALS):
+        work()
+        marks.append(time.perf_counter())
+    return float(np.median(np.diff(marks)))
 
 
 def _proprioception(state: SimState) -> np.ndarray:

@@ -405,6 +405,11 @@ BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
             JSON,
         ),
     ),
+    "limit": (
+        "benchmark.limit:limit_command",
+        "how near a run is to what no implementation avoids here",
+        (CONFIG, OVERRIDES, _count("--iterations", "measured, after two that are not", 3), JSON),
+    ),
     "scaling": (
         "benchmark.scaling:scaling_command",
         "batches/s across device counts and placement modes",

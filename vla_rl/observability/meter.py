@@ -84,8 +84,9 @@ class Meter:
 
     def snapshot(self) -> dict[str, float]:
         """Totals so far: ``<activity>_s``, ``<name>``, and for calls with a size ``<activity>_calls``, ``_n``, ``_nn``,
-        ``_nt`` and ``_t`` (``LineSums``, without each process's first call)."""
+        ``_nt`` and ``_t`` (``LineSums``, without each process's first call); ``cpu_s``, processor time of the process.
+        """
         seconds = {f"{name}_s": value for name, value in list(self.seconds.items())}
         counts = {name: float(value) for name, value in list(self.counts.items())}
         lines = {f"{name}_{key}": x for name, sums in list(self.lines.items()) for key, x in asdict(sums).items()}
-        return seconds | counts | lines
+        return seconds | counts | lines | {"cpu_s": time.process_time()}

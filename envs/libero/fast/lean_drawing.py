@@ -13,6 +13,8 @@ All of it depends on how the renderer rounds, so ``Renderer`` compares such draw
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -39,7 +41,9 @@ _RESTING = Slack(np.float32(1 / 256 + 2 * _REST), np.float32(1e-3))
 
 
 class LeanDrawing:
-    """Draws on a canvas. ``obstacle`` says why it cannot; empty if it can."""
+    """Draws on a canvas. ``obstacle`` says why it cannot; empty if it can. ``again`` repeats the last drawing."""
+
+    again: Callable[[], None]
 
     def __init__(self, canvas: Canvas) -> None:
         self._canvas = canvas
@@ -94,6 +98,12 @@ class LeanDrawing:
         canvas.show(camera, left_out, model.site_rgba[:, 3] <= 0, reflecting=False)
         if not moves:
             self._put_hook(canvas.scene.geoms[0], view.hook)
+        self.again = partial(self._fill, view, moves)
+        self.again()
+
+    def _fill(self, view: View, moves: bool) -> None:
+        """Draw the scene with a view's display lists into the canvas's ``pixels``."""
+        canvas = self._canvas
         own, canvas.context.baseMesh = canvas.context.baseMesh, view.lists
         canvas.draw(sky=moves, background=view.frame)
         canvas.context.baseMesh = own

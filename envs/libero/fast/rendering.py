@@ -11,7 +11,9 @@ import logging
 import math
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -74,6 +76,7 @@ class Renderer:
         bounds = model.geom_aabb[self._shapes].reshape(-1, 2, 3)  # centre and half sizes
         self._corners = bounds[:, :1] + np.array(list(product((-1, 1), repeat=3))) * bounds[:, 1:]  # [shapes, 8, 3]
         self._mirror = _find_mirror(self._canvas.scene)
+        self._fills: list[Callable[[], None]] = []  # of the last image
         self.wrong_pixels = 0  # of the lean drawing that was found to be wrong; there are none after it
 
     @property
@@ -92,6 +95,7 @@ class Renderer:
         """Write the camera's image, rotated by 180 degrees as the OpenVLA papers show it, into uint8 [H, W, 3]."""
         self._canvas.use()
         kept = out[::-1, ::-1]
+        self._fills.clear()
         for drawing in self._plan(camera):
             self._draw(camera, drawing)
             left, right, bottom, top = drawing.window
@@ -105,6 +109,7 @@ class Renderer:
             return
         start = time.perf_counter()
         self._lean.draw(camera, self._shapes[drawing.hidden])
+        self._fills.append(self._lean.again)
         comparison.drawn += 1
         if comparison.is_due:
             comparison.lean = min(comparison.lean, time.perf_counter() - start)
@@ -123,8 +128,16 @@ class Renderer:
 
     def _draw_fully(self, camera: int, drawing: _Pass) -> None:
         self._canvas.show(camera, self._shapes[drawing.hidden])
-        self._canvas.draw(mirror=drawing.mirror)
+        self._fill(drawing.mirror)
+        self._fills.append(partial(self._fill, drawing.mirror))
+
+    def _fill(self, mirror: bool) -> None:
+        self._canvas.draw(mirror=mirror)
         self._canvas.read()
+
+    def again(self) -> None:
+        """Repeat the last of the drawings of the last image, whose scene is still set."""
+        self._fills[-1]()
 
     def _plan(self, camera: int) -> list[_Pass]:
         """The drawings that make up the image; the window of each covers those before it.

@@ -6,7 +6,7 @@ import pytest
 from envs import make_env
 from envs.base import EnvError, empty_observation
 from envs.libero.config import LiberoConfig
-from tests.envs.libero.libero_exactness import assert_exact, from_list, noisy_expert, random_actions
+from tests.envs.libero.libero_exactness import assert_exact, from_list, make, noisy_expert, random_actions
 from vla_rl.core.records import EpisodeSpec
 
 pytestmark = pytest.mark.libero
@@ -39,6 +39,22 @@ def test_the_reference_behaves_as_the_environment_through_the_protocol():
 def test_equals_the_reference_environment(suite, number, init_state):
     """State, success, images of both cameras and proprioception. Fixtures move, the stove has a lamp, drawers open."""
     assert_exact(suite, number, init_state, from_list(random_actions(0, 25)), views_at={0, 24})
+
+
+def test_measuring_bare_costs_changes_nothing():
+    """Those of physics and pixels, for `vla-rl benchmark limit`."""
+    env = make(wrist_camera=True)
+    env.reset([0], [EpisodeSpec(id=0, task=0, seed=0, init_state=0)])
+    before, after = empty_observation(env.spec, 1), empty_observation(env.spec, 1)
+    env.observe([0], before)
+    state = env.demo_state(0)["states"]
+    found = env.bare_seconds(0)
+    assert found.keys() == {"simulate", "render"}
+    assert min(found.values()) > 0
+    env.observe([0], after)
+    assert np.array_equal(before.images, after.images)
+    assert np.array_equal(env.demo_state(0)["states"], state)
+    env.close()
 
 
 def test_joint_noise_equals_an_initial_state_made_of_the_placement():

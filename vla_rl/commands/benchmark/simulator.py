@@ -119,7 +119,7 @@ def _play_round(contestant: _Contestant, number: int, *, first: bool) -> list[fl
     if first:  # before a peer builds a second environment for its blind steps
         contestant.figures.memory = contestant.ask("memory")
     figures.blind_chunk += contestant.ask("time_chunks", count=_CHUNKS, seed=number, blind=True)
-    figures.bare += contestant.ask("time_bare_substeps", count=10)
+    figures.bare += contestant.ask("time_bare_substeps")
     return state
 
 

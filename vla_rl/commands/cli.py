@@ -93,6 +93,10 @@ def _numbers(text: str) -> list[int]:
     return [_positive(part) for part in text.split(",")]
 
 
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
 def _train(args: argparse.Namespace) -> int:
     from vla_rl.placement.checks import load_checked_config
 
@@ -409,6 +413,16 @@ BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
         "benchmark.limit:limit_command",
         "how near a run is to what no implementation avoids here",
         (CONFIG, OVERRIDES, _count("--iterations", "measured, after two that are not", 3), JSON),
+    ),
+    "regress": (
+        "benchmark.regress:regress_command",
+        "is this source tree slower than it was at a commit?",
+        (
+            _option("commit", metavar="COMMIT", help="of this checkout, such as HEAD~5"),
+            _option("--figures", metavar="NAME,...", type=_names, help="chunk, observe, act, update, start; all"),
+            _count("--blocks", "in which both are measured", 7),
+            JSON,
+        ),
     ),
     "scaling": (
         "benchmark.scaling:scaling_command",

@@ -14,13 +14,15 @@ from vla_rl.commands.benchmark.limit import Part, bare_costs, spent_parts
 from vla_rl.commands.benchmark.products import Products
 from vla_rl.commands.cli import main
 from vla_rl.config.loading import load_config
+from vla_rl.core.errors import UserError
 
 CONFIG = Path("configs/tabletop.yaml")
 
 METRICS = [
     {
         "rollout/chunks": 100.0,
-        "rollout/env_steps": 600.0,
+        "throughput/chunks_per_s": 10.0,
+        "throughput/env_steps_per_s": 60.0,
         "time/iteration_s": 10.0,
         "time/iteration_cpu_s": 20.0,
         "busy/simulate": 0.4,
@@ -47,6 +49,14 @@ def test_what_is_spent_for_a_chunk() -> None:
     assert parts["driver, store, Ray"].needed == 0.0
     (on_gpu,) = (part for part in spent_parts(METRICS, bare, on_gpu=True) if part.name == "learner")
     assert on_gpu == Part("learner", pytest.approx(50.0), pytest.approx(10.0))
+
+
+def test_rollouts_that_are_ahead() -> None:
+    ahead = METRICS[0] | {"throughput/chunks_per_s": 20.0, "throughput/env_steps_per_s": 120.0}
+    spent = {part.name: part.spent for part in spent_parts([ahead], {}, on_gpu=False)}
+    assert (spent["inference"], spent["learner"]) == pytest.approx((15.0, 50.0))
+    with pytest.raises(UserError, match="--iterations"):
+        spent_parts([ahead | {"throughput/chunks_per_s": 0.0}], {}, on_gpu=False)
 
 
 def test_products_are_those_that_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +87,7 @@ def test_what_is_known_of_the_tabletop() -> None:
 @pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "limit.json"
-    arguments = ["policy.size=nano", "policy.checkpoint=null", "train.batch_episodes=4"]
+    arguments = ["policy.size=nano", "policy.checkpoint=null", "train.batch_episodes=4", "train.max_staleness=0"]
     assert main(["benchmark", "limit", str(CONFIG), *arguments, "--iterations", "1", "--json", str(file)]) == 0
     printed = capsys.readouterr().out
     assert "milliseconds for each trained chunk" in printed

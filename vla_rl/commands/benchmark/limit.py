@@ -16,6 +16,7 @@ from vla_rl.commands.benchmark.products import products_of
 from vla_rl.commands.metadata import git_commit, machine_record, package_versions
 from vla_rl.commands.short_run import short_run
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
 from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec, EpisodeSpec
@@ -60,16 +61,25 @@ def limit_command(args: Any) -> int:
 
 
 def spent_parts(metrics: Sequence[dict[str, float]], bare: dict[str, float], *, on_gpu: bool) -> list[Part]:
-    """The parts of iterations; ``bare``: seconds for a chunk by part (``bare_costs``), or for a control step of it."""
+    """The parts of iterations; ``bare``: seconds for a chunk by part (``bare_costs``), or for a control step of it.
+
+    Rollouts are ahead of the learner, so what they cost is divided by the chunks that they played meanwhile. Raises
+    UserError if they played none.
+    """
 
     def total(key: str) -> float:
         return sum(m.get(key, 0.0) for m in metrics)
 
-    def busy(part: str) -> float:
-        return sum(m[f"busy/{part}"] * m["time/iteration_s"] for m in metrics)
+    def over_time(key: str) -> float:
+        return sum(m[key] * m["time/iteration_s"] for m in metrics)
 
-    each = 1e3 / total("rollout/chunks")
-    steps = total("rollout/env_steps") / total("rollout/chunks")
+    def busy(part: str) -> float:
+        return over_time(f"busy/{part}")
+
+    trained, played = total("rollout/chunks"), over_time("throughput/chunks_per_s")
+    if not played:
+        raise UserError("no episode was played in the measured iterations; measure more of them with --iterations")
+    steps = over_time("throughput/env_steps_per_s") / played
     worked = {name: busy(name) for name in _SIMULATOR}
     cores = total("cpu/env_workers_s") / sum(worked.values())  # what waits for a core is not at work
     spent = {name: seconds * cores for name, seconds in worked.items()}
@@ -77,8 +87,10 @@ def spent_parts(metrics: Sequence[dict[str, float]], bare: dict[str, float], *, 
         spent[part] = busy(part) if on_gpu else total(f"cpu/{part}_s")
     on_cores = sum(total(f"cpu/{part}_s") for part in ("env_workers", "inference", "learner"))
     needed = {name: seconds * (steps if name == "simulate" else 1.0) * 1e3 for name, seconds in bare.items()}
-    parts = [Part(name, seconds * each, needed.get(name)) for name, seconds in spent.items()]
-    return [*parts, Part("driver, store, Ray", max(0.0, total("time/iteration_cpu_s") - on_cores) * each, 0.0)]
+    chunks = dict.fromkeys((*_SIMULATOR, "inference"), played) | {"learner": trained}
+    parts = [Part(name, 1e3 * seconds / chunks[name], needed.get(name)) for name, seconds in spent.items()]
+    rest = max(0.0, total("time/iteration_cpu_s") - on_cores)
+    return [*parts, Part("driver, store, Ray", 1e3 * rest / trained, 0.0)]
 
 
 def bare_costs(config: RunConfig, spec: EnvSpec) -> dict[str, float]:

@@ -207,7 +207,7 @@ def test_cloning_is_on_the_gpu_where_there_is_one(
     monkeypatch.setattr(Machine, "detect", lambda: machine)
     monkeypatch.setattr("vla_rl.policies.build.build_policy", build)
 
-    def set_up(device: str, threads: int) -> None:
+    def set_up(device: str, threads: int, matmul: str) -> None:
         asked.append(device)
         set_up_torch("cpu", threads)
 

@@ -297,6 +297,14 @@ def test_a_simulator_on_the_gpu_needs_a_gpu_and_one_task():
     assert load_config(None, ["env=maniskill"], machine_checks(SMALL_MACHINE)).env.backend == "physx_cpu"
 
 
+def test_products_of_bfloat16_need_instructions_or_a_gpu(monkeypatch):
+    monkeypatch.setattr("vla_rl.placement.checks.multiplies_bf16", lambda: True)
+    assert load_config(None, ["learner.matmul=bf16"], machine_checks(SMALL_MACHINE)).learner.matmul == "bf16"
+    monkeypatch.setattr("vla_rl.placement.checks.multiplies_bf16", lambda: False)
+    (found,) = problems(None, "learner.matmul=bf16", machine=SMALL_MACHINE)
+    assert "learner.matmul=bf16 (command line): this processor has neither AVX512_BF16 nor AMX" in found
+
+
 def test_cuda_graphs_need_a_gpu():
     (found,) = problems(None, "placement.cuda_graphs=true", machine=SMALL_MACHINE)
     assert "placement.cuda_graphs=true (command line): torch can use no NVIDIA GPU here; set it to false" in found

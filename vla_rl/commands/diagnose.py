@@ -89,7 +89,7 @@ def under(trial: Trial, config: RunConfig, spec: EnvSpec, present: LoadedPolicy 
     config = config.with_values({f"policy.{name}": value for name, value in trial.policy.items()})
     prompts = config.algo.prompts(trial.instructions or spec.instructions)
     device, dtype = "cuda" if Machine.detect().gpus else "cpu", torch_dtype(config.learner.precision)
-    set_up_torch(device, config.sft.threads)
+    set_up_torch(device, config.sft.threads, config.learner.matmul)
     if present is None or trial.policy:
         policy = build_policy(config.policy, spec, config.seed, prompts, device=device, dtype=dtype)
     else:

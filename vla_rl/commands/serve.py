@@ -94,7 +94,8 @@ def _batched(config: RunConfig, spec: EnvSpec, folder: Path, connections: int, *
 
     machine = Machine.detect()
     device = "cuda" if machine.gpus else "cpu"
-    set_up_torch(device, config.placement.inference_threads or (1 if machine.gpus else machine.cpus))
+    threads = config.placement.inference_threads or (1 if machine.gpus else machine.cpus)
+    set_up_torch(device, threads, config.learner.matmul)
     prompts, dtype = config.algo.prompts(spec.instructions), torch_dtype(config.learner.precision)
     policy = build_policy(config.policy, spec, config.seed, prompts, device=device, dtype=dtype)
     require_finite(policy.parameters(), config.policy.origin)

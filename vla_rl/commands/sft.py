@@ -113,7 +113,7 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
         console.print(note, highlight=False)
     console.print(f"{demos.num_demonstrations} demonstrations, {len(demos.actions)} steps", highlight=False)
     device = "cuda" if Machine.detect().gpus else "cpu"
-    set_up_torch(device, config.sft.threads)
+    set_up_torch(device, config.sft.threads, config.learner.matmul)
     dtype = torch_dtype(config.learner.precision)
     prompts = config.algo.prompts(spec.instructions)
     policy = build_policy(config.policy, spec, config.seed, prompts, learn_words=True, device=device, dtype=dtype)

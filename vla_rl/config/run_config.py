@@ -145,6 +145,11 @@ class LearnerConfig(ConfigGroup):
         description="Dtype of the weights, in inference as well. With bf16, gradients are accumulated in fp32, and the "
         "optimizer has master weights in fp32.",
     )
+    matmul: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="How matrices in fp32 are multiplied, in inference as well. bf16: their factors are rounded to "
+        "bfloat16, sums stay in fp32; for GPUs, and processors with AVX512_BF16 or AMX.",
+    )
     activation_checkpointing: bool = Field(
         False,
         description="Keep only the inputs of blocks for the backward pass and compute the rest again: far less memory "

@@ -59,6 +59,14 @@ def _cgroup_words(name: str) -> list[str]:
         return []
 
 
+def multiplies_bf16() -> bool:
+    """Whether this processor has instructions for products of bfloat16 numbers that torch's libraries use."""
+    try:
+        return not {"avx512_bf16", "amx_bf16"}.isdisjoint(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return False
+
+
 def code_version() -> str:
     """A hash of all source files of this project, as they are on the disk."""
     digest = hashlib.sha256()

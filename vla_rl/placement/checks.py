@@ -17,7 +17,7 @@ from vla_rl.config.messages import Problem
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.hub import RepoType, download, hub_address_problem, is_hub_address
-from vla_rl.core.machine import GIB, Machine
+from vla_rl.core.machine import GIB, Machine, multiplies_bf16
 from vla_rl.placement.host_memory import WORKER_BYTES
 from vla_rl.placement.plan import PlanError, Resources, make_plan
 from vla_rl.placement.profile import load_profile
@@ -82,6 +82,7 @@ def machine_checks(machine: Machine) -> tuple[Check, ...]:
         Check((("placement",),), lambda config: _processes_fit(config, machine)),
         Check((("placement", "compile_blocks"),), partial(_compiler_exists, "placement", machine)),
         Check((("learner", "compile_blocks"),), partial(_compiler_exists, "learner", machine)),
+        Check((("learner", "matmul"),), partial(_processor_has_bf16, machine)),
         Check((("placement", "cuda_graphs"),), lambda config: _graphs_have_a_gpu(config, machine)),
         Check((("placement", "profile"), ("placement", "virtual")), _profiles_can_be_read),
         Check((("log", "dataset"),), _dataset_can_be_written),
@@ -112,6 +113,12 @@ def _addresses_have_a_form(config: RunConfig) -> Iterator[Problem]:
         for value in named if isinstance(named, tuple) else (named,):
             if is_hub_address(value) and (text := hub_address_problem(value)):
                 yield Problem((group, name), text, value)
+
+
+def _processor_has_bf16(machine: Machine, config: RunConfig) -> Iterator[Problem]:
+    if config.learner.matmul == "bf16" and not machine.gpus and not multiplies_bf16():
+        text = "this processor has neither AVX512_BF16 nor AMX, which it takes without a GPU; use fp32"
+        yield Problem(("learner", "matmul"), text, "bf16")
 
 
 def _dataset_can_be_written(config: RunConfig) -> Iterator[Problem]:

@@ -28,7 +28,7 @@ class InferenceProcess:
         from vla_rl.policies.build import build_policy, torch_dtype
 
         config, device = self._config, self._process.torch_device
-        set_up_torch(device, self._process.threads)
+        set_up_torch(device, self._process.threads, config.learner.matmul)
         prompts = config.algo.prompts(self._spec.instructions)
         self._policy = build_policy(
             config.policy,

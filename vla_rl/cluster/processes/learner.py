@@ -47,7 +47,7 @@ class LearnerProcess(Vital):
         from vla_rl.policies.build import build_policy, torch_dtype
 
         rank, device = self._process.index, self._process.torch_device
-        set_up_torch(device, self._process.threads)
+        set_up_torch(device, self._process.threads, self._config.learner.matmul)
         join_ranks(rank, self._world_size, address or weights.with_name("ranks"), device)
         config, prompts = self._config, self._config.algo.prompts(self._spec.instructions)
         dtype = torch_dtype(config.learner.precision)

@@ -52,7 +52,7 @@ class WorldModelProcess:
         config, device = self._config, self._process.torch_device
         assert config.world_model is not None
         lease = device_lease(self._process, self._lock_server)
-        set_up_torch(device, self._process.threads)
+        set_up_torch(device, self._process.threads, config.learner.matmul)
         prompts = config.algo.prompts(self._spec.instructions)
         dtype = torch_dtype(config.learner.precision)
         policy = build_policy(config.policy, self._spec, config.seed, prompts, device=device, dtype=dtype)

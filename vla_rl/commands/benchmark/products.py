@@ -52,7 +52,7 @@ def products_of(config: RunConfig, spec: EnvSpec) -> dict[str, float]:
     On the first GPU, or on one core.
     """
     device = "cuda" if Machine.detect().gpus else "cpu"
-    set_up_torch(device, 1)
+    set_up_torch(device, 1, config.learner.matmul)
     prompts = config.algo.prompts(spec.instructions)
     dtype = torch_dtype(config.learner.precision)
     policy = build_policy(config.policy, spec, config.seed, prompts, device=device, dtype=dtype)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.runtime_fakes import SPEC, result
-from vla_rl.commands.evaluate import run_evaluation
+from vla_rl.commands.evaluate import run_evaluations
 from vla_rl.commands.signals import StopRequest
 from vla_rl.replay.schedule import evaluation_episodes
 
@@ -79,9 +79,20 @@ def test_an_evaluation_ends_when_it_is_asked_to() -> None:
     def status(text: str) -> None:
         stop.requested = text.startswith("evaluating (greedy): 1 of 4 episodes")
 
-    options = {"greedy": True, "record": 0, "status": status}
-    assert run_evaluation(cluster, SPEC, 4, 0, stopped=lambda: stop.requested, **options) is None
+    options = {"kinds": [True], "record": 0, "status": status}
+    assert run_evaluations(cluster, SPEC, 4, 0, stopped=lambda: stop.requested, **options) == []
     assert cluster.get.call_count == 1
-    evaluation = run_evaluation(cluster, SPEC, 4, 0, **options)
-    assert evaluation is not None
+    (evaluation,) = run_evaluations(cluster, SPEC, 4, 0, **options)
     assert len(evaluation.results) == 4
+
+
+def test_greedy_and_sampled_episodes_are_evaluated_together() -> None:
+    cluster, played = MagicMock(), []
+    cluster.call_store.side_effect = lambda _, episodes: played.extend(episodes)
+    cluster.get.side_effect = lambda *_: [result(e) for e in reversed(played)]
+    found = run_evaluations(cluster, SPEC, 4, 0, kinds=[True, False], record=2, status=lambda text: None)
+    assert [evaluation.greedy for evaluation in found] == [True, False]
+    assert [sum(r.episode.record for r in evaluation.results) for evaluation in found] == [2, 0]
+    for evaluation in found:
+        assert {r.episode.greedy for r in evaluation.results} == {evaluation.greedy}
+        assert len({(r.episode.task, r.episode.init_state) for r in evaluation.results}) == 4

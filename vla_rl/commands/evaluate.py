@@ -59,10 +59,9 @@ def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: i
 
     spec = env_spec(config.env)
     with StatusDisplay(make_console(), "starting processes") as line, evaluation_cluster(config, spec) as cluster:
-        evaluation = run_evaluation(
-            cluster, spec, episodes, config.seed, greedy=greedy, record=record, status=line.update
+        (evaluation,) = run_evaluations(
+            cluster, spec, episodes, config.seed, kinds=[greedy], record=record, status=line.update
         )
-    assert evaluation is not None
     return evaluation
 
 
@@ -158,27 +157,34 @@ def config_of_run(target: Path) -> Path | None:
     return next((path / "config.yaml" for path in candidates if (path / "config.yaml").is_file()), None)
 
 
-def run_evaluation(
+def run_evaluations(
     cluster: Cluster,
     spec: EnvSpec,
     episodes: int,
     seed: int,
     *,
-    greedy: bool,
+    kinds: Sequence[bool],
     record: int,
     status: Callable[[str], None],
     stopped: Callable[[], bool] = lambda: False,
-) -> Evaluation | None:
-    """Play evaluation episodes on a started cluster. ``status`` is called with a line of progress.
+) -> list[Evaluation]:
+    """Play evaluation episodes on a started cluster: ``episodes`` of each of ``kinds``, which are greedy or not.
 
-    None if it is ``stopped`` meanwhile. Raises StallError as ``play_episodes``.
+    They are played together, so that simulators wait for the last episode once. The first kind is recorded. ``status``
+    is called with a line of progress. Empty if it is ``stopped`` meanwhile. Raises StallError as ``play_episodes``.
     """
-    to_play = evaluation_episodes(
-        0, episodes, len(spec.instructions), spec.init_states, seed, greedy=greedy, record=record
-    )
-    kind = "greedy" if greedy else "sampled"
-    results = tuple(play_episodes(cluster, to_play, f"evaluating ({kind})", status, stopped))
-    return Evaluation(spec, greedy, results) if len(results) == episodes else None
+    to_play = [
+        episode
+        for number, greedy in enumerate(kinds)
+        for episode in evaluation_episodes(
+            0, episodes, len(spec.instructions), spec.init_states, seed, greedy=greedy, record=0 if number else record
+        )
+    ]
+    title = " and ".join("greedy" if greedy else "sampled" for greedy in kinds)
+    results = tuple(play_episodes(cluster, to_play, f"evaluating ({title})", status, stopped))
+    if len(results) < len(to_play):
+        return []
+    return [Evaluation(spec, greedy, tuple(r for r in results if r.episode.greedy == greedy)) for greedy in kinds]
 
 
 def play_episodes(

@@ -12,7 +12,7 @@ import psutil
 from vla_rl.cluster.calls import StoreLost
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.commands.divergence import DivergenceGuard
-from vla_rl.commands.evaluate import STALL_S, run_evaluation
+from vla_rl.commands.evaluate import STALL_S, run_evaluations
 from vla_rl.commands.loggers import guarded
 from vla_rl.commands.metadata import metadata
 from vla_rl.commands.run_folder import RunFolder
@@ -182,20 +182,17 @@ class Trainer:
         An evaluation that is asked to stop yields no metrics.
         """
         metrics: dict[str, float] = {}
-        for greedy in (True, False) if self.config.train.eval_sampled else (True,):
-            kind = "greedy" if greedy else "sampled"
-            evaluation = run_evaluation(
-                self.cluster,
-                self.spec,
-                self.config.train.eval_episodes,
-                self.config.seed,
-                greedy=greedy,
-                record=3 if greedy and self.config.log.video else 0,
-                status=self.view.status,
-                stopped=lambda: self.stop.requested,
-            )
-            if evaluation is None:
-                break
+        for evaluation in run_evaluations(
+            self.cluster,
+            self.spec,
+            self.config.train.eval_episodes,
+            self.config.seed,
+            kinds=(True, False) if self.config.train.eval_sampled else (True,),
+            record=3 if self.config.log.video else 0,
+            status=self.view.status,
+            stopped=lambda: self.stop.requested,
+        ):
+            kind = "greedy" if evaluation.greedy else "sampled"
             self.view.say(f"iteration {self.policy_version}: {evaluation.text()}")
             with self._attempt("the evaluation"):
                 self.folder.save_evaluation(self.policy_version, kind, evaluation.record(), evaluation.frames)

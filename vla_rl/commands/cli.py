@@ -424,6 +424,18 @@ BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
             JSON,
         ),
     ),
+    "workers": (
+        "benchmark.workers:workers_command",
+        "what the runtime itself costs for an episode, with many env workers, and what saturates first",
+        (
+            CONFIG,
+            OVERRIDES,
+            _option("--workers", metavar="N,N,...", type=_numbers, default=[1, 4, 16, 64], help="env workers"),
+            _count("--iterations", "measured per point", 4),
+            PICTURE,
+            JSON,
+        ),
+    ),
     "scaling": (
         "benchmark.scaling:scaling_command",
         "batches/s across device counts and placement modes",

@@ -1,20 +1,21 @@
 """A short training run in a temporary folder: what benchmarks and `vla-rl profile` measure."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from vla_rl.config.run_config import RunConfig
+from vla_rl.observability.callbacks import Callback
 
 
 @contextmanager
-def short_run(config: RunConfig, iterations: int) -> Iterator[Path]:
+def short_run(config: RunConfig, iterations: int, callbacks: Sequence[Callback] = ()) -> Iterator[Path]:
     """Train without evaluations and loggers; the run's folder exists within the block.
 
     Raises UserError if simulator or policy cannot be built, KeyboardInterrupt if the run was stopped early.
     """
-    from vla_rl.commands.train import train
+    from vla_rl.commands.train import run_training
     from vla_rl.observability.plots import read_metrics
 
     with tempfile.TemporaryDirectory() as folder:
@@ -30,7 +31,7 @@ def short_run(config: RunConfig, iterations: int) -> Iterator[Path]:
             "log.video": False,
             "log.dataset": None,
         }
-        train(config.with_values(values))
+        run_training(config.with_values(values), callbacks=callbacks)
         path = Path(folder) / "short_run"
         if read_metrics(path)[-1]["iteration"] < iterations:
             raise KeyboardInterrupt

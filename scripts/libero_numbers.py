@@ -40,8 +40,8 @@ VARIANTS: dict[str, list[str]] = {
     f"{MUJOCO}, env.settled=reference": ["env.settled=reference"],
     "env.settled=reference": ["env.settled=reference"],
     "env.antialiasing={not_antialiasing}": ["env.antialiasing={not_antialiasing}"],
-    "images rotated by 180 degrees": ["env.name=libero_numbers:RotatedLibero"],
-    "images through JPEG, quality 95": ["env.name=libero_numbers:JpegLibero"],
+    "images rotated by 180 degrees": ["env.name=libero_numbers:RotatedLibero", "{keys}"],
+    "images through JPEG, quality 95": ["env.name=libero_numbers:JpegLibero", "{keys}"],
     "no settling steps": ["env.settle_steps=0"],
     "20 settling steps": ["env.settle_steps=20"],
     "half of the time limit": ["env.max_episode_steps={half}"],
@@ -63,11 +63,14 @@ def main() -> int:
     assert isinstance(env, LiberoConfig)
     limit = env_spec(env).max_episode_steps
     words = {"not_antialiasing": str(not env.antialiasing).lower(), "half": limit // 2, "twice": 2 * limit}
+    given = env.model_dump(mode="json", exclude_unset=True, exclude={"name"})  # another env.name resets them
+    words["keys"] = " ".join(f"env.{name}={json.dumps(value, separators=(',', ':'))}" for name, value in given.items())
     found: dict[str, dict[str, Any]] = {}
     print("| changed | success | 95 % | won | lost |\n| --- | ---: | ---: | ---: | ---: |")
     for name, overrides in VARIANTS.items():
         if args.only in name and (MUJOCO not in name or NEWER.is_dir()):
-            result = evaluation(args, [text.format(**words) for text in overrides], newer=MUJOCO in name)
+            changes = [change for text in overrides for change in text.format(**words).split()]
+            result = evaluation(args, changes, newer=MUJOCO in name)
             found[name.format(**words)] = result
             print(row(name.format(**words), result, next(iter(found.values()))), flush=True)
             if args.json:

@@ -21,6 +21,7 @@ SCRIPTS = (
     *("scripts/setup.sh", "scripts/train.sh", "scripts/test.sh", ".ci/run"),
     *("scripts/train_libero_ppo.sh", "scripts/train_libero_grpo.sh", "scripts/train_libero_world_model.sh"),
     *("scripts/train_maniskill_ppo.sh", "scripts/train_metaworld_ppo.sh", "scripts/check_serving.sh"),
+    "scripts/benchmark_peers.sh",
 )
 # Dependencies of hf-libero, robosuite and bddl that nothing imports (see requirements.txt).
 LEFT_OUT = {"robomimic", "thop", "hf-egl-probe", "jupytext", "opencv-python", "pytest"}
@@ -83,6 +84,11 @@ def test_fast_libero_by_itself_has_the_same_releases():
     assert alone.items() <= pins("requirements.txt").items()
     assert not {"torch", "ray", "deepspeed", "transformers"} & alone.keys()
     assert pins("scripts/requirements_lerobot_libero.txt").items() <= alone.items()
+
+
+@pytest.mark.parametrize("peer", ["torchrl", "sb3"])
+def test_peers_are_compared_in_the_releases_that_are_tested(peer: str):
+    assert pins(f"scripts/peers/requirements_{peer}.txt").items() <= pins().items()
 
 
 def test_this_environment_is_the_pinned_one():

@@ -1,0 +1,1 @@
+"""One file for each library that ``scripts/benchmark_peers.py`` compares with: it trains, and prints a line of JSON."""

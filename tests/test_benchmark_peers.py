@@ -146,7 +146,13 @@ def test_what_is_chosen() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "peer"), [("with_sb3", "stable-baselines3"), ("with_torchrl", "torchrl")])
+@pytest.mark.parametrize(
+    ("module", "peer"),
+    [
+        ("with_sb3", "stable-baselines3"),
+        pytest.param("with_torchrl", "torchrl", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_peer_trains(module: str, peer: str) -> None:
     """Those that the tests need anyway. All of them: bash scripts/benchmark_peers.sh."""
     command = [sys.executable, "-m", f"peers.{module}", "--simulator", "tabletop", "--seconds", "0", "--chunks", "32"]

@@ -65,6 +65,7 @@ _MAY_CHANGE = (
 )
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_MAX_": -4}  # parameters of mallopt
 _MOST = 2**31 - 1
+_END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl; a process that is forked later does not have it
 
 
 class _Servers:
@@ -169,6 +170,8 @@ def main(listeners: dict[str, int]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers that have ended
     _import(_RAY_NEEDS)
     own = next((kind for kind in listeners if kind != BASE and os.fork() == 0), BASE)
+    if own != BASE:  # ends with the first server also while it imports
+        ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
     for kind, number in listeners.items():
         if kind != own:
             os.close(number)

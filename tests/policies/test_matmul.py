@@ -35,7 +35,7 @@ class Rounded(TorchFunctionMode):
 
 @pytest.mark.libero
 def test_its_error() -> None:
-    """The figures of docs/placement.md, with a margin: the default run's policy on observations of its task."""
+    """The bounds that docs/placement.md states: the default run's policy on observations of its task."""
     config = load_config("configs/libero_ppo.yaml")
     spec = env_spec(config.env)
     policy, seen = build_policy(config.policy, spec, 0), _observations(config)

@@ -56,7 +56,7 @@ def test_a_size_may_be_known_only_after_the_call() -> None:
     found = meter.snapshot()
     assert (found["a_calls"], found["a_n"], found["a_nn"]) == (2, 8, 34), "the first call does not count"
     assert 0 < found["a_t"] < found["a_s"]
-    assert set(found) == {"a_s", "b_s", "a_calls", "a_n", "a_nn", "a_nt", "a_t"}
+    assert set(found) == {"a_s", "b_s", "a_calls", "a_n", "a_nn", "a_nt", "a_t", "cpu_s"}
 
 
 def test_a_line_is_found_again_from_the_sums_of_several_processes_and_restarts() -> None:

@@ -20,41 +20,22 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.records import Array, ArrayLayout, EnvSpec, PolicySpec, RandomNumbers, Record
-from vla_rl.core.schema import PositiveFloat
-from vla_rl.policies.base.checkpoint_folder import WEIGHTS, Tensors, read_json, read_weights, write_checkpoint
-from vla_rl.policies.base.config import PolicyConfigBase
+from vla_rl.core.records import Array, EnvSpec, Record
+from vla_rl.policies.base.checkpoint_folder import WEIGHTS, Tensors, read_weights, write_checkpoint
 from vla_rl.policies.base.export import Export
+from vla_rl.policies.base.gaussian_config import ABOUT, GaussianPolicyConfig
 from vla_rl.policies.base.policy import Decisions, Policy, PolicyInput, PolicyOutput
 from vla_rl.policies.base.sizes import PolicySizes
 from vla_rl.policies.base.value_head import ValueHead
 
-_FORMAT = "vla_rl gaussian"
-_ABOUT, _METADATA = "policy.json", "metadata.json"
+__all__ = ["GaussianPolicy", "GaussianPolicyConfig"]
+
+_METADATA = "metadata.json"
 _VALUE_WIDTHS = 128, 64
 _NARROWEST = 1e-3  # range of a dimension that hardly moves in demonstrations
-
-
-class GaussianPolicyConfig(PolicyConfigBase):
-    """Keys of every ``GaussianPolicy``."""
-
-    has_blocks: ClassVar[bool] = False
-    name: str = "gaussian"
-    initial_std: PositiveFloat = Field(
-        0.3, description="Standard deviation of normalized actions (about -1 to 1) before training; it is learned."
-    )
-
-    def spec(self, env: EnvSpec) -> PolicySpec:
-        chunk = self.chunk_size, env.action_dim
-        return PolicySpec(*chunk, {"actions": ArrayLayout("<f4", chunk)}, {"noise": RandomNumbers(chunk, "normal")})
-
-    @property
-    def discrete(self) -> bool:
-        return False
 
 
 class GaussianPolicy(Policy):
@@ -158,14 +139,7 @@ class GaussianPolicy(Policy):
     @classmethod
     def check_policy(cls, config: GaussianPolicyConfig, spec: EnvSpec) -> None:
         """Raise UserError if the checkpoint is another policy's, or was made for other observations or actions."""
-        if config.checkpoint is None:
-            return
-        found = read_json(Path(config.checkpoint), _ABOUT)
-        wanted = _about(cls, config, spec)
-        if differences := [
-            f"{name}={found.get(name)!r}, not {wanted[name]!r}" for name in wanted if found.get(name) != wanted[name]
-        ]:
-            raise UserError(f"policy.checkpoint={config.checkpoint} was made with {'; '.join(differences)}")
+        config.check_checkpoint(cls.__qualname__, spec)
 
     @classmethod
     def build_policy(
@@ -180,7 +154,7 @@ class GaussianPolicy(Policy):
         policy = cls._random(config, spec, seed)
         if config.checkpoint is not None:
             cls.check_policy(config, spec)
-            policy.load_state_dict(read_weights(Path(config.checkpoint), policy.state_dict(), fits=_ABOUT))
+            policy.load_state_dict(read_weights(Path(config.checkpoint), policy.state_dict(), fits=ABOUT))
         return policy.to(device, dtype)
 
     @classmethod
@@ -213,7 +187,7 @@ class GaussianPolicy(Policy):
 
     @classmethod
     def save_policy(cls, policy: GaussianPolicy, folder: str | Path, metadata: Mapping[str, Any]) -> None:
-        files = {_ABOUT: _about(cls, policy.config, policy.spec), _METADATA: metadata}
+        files = {ABOUT: policy.config.about(cls.__qualname__, policy.spec), _METADATA: metadata}
         write_checkpoint(Path(folder), {WEIGHTS: Tensors(policy.state_dict())}, files)
 
     EXPORT_FORMATS: ClassVar[tuple[str, ...]] = ("native",)
@@ -233,16 +207,6 @@ class GaussianPolicy(Policy):
             torch.manual_seed(seed)
             policy: Self = make(config, spec)
         return policy
-
-
-def _about(cls: type, config: GaussianPolicyConfig, spec: EnvSpec) -> dict[str, Any]:
-    seen = {name: getattr(spec, name) for name in ("image_size", "proprio_dim", "action_dim")}
-    return {
-        "format": _FORMAT,
-        "class": cls.__qualname__,
-        "views": len(spec.views),
-        "chunk_size": config.chunk_size,
-    } | seen
 
 
 def _logprobs(mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:

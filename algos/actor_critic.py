@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
 
-from algos.advantages import chunk_rewards, gae
+from algos.advantages import chunk_rewards, gae, return_spread
 from algos.algorithm import Algorithm
 from algos.config import AlgorithmConfig
+from algos.targets import Targets
 from vla_rl.core.records import Array, BootstrapRule, SuperBatch
 from vla_rl.core.schema import Fraction, NonNegative, PositiveFloat
 
@@ -62,8 +64,19 @@ class ActorCritic(Algorithm):
         ends = batch.offsets, batch.bootstrap_value, self.bootstrap_mask(batch)
         return gae(rewards, values, *ends, self.config.gamma, self.config.gae_lambda)
 
-    def trains_policy(self, policy_version: int) -> bool:
-        return policy_version >= self.config.value_warmup
+    def spread(self, batch: SuperBatch) -> float:
+        """``return_spread`` by the config's gamma."""
+        return return_spread(batch, self.config.gamma)
+
+    @property
+    def first_policy_version(self) -> int:
+        return self.config.value_warmup
+
+    def finish_metrics(self, sums: Mapping[str, float], targets: Targets) -> dict[str, float]:
+        """Adds ``advantage_std``, of the advantages before any normalization."""
+        real = targets.trains_value
+        raw = targets.returns[real] - targets.old_values[real]
+        return super().finish_metrics(sums, targets) | ({"advantage_std": float(raw.std())} if raw.size else {})
 
 
 class ClippedValueConfig(ActorCriticConfig):

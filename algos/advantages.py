@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from vla_rl.core.errors import NotFiniteError
+from vla_rl.core.records import SuperBatch
 
 Array = np.ndarray
 Baseline = Literal["mean", "leave_one_out"]  # what an episode's return is compared with
@@ -20,6 +21,7 @@ Scale = Literal["group", "batch", "none"]  # what the difference is divided by
 NORMALIZE_EPSILON = 1e-5
 GROUP_EPSILON = 1e-6  # one success among 8 gives a deviation of 0.35
 LEAST_SPREAD = 0.1  # of real returns, for the size of imagined advantages: one success in a hundred episodes
+FLOOR = 0.1  # of the spread of returns: advantages that vary by less are errors of the value function
 
 
 def chunk_rewards(rewards: Array, num_steps: Array) -> Array:
@@ -117,6 +119,17 @@ def episode_returns(rewards: Array, num_steps: Array, offsets: Array) -> Array:
     return np.add.reduceat(per_chunk, np.asarray(offsets[:-1], np.int64))
 
 
+def return_spread(batch: SuperBatch, gamma: float) -> float:
+    """Standard deviation of the discounted returns of the episodes; 0 where nothing tells good from bad ones.
+
+    What a value function says has no part in it. Deviations within float32's rounding are 0.
+    """
+    rewards = chunk_rewards(batch.rewards, batch.num_steps)
+    returns = discounted_returns(rewards, batch.offsets, gamma)[batch.offsets[:-1]]
+    spread = float(np.std(returns))
+    return spread if spread > 1e-6 * float(np.abs(returns).max()) else 0.0
+
+
 def discounted_returns(rewards: Array, offsets: Array, gamma: float) -> Array:
     """Discounted sums of the rewards from each chunk on: float64 [M]. Arguments as ``gae``; raises as ``gae``."""
     rewards = _finite("rewards", rewards)
@@ -157,7 +170,7 @@ def group_advantages(returns: Array, group: Array, *, baseline: Baseline, scale:
             return difference
 
 
-def normalize(advantages: Array, weights: Array | None = None) -> Array:
+def normalize(advantages: Array, weights: Array | None = None, spread: float | None = None) -> Array:
     """Advantages with mean 0 and standard deviation 1: ``(A - mean(A)) / (std(A) + NORMALIZE_EPSILON)``.
 
     Call it on the whole super-batch, so that the result does not depend on micro-batches or ranks.
@@ -165,8 +178,10 @@ def normalize(advantages: Array, weights: Array | None = None) -> Array:
     Args:
         advantages: [M], A.
         weights: [M], how often each entry counts in mean and deviation; None: once.
+        spread: of the returns (``return_spread``). The divisor is at least ``FLOOR`` times that: where episodes
+            hardly differ, what is left of A is noise of the value function, and stays small.
 
-    Returns float64 [M]; 0 if all entries are equal.
+    Returns float64 [M]; 0 if all entries are equal, or if ``spread`` is 0.
     Raises ValueError if weights are negative, sum to zero or have another shape.
     """
     advantages = np.asarray(advantages, np.float64)
@@ -178,6 +193,10 @@ def normalize(advantages: Array, weights: Array | None = None) -> Array:
         )
     mean = np.average(advantages, weights=weights)
     deviation = np.sqrt(np.average((advantages - mean) ** 2, weights=weights))
+    if spread is not None:
+        if spread == 0:
+            return np.zeros_like(advantages)
+        deviation = max(deviation, FLOOR * spread)
     return (advantages - mean) / (deviation + NORMALIZE_EPSILON)
 
 

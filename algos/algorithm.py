@@ -99,9 +99,21 @@ class Algorithm(ABC):
         """bool [M]: which chunks, trained under these conditions, the value function learns from."""
         return np.ones(len(conditions), bool)
 
+    @property
+    def first_policy_version(self) -> int:
+        """The first version whose update trains the policy; those before train the value head or the critic alone."""
+        return 0
+
     def trains_policy(self, policy_version: int) -> bool:
-        """Whether this update trains the policy; false where only the value head is trained."""
-        return True
+        """Whether this update may train the policy."""
+        return policy_version >= self.first_policy_version
+
+    def moves_policy(self, targets: Targets, policy_version: int) -> bool:
+        """Whether the policy makes steps in this update: not if no chunk is known to be better than another.
+
+        What is left of its loss is then noise, which an optimizer like Adam turns into steps of full length.
+        """
+        return self.trains_policy(policy_version) and bool(targets.advantages.any() or self.config.bc_coef)
 
     def targets(
         self,
@@ -150,6 +162,7 @@ class Algorithm(ABC):
             weights=self.element_weights(batch).astype(np.float32),
             condition=conditions.astype(np.int64),
             trains_value=self.trains_value(conditions) & (np.arange(batch.num_chunks) < m),
+            new=np.arange(batch.num_chunks) < batch.offsets[batch.new_episodes],
         )
 
     def loss(
@@ -184,7 +197,8 @@ class Algorithm(ABC):
         check_rows(logprobs, entropy, values, rows)
         tokens = token_mask(rows.num_steps, *logprobs.shape[1:])
         policy, metrics = self.policy_loss(logprobs, rows, tokens)
-        value = self.value_loss(values, rows, element_mask(tokens, "chunk") & rows.trains_value.bool())
+        valued = element_mask(tokens, "chunk") & rows.trains_value.bool()
+        value = self.value_loss(values, rows, valued)
         entropies = pool(entropy, tokens, "chunk")
         divergences = reference_divergence(logprobs, rows, tokens, weighted=c.kl_estimate == "weighted_k3")
         terms = LossTerms(policy, value, (rows.weights * entropies).sum(), (rows.weights * divergences).sum())
@@ -192,9 +206,9 @@ class Algorithm(ABC):
         entropy_coef = p * c.entropy_coef_at(policy_version)
         coefs = {"policy_coef": p, "entropy_coef": entropy_coef, "kl_coef": p * c.kl_coef}
         elements = denominators.elements(c.loss_level, logprobs.shape[2])
-        loss = total_loss(terms, elements, denominators.chunks, value_coef=self.value_coef, **coefs)
+        loss = total_loss(terms, elements, denominators.value_chunks, value_coef=self.value_coef, **coefs)
         mask = element_mask(tokens, c.loss_level)
-        return loss, metrics | loss_metrics(terms, entropies, divergences, mask, tokens)
+        return loss, metrics | loss_metrics(terms, entropies, divergences, mask, tokens, valued)
 
     def cloning_loss(
         self, logprobs: Tensor, num_steps: Tensor, steps: int, policy_version: int
@@ -217,18 +231,14 @@ class Algorithm(ABC):
         sums = {"cloning_loss": total.detach().double(), "cloned_tokens": tokens.sum().double()}
         return coef * total / (steps * logprobs.shape[2]), sums
 
-    def ends_update(self, sums: Mapping[str, float]) -> bool:
-        """Whether the update ends after an optimizer step with these sums over all of its loss calls."""
-        return self.config.target_kl is not None and sums["k3"] > self.config.target_kl * sums["ratios"]
-
     def finish_metrics(self, sums: Mapping[str, float], targets: Targets) -> dict[str, float]:
         """Metrics of an update, from the sums of all its loss calls on all ranks (see ``algos.metrics``).
 
-        Adds ``explained_variance`` of the values at the start of the update, unless all returns are equal.
+        Adds ``explained_variance`` of the old values in chunks that no update has seen, unless their returns are equal.
         """
         from algos.metrics import finish_metrics  # loads torch
 
         metrics = finish_metrics(sums)
-        real = targets.trains_value
-        explained = explained_variance(targets.returns[real], targets.old_values[real])
+        unseen = targets.trains_value & targets.new
+        explained = explained_variance(targets.returns[unseen], targets.old_values[unseen])
         return metrics if explained is None else metrics | {"explained_variance": explained}

@@ -45,10 +45,14 @@ class AWR(ClippedValue):
     def compute_advantages(
         self, batch: SuperBatch, proximal: Array, values: Array, q: Array | None = None
     ) -> tuple[Array, Array]:
-        """Returns ``min(exp(A / beta), max_weight)`` in place of advantages; A is normalized over control steps."""
+        """Returns ``min(exp(A / beta), max_weight)`` in place of advantages; A is normalized over control steps.
+
+        0 if all episodes return the same: no chunk is then known to be better than another.
+        """
         advantages, returns = self.gae(batch, values)
-        scaled = normalize(advantages, batch.num_steps) / self.config.beta
-        return np.exp(np.minimum(scaled, np.log(self.config.max_weight))), returns
+        spread = self.spread(batch)
+        scaled = normalize(advantages, batch.num_steps, spread) / self.config.beta
+        return np.exp(np.minimum(scaled, np.log(self.config.max_weight))) * (spread > 0), returns
 
     def policy_loss(self, logprobs: Tensor, rows: RowTargets, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         from algos.cloning import weighted_cloning  # loads torch

@@ -28,8 +28,8 @@ class AlgorithmConfig(ConfigGroup):
     minibatches: Positive = Field(4, description="Optimizer steps per epoch.")
     target_kl: PositiveFloat | None = Field(
         None,
-        description="End an update early, after the first optimizer step that has found a larger approx_kl (nats per "
-        "element); null: never.",
+        description="End an update early, after the first optimizer step with a larger learner/update_kl (nats per "
+        "action), which is then measured after each of them; null: never.",
     )
     kl_coef: float = Field(
         0.0, ge=0.0, description="Coefficient of the KL divergence from the initial policy; costs a forward pass."

@@ -49,5 +49,6 @@ class CriticAlgorithm(Algorithm):
             rewards: [n].
         """
 
-    def trains_policy(self, policy_version: int) -> bool:
-        return policy_version >= self.config.critic_warmup
+    @property
+    def first_policy_version(self) -> int:
+        return self.config.critic_warmup

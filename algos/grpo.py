@@ -80,7 +80,7 @@ class GroupRelative(PolicyGradient):
                 return np.repeat(elements.mean() / elements, np.diff(batch.offsets))
             case "constant":
                 chunks, steps = -(-batch.max_episode_steps // batch.rewards.shape[1]), batch.max_episode_steps
-                longest = LossDenominators(chunks=chunks, steps=steps).elements(level, dim)
+                longest = LossDenominators(chunks=chunks, steps=steps, value_chunks=chunks).elements(level, dim)
                 return np.full(batch.num_chunks, elements.mean() / longest)
 
 

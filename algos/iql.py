@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
-from algos.advantages import chunk_rewards, discounted_returns
+from algos.advantages import chunk_rewards, discounted_returns, return_spread
 from algos.critic import CriticAlgorithm, CriticConfig
 from vla_rl.core.records import Array, SuperBatch
 from vla_rl.core.schema import Fraction, PositiveFloat
@@ -48,11 +48,15 @@ class IQL(CriticAlgorithm):
     def compute_advantages(
         self, batch: SuperBatch, proximal: Array, values: Array, q: Array | None = None
     ) -> tuple[Array, Array]:
-        """Returns the weights of cloning in place of advantages, and discounted returns, with which V is compared."""
+        """Returns the weights of cloning in place of advantages, and discounted returns, with which V is compared.
+
+        The weights are 0 if all episodes return the same: no chunk is then known to be better than another.
+        """
         assert q is not None
         c, better = self.config, q.astype(np.float64).min(axis=1) - values
         returns = discounted_returns(chunk_rewards(batch.rewards, batch.num_steps), batch.offsets, c.gamma)
-        return np.exp(np.minimum(c.beta * better, np.log(c.max_weight))), returns
+        differ = return_spread(batch, c.gamma) > 0
+        return np.exp(np.minimum(c.beta * better, np.log(c.max_weight))) * differ, returns
 
     def critic_loss(self, q: Tensor, target_q: Tensor, values: Tensor, next_values: Tensor, rewards: Tensor) -> Tensor:
         """See ``CriticAlgorithm``: half the squared errors of Q, and ``|tau - 1(u < 0)| u^2``, u = min Q_target - V."""

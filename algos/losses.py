@@ -36,7 +36,7 @@ class LossTerms:
     """
 
     policy: Tensor  # negated surrogate, over elements
-    value: Tensor  # value loss, over chunks
+    value: Tensor  # value loss, over chunks that the value function learns from
     entropy: Tensor  # nats, over tokens
     kl: Tensor  # estimated divergence from a reference policy, nats, over tokens
 
@@ -44,7 +44,7 @@ class LossTerms:
 def total_loss(
     terms: LossTerms,
     elements: int,
-    chunks: int,
+    value_chunks: int,
     *,
     policy_coef: float,
     value_coef: float,
@@ -56,15 +56,16 @@ def total_loss(
         policy_coef mean(policy) + value_coef mean(value) - entropy_coef mean(entropy) + kl_coef mean(kl)
 
     Policy, entropy and divergence are averaged over elements (of whose tokens entropy and divergence are the sums), the
-    value loss over chunks. Linear in ``terms``: the shares of all micro-batches and ranks sum to the loss of the step.
+    value loss over the chunks that it is about. Linear in ``terms``: the shares of all micro-batches and ranks sum to
+    the loss of the step.
 
     Args:
         terms: of these rows.
-        elements, chunks: numbers in the whole step.
+        elements, value_chunks: numbers in the whole step.
         policy_coef, value_coef, entropy_coef, kl_coef: coefficients of the terms.
     """
     policy = policy_coef * terms.policy - entropy_coef * terms.entropy + kl_coef * terms.kl
-    return policy / max(elements, 1) + value_coef * terms.value / max(chunks, 1)
+    return policy / max(elements, 1) + value_coef * terms.value / max(value_chunks, 1)
 
 
 def token_mask(num_steps: Tensor, chunk_size: int, action_dim: int) -> Tensor:

@@ -24,10 +24,13 @@ _REACH = math.asinh(LOG_RATIO_LIMIT / FINE)
 _BIN_NAMES = tuple(f"ratio_bin_{i}" for i in range(BINS))
 
 
-def loss_metrics(terms: LossTerms, entropy: Tensor, kl: Tensor, mask: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-    """Sums of the loss terms and their divisors: elements (``mask``, bool at the ratio level), tokens, chunks.
+def loss_metrics(
+    terms: LossTerms, entropy: Tensor, kl: Tensor, mask: Tensor, tokens: Tensor, valued: Tensor
+) -> dict[str, Tensor]:
+    """Sums of the loss terms and their divisors: elements (``mask``, bool at the ratio level), tokens, valued chunks.
 
-    ``entropy`` and ``kl`` are [n] nats per chunk, before the weights of the average.
+    ``entropy`` and ``kl`` are [n] nats per chunk, before the weights of the average; ``valued`` is bool [n], the chunks
+    of the value loss.
     """
     sums = {
         "policy_loss": terms.policy,
@@ -36,7 +39,7 @@ def loss_metrics(terms: LossTerms, entropy: Tensor, kl: Tensor, mask: Tensor, to
         "reference_kl": kl.sum(),
         "elements": mask.sum(),
         "tokens": tokens.sum(),
-        "chunks": tokens.flatten(1).any(dim=1).sum(),
+        "value_chunks": valued.sum(),
     }
     return {name: x.detach().double() for name, x in sums.items()}
 
@@ -89,11 +92,12 @@ def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     """Means from the summed metrics of a whole update; empty if nothing was summed.
 
     policy_loss           mean over elements (see ``algos.losses``)
-    value_loss            mean over chunks
+    value_loss            mean over the chunks that the value function learns from
     entropy               nats a token
     reference_kl          k3 estimate of KL(pi, reference), nats a token; 0 without a reference policy
-    approx_kl             k3 estimate of KL(pi_prox, pi), nats an element; approx_kl_k1: the k1 estimate. This and the
-                          other figures of ratios: of the elements with a ratio (in RECAP those of good chunks)
+    approx_kl             k3 estimate of KL(pi_prox, pi), nats an element; approx_kl_k1: the k1 estimate. pi_prox is the
+                          policy that acted, or the one at the start of the update where that is recomputed. This and
+                          the other figures of ratios: of the elements with a ratio (in RECAP those of good chunks)
     clip_fraction         elements whose ratio lies outside the clip range, 0..1; only with a clip range
     ratio_mean            of pi / pi_prox
     ratio_max, ratio_pNN  from a histogram: their logarithms are right to 7 %, or 0.0007 where that is more
@@ -108,7 +112,7 @@ def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
         return {}
     metrics = {
         "policy_loss": sums["policy_loss"] / elements,
-        "value_loss": sums["value_loss"] / sums["chunks"],
+        "value_loss": sums["value_loss"] / max(sums["value_chunks"], 1.0),
         "entropy": sums["entropy"] / sums["tokens"],
         "reference_kl": sums["reference_kl"] / sums["tokens"],
     }

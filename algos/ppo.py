@@ -1,7 +1,7 @@
 """Proximal policy optimization on action chunks (arXiv:1707.06347), plain and decoupled (arXiv:2505.24298).
 
 A, R = gae(r, V)                                     compute_advantages     (algos.advantages)
-A = (A - mean(A)) / std(A)
+A = (A - mean(A)) / max(std(A), 0.1 std of the episodes' returns); 0 if all returns are equal
 for each minibatch:                                  Algorithm.loss         (algos.algorithm)
     ratio = pi(a) / pi_prox(a)                       surrogate.policy_loss  (algos.surrogate)
     L_pi = -min(ratio A, clip(ratio) A)              clipped_surrogate      (algos.losses)
@@ -74,7 +74,8 @@ class PPO(PolicyGradient, ClippedValue):
                 weights = chunk_log_ratios(proximal, batch.logprobs, batch.num_steps)
                 ends = batch.offsets, batch.bootstrap_value, self.bootstrap_mask(batch)
                 advantages, returns = vtrace(rewards, values, weights, *ends, c.gamma, c.gae_lambda, c.vtrace_cap)
+        spread = self.spread(batch)
         if c.normalize_advantages:
             # Each chunk counts as often as in the surrogate, so that the loss at ratio 1 is exactly 0.
-            advantages = normalize(advantages, None if c.ratio_level == "chunk" else batch.num_steps)
-        return advantages, returns
+            advantages = normalize(advantages, None if c.ratio_level == "chunk" else batch.num_steps, spread)
+        return advantages * (spread > 0), returns

@@ -89,17 +89,25 @@ class RECAP(ClippedValue):
     def compute_advantages(
         self, batch: SuperBatch, proximal: Array, values: Array, q: Array | None = None
     ) -> tuple[Array, Array]:
-        return self.gae(batch, values)
+        """0 if all episodes return the same."""
+        advantages, returns = self.gae(batch, values)
+        return advantages * (self.spread(batch) > 0), returns
 
     def choose_conditions(self, batch: SuperBatch, advantages: Array) -> Array:
-        """Good: above the quantile ``1 - positive_share`` of its task's advantages in the super-batch."""
+        """Good: the highest ``positive_share`` of its task's advantages in the super-batch, ties by lot.
+
+        Chunks of a task whose advantages are all equal have no condition.
+        """
         conditions = np.full(batch.num_chunks, _BAD)
-        for task in np.unique(batch.task):
-            rows = batch.task == task
-            threshold = np.quantile(advantages[rows], 1.0 - self.config.positive_share)
-            conditions[rows & (advantages > threshold)] = _GOOD
         rng = np.random.default_rng((batch.policy_version, batch.num_chunks))
-        conditions[rng.random(batch.num_chunks) < self.config.condition_dropout] = _ANY
+        dropped = rng.random(batch.num_chunks) < self.config.condition_dropout
+        for task in np.unique(batch.task):
+            rows = rng.permutation(np.flatnonzero(batch.task == task))
+            best = rows[np.argsort(-advantages[rows], kind="stable")]
+            conditions[best[: round(self.config.positive_share * len(rows))]] = _GOOD
+            if np.ptp(advantages[rows]) == 0:
+                conditions[rows] = _ANY
+        conditions[dropped] = _ANY
         return conditions
 
     def trains_value(self, conditions: Array) -> Array:

@@ -31,6 +31,7 @@ class RowTargets:
     weights: Tensor
     condition: Tensor
     trains_value: Tensor
+    new: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Targets:
     returns: Array  # float32 [M], what the value function learns
     proximal_logprobs: Array  # float32 [M, K, A], under the policy that ratios are relative to
     behaviour_logprobs: Array  # float32 [M, K, A], under the policy that acted
-    old_values: Array  # float32 [M], predictions at the start of the update
+    old_values: Array  # float32 [M], predictions when acting, or recomputed at the start of the update
     staleness: Array  # float32 [M], updates since the policy that acted
     episode_log_weights: Array | None  # float32 [M], log(pi_prox / pi_behaviour) of the whole episode
     reference_logprobs: Array | None  # float32 [M, K, A], under the initial policy
@@ -49,6 +50,7 @@ class Targets:
     weights: Array  # float32 [M], weight of each of a chunk's elements in the averages of the policy's terms
     condition: Array  # int64 [M], the condition under which each chunk is trained (``AlgorithmConfig.conditions``)
     trains_value: Array  # bool [M], false for imagined returns and where the condition tells too much
+    new: Array  # bool [M], true for real chunks that no earlier update has trained on
 
     def rows(self, index: Array | slice, device: torch.device | str = "cpu") -> RowTargets:
         """The given rows (an int array, a bool array or a slice) as tensors; an array in two fields is copied once."""

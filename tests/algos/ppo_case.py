@@ -94,7 +94,8 @@ class Case:
         self, index: np.ndarray, denominators: LossDenominators | None = None, policy_version: int = 0
     ) -> tuple[Tensor, dict[str, Tensor]]:
         at = torch.as_tensor(index)
-        denominators = LossDenominators.of(self.batch.num_steps[index]) if denominators is None else denominators
+        if denominators is None:
+            denominators = LossDenominators.of(self.batch.num_steps[index], self.targets.trains_value[index])
         outputs = self.logprobs[at], self.entropy[at], self.predictions[at]
         return self.algorithm.loss(*outputs, self.rows(index), denominators, policy_version)
 
@@ -105,7 +106,7 @@ class Case:
         return list(torch.autograd.grad(loss, [self.logprobs, self.entropy, self.predictions]))
 
 
-_NOT_REAL = "num_steps", "condition", "trains_value"
+_NOT_REAL = "num_steps", "condition", "trains_value", "new"
 
 
 def in_float64(rows: RowTargets) -> RowTargets:

@@ -134,6 +134,13 @@ def test_normalize_of_equal_advantages_is_zero() -> None:
     assert np.abs(normalize(0.1 + 1e-8 * np.arange(5))).max() < 0.01  # rounding is not blown up to a signal
 
 
+def test_normalize_leaves_what_varies_less_than_returns_do() -> None:
+    noise = np.array([1e-3, -1e-3, 1e-3, -1e-3])
+    assert_allclose(normalize(noise, spread=0.5), noise / 0.05, rtol=1e-3)
+    assert_allclose(normalize(noise, spread=1e-3), np.sign(noise), rtol=0.02)
+    assert_array_equal(normalize(noise, spread=0.0), np.zeros(4))
+
+
 def test_explained_variance_by_hand() -> None:
     returns = np.array([0.0, 1.0, 2.0, 3.0])  # variance 1.25
     assert explained_variance(returns, returns) == 1.0

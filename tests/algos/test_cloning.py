@@ -143,7 +143,30 @@ def test_conditioned_cloning_with_values_equals_the_reference(
     loss, sums = case.loss(rows)
     assert sums["policy_loss"].item() == pytest.approx(policy, abs=1e-10)
     assert sums["value_loss"].item() == pytest.approx(value, abs=1e-10)
-    assert loss.item() == pytest.approx(policy / steps + 0.7 * value / len(rows), abs=1e-10)
+    assert loss.item() == pytest.approx(policy / steps + 0.7 * value / valued, abs=1e-10)
+
+
+def test_the_best_chunks_of_each_task_are_good_also_where_many_are_equal() -> None:
+    case = Case(RECAPConfig(positive_share=0.3, condition_dropout=1e-9), episodes=40)
+    batch, tied = case.batch, np.zeros(case.batch.num_chunks)
+    tied[:2] = 1.0
+    batch.task[batch.num_chunks // 2 :] = 1
+    first = batch.task == 0
+    conditions = case.algorithm.choose_conditions(batch, np.where(first, tied, 0.0))
+    assert conditions[first].tolist().count(1) == round(0.3 * first.sum()), "ties are drawn by lot"
+    assert (conditions[:2] == 1).all()
+    assert not conditions[~first].any(), "nothing is known of a task whose chunks are all equal"
+
+
+@pytest.mark.parametrize("config", [PPOConfig(), AWRConfig(), RECAPConfig()])
+def test_without_a_difference_nothing_is_better(config: AlgorithmConfig) -> None:
+    case = Case(config, episodes=12)
+    case.batch.rewards[:] = 0.0
+    targets = case.new_targets()
+    assert not targets.advantages.any()
+    assert not case.algorithm.moves_policy(targets, 0)
+    case.batch.rewards[0, 0] = 1.0
+    assert case.algorithm.moves_policy(case.new_targets(), 0)
 
 
 def test_values_never_see_how_the_episode_went_on() -> None:

@@ -64,7 +64,7 @@ def test_values_learn_nothing_from_imagined_returns():
     rows = targets.rows(slice(None))
     logprobs = torch.from_numpy(np.where(batch.step_mask[:, :, None], batch.logprobs, -1.0)).requires_grad_()
     values = torch.zeros(batch.num_chunks, requires_grad=True)
-    counts = LossDenominators.of(batch.num_steps)
+    counts = LossDenominators.of(batch.num_steps, targets.trains_value)
     loss, sums = algorithm.loss(logprobs, torch.zeros_like(logprobs), values, rows, counts, 5)
     loss.backward()
     m = batch.real_chunks

@@ -127,8 +127,9 @@ def test_rows_without_steps_are_padding(config: PPOConfig) -> None:
 
 
 def test_counts_skip_padding() -> None:
-    denominators = LossDenominators.of(np.array([8, 3, 0, 5], np.int32))
-    assert denominators == LossDenominators(chunks=3, steps=16)
+    num_steps = np.array([8, 3, 0, 5], np.int32)
+    denominators = LossDenominators.of(num_steps)
+    assert denominators == LossDenominators(chunks=3, steps=16, value_chunks=3)
     assert [denominators.elements(level, action_dim=7) for level in LEVELS] == [112, 16, 3]
 
 

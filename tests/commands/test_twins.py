@@ -34,7 +34,8 @@ from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight
 from vla_rl.core.records import SuperBatch
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
 from vla_rl.inference.policy_runner import PolicyRunner
-from vla_rl.learner.learner import Learner, join_ranks
+from vla_rl.learner.learner import Learner
+from vla_rl.learner.process_group import join_ranks
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.build import build_policy, check_policy, save_policy
 from vla_rl.policies.openvla_oft.checkpoint import load_policy

@@ -41,7 +41,8 @@ def free_port() -> int:
 
 
 def make_learner(cfg: RunConfig, rank: int = 0, world_size: int = 1, port: int | None = None) -> Any:
-    from vla_rl.learner.learner import Learner, join_ranks
+    from vla_rl.learner.learner import Learner
+    from vla_rl.learner.process_group import join_ranks
     from vla_rl.policies.build import build_policy
 
     join_ranks(rank, world_size, ("127.0.0.1", port or free_port()), "cpu")

@@ -166,7 +166,11 @@ class LearnerConfig(ConfigGroup):
     value_lr: float | None = Field(None, ge=0.0, description="Learning rate of the value head; null: the same as lr.")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="Betas of AdamW, both below 1.")
     weight_decay: float = Field(0.0, ge=0.0, description="Weight decay of AdamW.")
-    warmup_iterations: NonNegative = Field(0, description="Iterations over which the learning rate rises linearly.")
+    warmup_iterations: NonNegative = Field(
+        0,
+        description="Iterations over which the policy's learning rate rises linearly, from its first update on. The "
+        "value head has no warm-up.",
+    )
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="How learning rates change after the warm-up; linear and cosine fall to 0 at the end."
     )
@@ -179,11 +183,19 @@ class LearnerConfig(ConfigGroup):
     threads: Threads | None = Field(None, description="CPU threads of one rank; null: one per core it has, 1 on a GPU.")
     latency_ms: float = Field(0.0, ge=0.0, description="Simulated extra time of one update (a sleep).")
 
-    def lr_factor(self, policy_version: int, iterations: int) -> float:
-        """What learning rates are multiplied by in an update, of ``iterations`` in all."""
-        if policy_version < self.warmup_iterations:
-            return (policy_version + 1) / (self.warmup_iterations + 1)
-        done = (policy_version - self.warmup_iterations) / max(1, iterations - self.warmup_iterations)
+    def policy_lr_factor(self, policy_version: int, first: int, iterations: int) -> float:
+        """What the policy's learning rate is multiplied by in an update, of ``iterations`` in all, after a warm-up.
+
+        ``first``: the first version whose update trains the policy; 0 before.
+        """
+        update = policy_version - first
+        if update < self.warmup_iterations:
+            return max(0, update + 1) / (self.warmup_iterations + 1)
+        return self.schedule_factor(policy_version, first + self.warmup_iterations, iterations)
+
+    def schedule_factor(self, policy_version: int, first: int, iterations: int) -> float:
+        """What ``lr_schedule`` multiplies a learning rate by, falling from the update of version ``first`` on."""
+        done = (policy_version - first) / max(1, iterations - first)
         match self.lr_schedule:
             case "linear":
                 return 1.0 - done

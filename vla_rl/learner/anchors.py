@@ -68,10 +68,10 @@ class Anchors:
         return cls([AnchorRows(demos.images, demos.proprio, demos.task, steps, record)])
 
     def observe(self, batch: SuperBatch) -> None:
-        """Keep the successful episodes of a super-batch; without a memory, nothing."""
+        """Keep the successful episodes of a super-batch that no earlier one held; without a memory, nothing."""
         if not self._grows:
             return
-        for b in np.flatnonzero(batch.success):
+        for b in np.flatnonzero(batch.success[: batch.new_episodes]):
             rows = slice(batch.offsets[b], batch.offsets[b + 1])
             seen = batch.obs_row[rows]
             rest = batch.task[rows].copy(), batch.num_steps[rows].copy()

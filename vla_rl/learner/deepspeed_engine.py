@@ -21,8 +21,8 @@ def make_engine(policy: Policy, settings: LearnerConfig) -> tuple[Any, Any]:
     policy.train()
     value_lr = settings.lr if settings.value_lr is None else settings.value_lr
     groups: list[dict[str, Any]] = [
-        {"params": list(policy.trunk_parameters()), "lr": settings.lr, "peak_lr": settings.lr},
-        {"params": list(policy.value_parameters()), "lr": value_lr, "peak_lr": value_lr},
+        {"params": list(policy.trunk_parameters()), "lr": settings.lr, "peak_lr": settings.lr, "part": "policy"},
+        {"params": list(policy.value_parameters()), "lr": value_lr, "peak_lr": value_lr, "part": "value"},
     ]
     weights = [weight for group in groups for weight in group["params"]]
     cuda = weights[0].is_cuda

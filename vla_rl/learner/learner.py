@@ -7,7 +7,6 @@ and backward passes are divided, so no statistic depends on the number of ranks.
 """
 
 import copy
-import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -33,10 +32,11 @@ from vla_rl.core.ipc.weights import WeightPublisher, weights_nbytes
 from vla_rl.core.records import Observation, SuperBatch, take_rows
 from vla_rl.learner.anchors import Anchors
 from vla_rl.learner.critic import CriticTrainer
-from vla_rl.learner.deepspeed_engine import make_engine, make_offloader, reset_unused_steps
+from vla_rl.learner.deepspeed_engine import make_engine, make_offloader
 from vla_rl.learner.device_timer import DeviceTimer
 from vla_rl.learner.forward_passes import ForwardPasses
 from vla_rl.learner.optimizer_steps import OptimizerSteps
+from vla_rl.learner.update_probe import UpdateProbe
 from vla_rl.learner.whole_state import WholeState
 from vla_rl.observability.meter import Meter
 from vla_rl.policies.base.policy import Policy
@@ -45,36 +45,6 @@ from vla_rl.policies.build import torch_dtype
 _STREAM = 5  # separates the draws of conditions from those of minibatches
 
 Share = Callable[[], tuple[torch.Tensor, dict[str, torch.Tensor]]]  # a share of a loss, and sums for the metrics
-
-
-def join_ranks(rank: int, world_size: int, meeting: tuple[str, int] | Path, device: str) -> None:
-    """Enter the learner's process group. Collective; called once, before a Learner is created.
-
-    ``meeting``: host and port of rank 0, or a new file that all ranks see: then nothing listens to other machines.
-    """
-    address, port = ("127.0.0.1", 0) if isinstance(meeting, Path) else meeting
-    os.environ |= {
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": "0" if device == "cuda" else str(rank),
-        "DS_ACCELERATOR": device,
-    }
-    import deepspeed
-    from deepspeed.ops import __compatible_ops__
-
-    __compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled at first use, for tens of seconds
-    method = None
-    if isinstance(meeting, Path):
-        method = f"file://{meeting.absolute()}?rank={rank}&world_size={world_size}"
-        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    deepspeed.init_distributed(
-        "nccl" if device == "cuda" else "gloo",
-        auto_mpi_discovery=False,
-        verbose=False,
-        init_method=method,
-    )
 
 
 class Learner:
@@ -124,6 +94,7 @@ class Learner:
         Optimizer steps whose gradient is not finite are skipped, and counted as ``skipped_steps``: all of them if the
         batch itself is not finite. Returns metrics over all ranks, the same on every rank.
         """
+        target_kl = self.config.algo.target_kl
         with self.meter.time("train"):
             time.sleep(self.config.learner.latency_ms * 1e-3)
             self._set_learning_rates(batch.policy_version)
@@ -137,19 +108,23 @@ class Learner:
             self._skipped = 0
             if self._anchors is not None:
                 self._anchors.observe(batch)
-            trained = self.algorithm.trained_chunks(targets)
-            for number, rows in enumerate(self._minibatches(trained, batch.policy_version)):
-                step = self._optimizer_step(batch, targets, rows, number)
+            moves = self.algorithm.moves_policy(targets, batch.policy_version)
+            probe = UpdateProbe(self._passes, batch, targets.condition, self._lease) if moves else None
+            minibatches = [*self._minibatches(self.algorithm.trained_chunks(targets), batch.policy_version)]
+            update_kl = 0.0
+            for number, rows in enumerate(minibatches):
+                step = self._optimizer_step(batch, targets, rows, number, probe)
                 for name, value in step.items():
                     sums[name] += value
                 grad_norms.append(self._steps.grad_norm)
-                if self.algorithm.ends_update(step):
-                    break
-            if not self.algorithm.trains_policy(batch.policy_version):
-                reset_unused_steps(self._optimizer)
+                if probe is not None and (target_kl is not None or number == len(minibatches) - 1):
+                    found = self._sum_over_ranks(probe.sums(self._engine))
+                    update_kl = found["update_k3"] / max(1.0, found["update_actions"])
+                    if target_kl is not None and update_kl > target_kl:
+                        break
             self._timer.read()
             self.meter.count("updates")
-            metrics = self.algorithm.finish_metrics(dict(sums), targets) | of_critic
+            metrics = self.algorithm.finish_metrics(dict(sums), targets) | of_critic | {"update_kl": update_kl}
             metrics |= {"grad_norm": float(np.mean(grad_norms or [0.0])), "lr": self._optimizer.param_groups[0]["lr"]}
             metrics |= {"optimizer_steps": len(grad_norms), "skipped_steps": self._skipped}
             if self._memory.gib:
@@ -196,15 +171,20 @@ class Learner:
             yield from np.array_split(rng.permutation(trained), parts)
 
     def _set_learning_rates(self, policy_version: int) -> None:
-        factor = self.config.learner.lr_factor(policy_version, self.config.train.iterations)
+        settings, iterations = self.config.learner, self.config.train.iterations
+        first = self.algorithm.first_policy_version
         policy, value = self._optimizer.param_groups
-        value["lr"] = value["peak_lr"] * factor
-        # with 0, weight decay does not act either
-        policy["lr"] = policy["peak_lr"] * factor * self.algorithm.trains_policy(policy_version)
+        policy["lr"] = policy["peak_lr"] * settings.policy_lr_factor(policy_version, first, iterations)
+        value["lr"] = value["peak_lr"] * settings.schedule_factor(policy_version, 0, iterations)
 
-    def _optimizer_step(self, batch: SuperBatch, targets: Targets, rows: np.ndarray, number: int) -> dict[str, float]:
+    def _optimizer_step(
+        self, batch: SuperBatch, targets: Targets, rows: np.ndarray, number: int, probe: UpdateProbe | None
+    ) -> dict[str, float]:
+        """One step of the weights; ``probe``: None if the policy's own are not to move."""
         sums: dict[str, torch.Tensor] = {}
-        shares = [*self._update_shares(batch, targets, rows), *self._cloning_shares(batch.policy_version, number)]
+        first = probe if number == 0 else None
+        update = self._update_shares(batch, targets, rows, first)
+        shares = [*update, *self._cloning_shares(batch.policy_version, number)]
         for i, (size, share) in enumerate(shares):
             with self._lease():
                 with self._timer.time("micro_batch", size):
@@ -216,21 +196,25 @@ class Learner:
                     self._engine.step()  # counts the micro-batch; the weights stay as they are
                 else:
                     with self._timer.time("step", 1):
-                        self._skipped += not self._steps.step()
+                        self._skipped += not self._steps.step(moves_policy=probe is not None)
                 self._passes.finish_on_device()
             for name, value in metrics.items():
                 sums[name] = sums[name] + value.detach() if name in sums else value.detach()
         return self._sum_over_ranks(sums)
 
-    def _update_shares(self, batch: SuperBatch, targets: Targets, rows: np.ndarray) -> Iterator[tuple[int, Share]]:
+    def _update_shares(
+        self, batch: SuperBatch, targets: Targets, rows: np.ndarray, probe: UpdateProbe | None
+    ) -> Iterator[tuple[int, Share]]:
         """This rank's micro-batches of ``rows``: size, and what computes their share of the loss."""
-        denominators = LossDenominators.of(batch.num_steps[rows])
+        denominators = LossDenominators.of(batch.num_steps[rows], targets.trains_value[rows])
 
         def share(part: np.ndarray, padding: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             tensors = targets.rows(part, self._device)
             if padding:  # chunks without an executed step do not count
                 tensors = replace(tensors, num_steps=torch.zeros_like(tensors.num_steps))
             output = self._passes.of_chunks(self._engine, batch, part, targets.condition[part])
+            if probe is not None:
+                probe.observe(part, padding, output.logprobs)
             outputs = output.logprobs, output.entropy, output.values
             return self.algorithm.loss(*outputs, tensors, denominators, batch.policy_version)
 

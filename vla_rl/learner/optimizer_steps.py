@@ -1,4 +1,7 @@
-"""Optimizer steps that may be skipped: one whose gradient is not finite leaves weights and moments as they are."""
+"""Optimizer steps that may be skipped: one whose gradient is not finite leaves weights and moments as they are.
+
+So does, for the policy's weights, one in which only the value head is trained.
+"""
 
 import math
 from typing import Any
@@ -22,10 +25,15 @@ class OptimizerSteps:
         self._wraps = engine.zero_optimization_stage() > 0 or engine.bfloat16_enabled()  # then it measures the norm
         self._watch = FiniteWatch(policy.trained_parameters().values(), device)
         self._skips = False
+        self._moves_policy = True
         engine.basic_optimizer.register_step_pre_hook(self._drop_gradients)
 
-    def step(self) -> bool:
-        """Step on the accumulated gradients; False if the step was skipped, on all ranks alike. Collective."""
+    def step(self, moves_policy: bool = True) -> bool:
+        """Step on the accumulated gradients; False if the step was skipped, on all ranks alike. Collective.
+
+        Without ``moves_policy``, the weights of the policy and their moments stay as they are.
+        """
+        self._moves_policy = moves_policy
         finite = self._watch.take()
         if not self._wraps:
             gradients = [p.grad for p in self._policy.parameters() if p.grad is not None]
@@ -47,7 +55,7 @@ class OptimizerSteps:
         return not wrong.item()
 
     def _drop_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._skips:
-            for group in optimizer.param_groups:
+        for group in optimizer.param_groups:  # some of DeepSpeed's optimizers step on one group at a time
+            if self._skips or (group["part"] == "policy" and not self._moves_policy):
                 for parameter in group["params"]:
                     parameter.grad = None

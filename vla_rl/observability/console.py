@@ -88,7 +88,7 @@ class StatusDisplay:
 
 
 _ROWS = (
-    ("success of the rollouts", "rollout/success", "{:.1%}"),
+    ("success of the rollouts", "rollout/success_played", "{:.1%}"),
     ("return", "rollout/return", "{:.3f}"),
     ("greedy success", "eval/greedy_success", "{:.1%}"),
     ("sampled success", "eval/sampled_success", "{:.1%}"),
@@ -97,7 +97,7 @@ _ROWS = (
     ("batches/s", "throughput/batches_per_s", "{:.4f}"),
     ("staleness, mean (updates)", "rollout/staleness_mean", "{:.2f}"),
     ("dropped as stale", "episodes/stale", "{:.0f}"),
-    ("KL of the update", "learner/approx_kl", "{:.4f}"),
+    ("KL of the update", "learner/update_kl", "{:.4f}"),
     ("clipped", "learner/clip_fraction", "{:.1%}"),
     ("explained variance", "learner/explained_variance", "{:.2f}"),
     ("memory, all processes", "memory/gib", "{:.1f} GiB"),

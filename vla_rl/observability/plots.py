@@ -80,7 +80,7 @@ def draw_curves(metrics: Metrics, path: Path, title: str) -> None:
             metrics,
             "updates",
             {
-                "learner/approx_kl": "KL",
+                "learner/update_kl": "KL of the update",
                 "learner/clip_fraction": "clipped share",
                 "learner/explained_variance": "explained variance",
             },

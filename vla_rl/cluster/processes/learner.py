@@ -43,7 +43,8 @@ class LearnerProcess(Vital):
         from algos import make_algorithm
         from vla_rl.core.devices.settings import set_up_torch
         from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers
-        from vla_rl.learner.learner import Learner, join_ranks
+        from vla_rl.learner.learner import Learner
+        from vla_rl.learner.process_group import join_ranks
         from vla_rl.policies.build import build_policy, torch_dtype
 
         rank, device = self._process.index, self._process.torch_device

@@ -217,7 +217,7 @@ def test_a_picture_that_cannot_be_drawn_does_not_end_the_run(tmp_path: Path, cap
 
 def test_a_short_run_adds_nothing_to_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[RunConfig] = []
-    monkeypatch.setattr(train_module, "run_training", lambda config, callbacks: trained.append(config))
+    monkeypatch.setattr(train_module, "run_training", lambda config, callbacks, report: trained.append(config))
     with pytest.raises(UserError), short_run(RunConfig.model_validate({"log": {"dataset": "data"}}), 1):
         pass
     assert [config.log.dataset for config in trained] == [None]

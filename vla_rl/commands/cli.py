@@ -322,6 +322,14 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             _file("--output", "the picture", Path("curves.png")),
         ),
     ),
+    "report": (
+        "report:report_command",
+        "write what came out of one run, or of several, as a page of HTML that needs no network",
+        (
+            _option("runs", metavar="RUN", nargs="+", type=Path, help="run folder, or a copy of its metrics.jsonl"),
+            _file("--output", "the page; by default report.html, of one run in its folder, of several in this one"),
+        ),
+    ),
     "world-model": (
         "world_model:world_model_command",
         "what a run's world model has learned, by its audit",

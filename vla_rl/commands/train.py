@@ -21,8 +21,10 @@ from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.ray_session import require_cluster
 from vla_rl.commands.dataset import complete_dataset
 from vla_rl.commands.fitting import require_fit
+from vla_rl.commands.loggers import guarded
 from vla_rl.commands.metadata import knows_conditions, with_ranges_of
 from vla_rl.commands.recovery import Recovery, Start
+from vla_rl.commands.report import FILE, write_report
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.signals import StopRequest
 from vla_rl.commands.trainer import Trainer
@@ -54,12 +56,17 @@ def train(
 
 
 def run_training(
-    config: RunConfig, resume: Path | None = None, iteration: int | None = None, callbacks: Sequence[Callback] = ()
+    config: RunConfig,
+    resume: Path | None = None,
+    iteration: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    *,
+    report: bool = True,
 ) -> TrainResult:
     """Run a training, or continue the run in the folder ``resume``.
 
-    ``iteration``: of the checkpoint to continue from; None: the newest. Raises UserError before any process is started,
-    where the mistake can be found that early.
+    ``iteration``: of the checkpoint to continue from; None: the newest. ``report``: write one, however the run ends.
+    Raises UserError before any process is started, where the mistake can be found that early.
     """
     from envs import env_spec
     from vla_rl.policies.build import check_policy, require_trainable
@@ -75,18 +82,27 @@ def run_training(
         RunFolder.reopen(resume, config, iteration) if resume else (RunFolder.create(config, spec, sys.argv), None)
     )
     spec = with_ranges_of(folder.path, spec)
-    with closing(folder), ExitStack() as stack:
+    with ExitStack() as afterwards, closing(folder), ExitStack() as stack:
         start = Start.of(checkpoint, config) if checkpoint else Start()
         if checkpoint:
             require_fit(config, folder.path, checkpoint, spec)
         stack.enter_context(complete_dataset(config, spec))
         for callback in callbacks:
             callback.on_start(folder.path)
+        if report:
+            afterwards.callback(_report, folder)
         _run(config, spec, folder, plan, start, callbacks)
     result = folder.result()
     for callback in callbacks:
         callback.on_end(result)
     return result
+
+
+def _report(folder: RunFolder) -> None:
+    """Of a run that has ended, and let go of its folder. A failure is said, and is none of the run."""
+    with guarded(FILE):
+        if folder.has_begun and folder.metrics():
+            print(f"report: {write_report([folder.path])}", flush=True)
 
 
 def _run(

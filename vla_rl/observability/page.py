@@ -1,7 +1,7 @@
 """A page of charts and tables: one HTML file that needs nothing from elsewhere, not even a network.
 
-Charts are drawn here as SVG, not by a library: their colours follow the reader's theme, a line takes a few kilobytes, and
-25 lines of script show values under the pointer. A figure of matplotlib would have one theme, plotly.js is 4.6 MB.
+Charts are drawn here as SVG, not by a library: their colours follow the reader's theme, a line takes a few kilobytes,
+and a short script shows the values under the pointer. A figure of matplotlib would have one theme, plotly.js is 4.6 MB.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 410.0, 8.0, 208.0  # of the plot area, in units of an SVG of 420 x 250 (page.html)
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 410.0, 8.0, 208.0  # of the plot area, in units of an SVG of 420 x 232 (page.html)
 _MOST = 400  # points of a line that are drawn
 _COLORS, _DASHES = 6, 4  # in page.css
 
@@ -87,7 +87,8 @@ class Chart:
         lines = []
         for line in self.lines:
             x, y = _thinned(line.x, line.y)
-            about = {"label": line.label, "kind": line.kind, "color": line.color % _COLORS, "dash": line.color % _DASHES}
+            about: dict[str, Any] = {"label": line.label, "kind": line.kind}
+            about |= {"color": line.color % _COLORS, "dash": line.color % _DASHES}
             about |= {"points": _points(across(x), up(y)), "marks": [], "bars": [], "band": ""}
             if line.kind == "points" or len(x) == 1:
                 about["marks"] = list(zip(across(x), up(y), strict=True))
@@ -123,8 +124,8 @@ class Section:
 
     title: str
     notes: Sequence[str] = ()
-    charts: Sequence[Chart] = field(default=())
-    tables: Sequence[Table] = field(default=())
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
 
 
 def render_page(
@@ -148,7 +149,7 @@ def render_page(
         claims=claims,
         facts=facts,
         sections=[section for section in sections if section.notes or section.charts or section.tables],
-        own={name: Markup(text) for name, text in own.items()},  # noqa: S704 (this package's own files)
+        own={name: Markup(text) for name, text in own.items()},  # this package writes them
         allowed={name: _digest(text) for name, text in own.items()},
     )
 
@@ -179,8 +180,8 @@ def _points(x: np.ndarray, y: np.ndarray) -> str:
 
 
 def _short(value: float) -> str:
-    """A number of an axis: 1.5M, 20k, 0.25."""
-    for unit, name in ((1e6, "M"), (1e3, "k")):
-        if abs(value) >= 10 * unit or (abs(value) >= unit and name == "M"):
-            return f"{value / unit:.4g}{name}"
-    return f"{value:.4g}"
+    """A number of an axis: 1.5M, 20k, 0.25; without what steps of an axis leave of a zero."""
+    value = round(value, 12)
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:.4g}M"
+    return f"{value / 1e3:.4g}k" if abs(value) >= 1e4 else f"{value:.4g}"

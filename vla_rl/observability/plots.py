@@ -107,7 +107,7 @@ def draw_comparison(runs: Mapping[str, Metrics], path: Path) -> None:
             _legend_and_grid(axis)
 
 
-_EFFORTS = {  # what success is drawn over: unit of the metric, and label
+EFFORTS = {  # what success is drawn over: unit of the metric, and label
     "episodes/control_steps": (1000.0, "thousand control steps played"),
     "time/seconds": (60.0, "minutes, evaluations included"),
     "time/cpu_s": (60.0, "minutes of a core, evaluations left out"),
@@ -120,14 +120,14 @@ def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str
 
     What metrics of older runs do not count is not drawn.
     """
-    variants = {name: [_with_processor_time(m) for m in seeds] for name, seeds in variants.items()}
+    variants = {name: [with_totals(m) for m in seeds] for name, seeds in variants.items()}
     every = [m for seeds in variants.values() for m in seeds]
-    efforts = {key: about for key, about in _EFFORTS.items() if all(key in m[-1] for m in every)}
+    efforts = {key: about for key, about in EFFORTS.items() if all(key in m[-1] for m in every)}
     columns = len(efforts) + 1
     with figure(path, title, 1, columns, (5.3 * columns, 5), sharey=True) as axes:
         for axis, (x_key, (scale, label)) in zip(axes, efforts.items(), strict=False):
             for name, seeds in variants.items():
-                x, curves = _seed_curves(seeds, x_key)
+                x, curves = seed_curves(seeds, x_key)
                 (line,) = axis.plot(x / scale, curves.mean(axis=0), label=name)
                 low, high = curves.min(axis=0), curves.max(axis=0)
                 axis.fill_between(x / scale, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
@@ -137,12 +137,16 @@ def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str
         _last_evaluations(axes[-1], variants)
 
 
-def _with_processor_time(metrics: Metrics) -> Metrics:
-    """With ``time/cpu_s``, the sum of ``time/iteration_cpu_s``; as they are where that was not measured."""
-    if not any("time/iteration_cpu_s" in m for m in metrics):
-        return metrics
-    totals = np.cumsum([m.get("time/iteration_cpu_s", 0.0) for m in metrics])
-    return [m | {"time/cpu_s": float(total)} for m, total in zip(metrics, totals, strict=True)]
+def with_totals(metrics: Metrics) -> Metrics:
+    """With ``time/cpu_s`` and ``time/trained_s``, the sums of ``time/iteration_cpu_s`` and ``time/iteration_s``.
+
+    These leave evaluations out. What a run did not measure has no sum.
+    """
+    for total, part in (("time/cpu_s", "time/iteration_cpu_s"), ("time/trained_s", "time/iteration_s")):
+        if any(part in m for m in metrics):
+            sums = np.cumsum([m.get(part, 0.0) for m in metrics])
+            metrics = [m | {total: float(value)} for m, value in zip(metrics, sums, strict=True)]
+    return metrics
 
 
 def _last_evaluations(axis: Axes, variants: Mapping[str, Sequence[Metrics]]) -> None:
@@ -179,12 +183,19 @@ def draw_timeline(activities: Sequence[Any], path: Path, title: str) -> None:
         axis.legend(handles=[Patch(color=c, label=name) for name, c in colors.items()], loc="upper right", fontsize=8)
 
 
-def _seed_curves(seeds: Sequence[Metrics], x_key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Common x values, up to the end of the shortest seed, and smoothed curves [seeds, x]."""
-    curves = [series(m, rollouts_key(m), x_key) for m in seeds]
+def seed_curves(
+    seeds: Sequence[Metrics], x_key: str, key: str | None = None, window: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
+    """Common x values, up to the end of the shortest seed, and smoothed curves [seeds, x]; empty if a seed has none.
+
+    ``key``: of the metric; None: success of the rollouts. ``window``: of the moving mean.
+    """
+    curves = [series(m, key or rollouts_key(m), x_key) for m in seeds]
+    if not all(len(x) for x, _ in curves):
+        return np.zeros(0), np.zeros((len(seeds), 0))
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     common = np.linspace(start, end, 200)
-    return common, np.array([np.interp(common, x, smoothed(y, 5)) for x, y in curves])
+    return common, np.array([np.interp(common, x, smoothed(y, window)) for x, y in curves])
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

@@ -83,3 +83,24 @@ def test_a_comparison_has_no_panel_for_evaluations_that_no_run_made(tmp_path, mo
     for more in ({}, {"eval/greedy_success": 0.5}):
         plots.draw_comparison({"a": [rollouts], "b": [rollouts | more]}, tmp_path / "curves.png")
     assert titles == [[titles[1][-1]], ["greedy success, evaluation", "success of the rollouts (moving mean of 9)"]]
+
+
+def test_curves_over_control_steps(tmp_path, capsys, monkeypatch):
+    drawn, plotted = [], plots.figure
+
+    @contextmanager
+    def spied(*arguments, **options):
+        with plotted(*arguments, **options) as axes:
+            yield axes
+            drawn.append((axes[0, 0].get_xlabel(), list(axes[0, 0].lines[0].get_xdata())))
+
+    monkeypatch.setattr(plots, "figure", spied)
+    file = records(tmp_path / "run.jsonl", 0.2)
+    command = ["plot", str(file), "--x", "steps", "--output", str(tmp_path / "p.png")]
+    assert main(command) == 2
+    assert "--x steps: run has not recorded episodes/control_steps; leave --x out" in capsys.readouterr().err
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [line | {"episodes/control_steps": 500.0 * line["iteration"]} for line in lines]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(command) == 0
+    assert drawn == [("thousand control steps played", [0.0, 0.5, 1.0, 1.5])]

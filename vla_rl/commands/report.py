@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vla_rl.commands.loggers import guarded
 from vla_rl.commands.report_claims import claims, facts
 from vla_rl.commands.report_runs import grouped, read_run
 from vla_rl.commands.report_sections import sections
+from vla_rl.commands.run_folder import RunFolder
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import replacing
 from vla_rl.observability.page import render_page
@@ -46,3 +48,13 @@ def write_report(paths: Sequence[Path], output: Path | None = None) -> Path:
     except OSError as error:
         raise UserError(f"{output} cannot be written ({error}); name another file with --output") from error
     return output
+
+
+def report_at_end(folder: RunFolder) -> None:
+    """Write the report of a run that has ended, and has let go of its folder, and say so.
+
+    A failure is said, and is none of the run's.
+    """
+    with guarded(FILE):
+        if folder.has_begun and folder.metrics():
+            print(f"report: {write_report([folder.path])}", flush=True)

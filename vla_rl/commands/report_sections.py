@@ -10,19 +10,11 @@ from vla_rl.commands.report_claims import kind_of
 from vla_rl.commands.report_runs import WINDOW, Groups, Run, Values, all_runs, changed, differing, flattened
 from vla_rl.config.messages import shown
 from vla_rl.observability.page import Chart, Line, Section, Table
-from vla_rl.observability.plots import EFFORTS, Metrics, rollouts_key, seed_curves, series, smoothed
+from vla_rl.observability.plots import EFFORTS, Effort, Metrics, rollouts_key, seed_curves, series, smoothed
 from vla_rl.observability.success_rate import wilson_interval
 from vla_rl.placement.plan import Layout
 
 _ROLES = ("simulators", "inference", "learner")  # keys of a layout's record
-
-
-class _Axis(NamedTuple):
-    """What is drawn over: metric, unit, label."""
-
-    key: str
-    unit: float
-    label: str
 
 
 class _Plot(NamedTuple):
@@ -34,10 +26,8 @@ class _Plot(NamedTuple):
     share: bool = False
 
 
-_UPDATES = _Axis("iteration", 1.0, "updates")
-_TRAINED = _Axis("time/trained_s", 60.0, "minutes, evaluations left out")
-_PLAYED = _Axis("episodes/played", 1.0, "training episodes played")
-_EFFORTS = (_PLAYED, *(_Axis(key, unit, label) for key, (unit, label) in EFFORTS.items()))
+_UPDATES = Effort("iteration", 1.0, "updates")
+_TRAINED = Effort("time/trained_s", 60.0, "minutes, evaluations left out")
 _LEARNING = (
     _Plot("Return of an episode", {"rollout/return": "mean"}),
     _Plot("KL divergence of an update, nats an action", {"learner/update_kl": "before to after"}, 0.0),
@@ -94,6 +84,7 @@ _COUNTS = {
     "set_aside": "of the lost ones, set aside",
 }
 _ENDED = {f"episodes/{name}": _ENDS[name] for name in ("trained", "filtered", "stale", "evaluated", "lost")}
+_LABELS = {"started": "started"} | _ENDS | _COUNTS
 _LEFT_OUT = ("instructions", "proprio_range", "conditions")  # of metadata.json
 
 
@@ -121,38 +112,38 @@ def _charted(title: str, notes: Sequence[str], charts: Sequence[Chart]) -> Secti
     return Section(title, notes if charts else (), charts)
 
 
-def _charts(groups: Groups, plots: Sequence[_Plot], axis: _Axis, window: int = WINDOW) -> list[Chart]:
+def _charts(groups: Groups, plots: Sequence[_Plot], over: Effort, window: int = WINDOW) -> list[Chart]:
     """Of one run, a chart for each plot; of several, one for each metric. Those without a line are left out."""
     runs, drawn = all_runs(groups), []
     for plot in plots:
         if len(runs) == 1:
-            drawn.append((plot, plot.title, _of_run(runs[0].metrics, plot.keys, axis, window)))
+            drawn.append((plot, plot.title, _of_run(runs[0].metrics, plot.keys, over, window)))
             continue
         for key, label in plot.keys.items():
             title = f"{plot.title}: {label}" if len(plot.keys) > 1 else plot.title
-            drawn.append((plot, title, _of_groups(groups, key, axis, window)))
-    return [Chart(title, axis.label, lines, plot.share, plot.floor) for plot, title, lines in drawn if lines]
+            drawn.append((plot, title, _of_groups(groups, key, over, window)))
+    return [Chart(title, over.label, lines, plot.share, plot.floor) for plot, title, lines in drawn if lines]
 
 
-def _of_run(metrics: Metrics, keys: Mapping[str, str], axis: _Axis, window: int, color: int = 0) -> list[Line]:
+def _of_run(metrics: Metrics, keys: Mapping[str, str], over: Effort, window: int, color: int = 0) -> list[Line]:
     """Two lines for each metric: as recorded, and its moving mean."""
     lines = []
     for number, (key, label) in enumerate(keys.items(), color):
-        x, y = series(metrics, key, axis.key)
+        x, y = series(metrics, key, over.key)
         if len(x):
-            lines += [Line(label, x / axis.unit, y, kind="thin", color=number)] * (window > 1)
-            lines.append(Line(label, x / axis.unit, smoothed(y, window), color=number))
+            lines += [Line(label, x / over.unit, y, kind="thin", color=number)] * (window > 1)
+            lines.append(Line(label, x / over.unit, smoothed(y, window), color=number))
     return lines
 
 
-def _of_groups(groups: Groups, key: str | None, axis: _Axis, window: int) -> list[Line]:
+def _of_groups(groups: Groups, key: str | None, over: Effort, window: int) -> list[Line]:
     """A line for each group, the mean of its runs, and their range. ``key``: None is the success of the rollouts."""
     lines = []
     for color, (label, runs) in enumerate(groups.items()):
-        x, curves = seed_curves([run.metrics for run in runs], axis.key, key, window)
+        x, curves = seed_curves([run.metrics for run in runs], over.key, key, window)
         if len(x):
             low, high = (curves.min(axis=0), curves.max(axis=0)) if len(runs) > 1 else (None, None)
-            lines.append(Line(label, x / axis.unit, curves.mean(axis=0), low, high, color=color))
+            lines.append(Line(label, x / over.unit, curves.mean(axis=0), low, high, color=color))
     return lines
 
 
@@ -163,23 +154,23 @@ def _success(groups: Groups) -> list[Chart]:
         metrics = runs[0].metrics
         rollouts = {rollouts_key(metrics): "rollouts"}
         drawn = [
-            ("Success", axis, _of_run(metrics, rollouts, axis, WINDOW, color=2) + _evaluated(metrics, axis))
-            for axis in _EFFORTS
+            ("Success", over, _of_run(metrics, rollouts, over, WINDOW, color=2) + _evaluated(metrics, over))
+            for over in EFFORTS.values()
         ]
     else:
-        drawn = [("Success of the rollouts", axis, _of_groups(groups, None, axis, WINDOW)) for axis in _EFFORTS]
+        drawn = [("Success of the rollouts", over, _of_groups(groups, None, over, WINDOW)) for over in EFFORTS.values()]
         title, key = f"{kind.capitalize()} success, evaluations", f"eval/{kind}_success"
-        drawn += [(title, axis, _of_groups(groups, key, axis, 1)) for axis in _EFFORTS]
-    return [Chart(title, axis.label, lines, share=True) for title, axis, lines in drawn if lines]
+        drawn += [(title, over, _of_groups(groups, key, over, 1)) for over in EFFORTS.values()]
+    return [Chart(title, over.label, lines, share=True) for title, over, lines in drawn if lines]
 
 
-def _evaluated(metrics: Metrics, axis: _Axis) -> list[Line]:
+def _evaluated(metrics: Metrics, over: Effort) -> list[Line]:
     lines = []
     for color, kind in enumerate(("greedy", "sampled")):
         success, low, high = (f"eval/{kind}_{part}" for part in ("success", "low95", "high95"))
-        if found := [m for m in metrics if success in m and axis.key in m]:
-            x, *ys = (np.array([m.get(key, m[success]) for m in found]) for key in (axis.key, success, low, high))
-            lines.append(Line(f"evaluation, {kind}", x / axis.unit, *ys, kind="points", color=color))
+        if found := [m for m in metrics if success in m and over.key in m]:
+            x, *ys = (np.array([m.get(key, m[success]) for m in found]) for key in (over.key, success, low, high))
+            lines.append(Line(f"evaluation, {kind}", x / over.unit, *ys, kind="points", color=color))
     return lines
 
 
@@ -190,21 +181,17 @@ def _ended(runs: Sequence[Run]) -> _Plot:
 
 
 def _ledger(runs: Sequence[Run]) -> list[Table]:
-    """The newest counters of each run; those that are zero in all of them are left out."""
-    last = [next((m for m in reversed(run.metrics) if "episodes/started" in m), {}) for run in runs]
-    rows = []
-    for name, label in ({"started": "started"} | _ENDS | _COUNTS).items():
-        if any(m.get(f"episodes/{name}") for m in last):
-            rows.append([label, *(_count(m, name) for m in last)])
-    head = ["episodes", *(run.name for run in runs)] if len(runs) > 1 else ["episodes", "number"]
-    return [Table("Ledger of the episodes, in sum", head, rows)] if rows else []
+    """The newest counters of each run that are not zero."""
+    columns: dict[str, dict[str, str]] = {}
+    for run in runs:
+        last = next((m for m in reversed(run.metrics) if "episodes/started" in m), {})
+        found = {name: last.get(f"episodes/{name}") for name in _LABELS}
+        columns[run.name] = {_LABELS[name]: _count(name, value, last) for name, value in found.items() if value}
+    return _side_by_side("Ledger of the episodes, in sum", "episodes", columns)
 
 
-def _count(record: Mapping[str, float], name: str) -> str:
-    value = record.get(f"episodes/{name}")
-    if value is None:
-        return ""
-    return f"{value:,.0f}" + (f" ({value / record['episodes/started']:.1%})" if name in _ENDS and value else "")
+def _count(name: str, value: float, record: Mapping[str, float]) -> str:
+    return f"{value:,.0f}" + (f" ({value / record['episodes/started']:.1%})" if name in _ENDS else "")
 
 
 def _plan(run: Run) -> list[Table]:
@@ -234,10 +221,7 @@ def _tasks(run: Run) -> list[Table]:
     """The first evaluation and the newest, of each task."""
     kind = kind_of([run])
     found = {f"after {record['iteration']} updates": _of_tasks(record["tasks"]) for record in run.evaluations[kind]}
-    tasks = dict.fromkeys(task for cells in found.values() for task in cells)
-    rows = [[task, *(cells.get(task, "") for cells in found.values())] for task in tasks]
-    caption = f"{run.name}: {kind} success by task, with 95 % intervals (Wilson)"
-    return [Table(caption, ("task", *found), rows)] if rows else []
+    return _side_by_side(f"{run.name}: {kind} success by task, with 95 % intervals (Wilson)", "task", found)
 
 
 def _of_tasks(rows: Sequence[Values]) -> dict[str, str]:
@@ -270,7 +254,11 @@ def _origin(runs: Sequence[Run]) -> list[Table]:
         values = flattened({key: value for key, value in run.about.items() if key not in _LEFT_OUT})
         command = {"command": shlex.join(map(str, values["command"]))} if "command" in values else {}
         columns[run.name] = {key: str(value) for key, value in (values | command).items() if value is not None}
-    keys = dict.fromkeys(key for values in columns.values() for key in values)
-    rows = [[key, *(values.get(key, "") for values in columns.values())] for key in keys]
-    head = ("what", *columns) if len(columns) > 1 else ("what", "value")
-    return [Table("Recorded when the run began", head, rows)] if rows else []
+    return _side_by_side("Recorded when the run began", "what", columns)
+
+
+def _side_by_side(caption: str, what: str, columns: Mapping[str, Mapping[str, str]]) -> list[Table]:
+    """A row for each key of a column; no table without one."""
+    keys = dict.fromkeys(key for cells in columns.values() for key in cells)
+    rows = [[key, *(cells.get(key, "") for cells in columns.values())] for key in keys]
+    return [Table(caption, (what, *columns), rows)] if rows else []

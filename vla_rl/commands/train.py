@@ -21,10 +21,9 @@ from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.ray_session import require_cluster
 from vla_rl.commands.dataset import complete_dataset
 from vla_rl.commands.fitting import require_fit
-from vla_rl.commands.loggers import guarded
 from vla_rl.commands.metadata import knows_conditions, with_ranges_of
 from vla_rl.commands.recovery import Recovery, Start
-from vla_rl.commands.report import FILE, write_report
+from vla_rl.commands.report import report_at_end
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.signals import StopRequest
 from vla_rl.commands.trainer import Trainer
@@ -90,19 +89,12 @@ def run_training(
         for callback in callbacks:
             callback.on_start(folder.path)
         if report:
-            afterwards.callback(_report, folder)
+            afterwards.callback(report_at_end, folder)
         _run(config, spec, folder, plan, start, callbacks)
     result = folder.result()
     for callback in callbacks:
         callback.on_end(result)
     return result
-
-
-def _report(folder: RunFolder) -> None:
-    """Of a run that has ended, and let go of its folder. A failure is said, and is none of the run."""
-    with guarded(FILE):
-        if folder.has_begun and folder.metrics():
-            print(f"report: {write_report([folder.path])}", flush=True)
 
 
 def _run(

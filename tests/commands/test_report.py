@@ -96,7 +96,7 @@ def test_one_run(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     page = Page(run.path / "report.html")
     for part in (
         "PPO on tabletop: one",
-        "Greedy success rose from 36% (95 %: 24% to 50%) before training to 86% (95 %: 74% to 93%) after 4 updates.",
+        "Greedy success rose from 36% (95%: 24% to 50%) before training to 86% (95%: 74% to 93%) after 4 updates.",
         "The intervals do not overlap.",
         "4 of 4",
         "complete",
@@ -127,10 +127,10 @@ def test_what_others_have_written_is_text(make: Make) -> None:
 @pytest.mark.parametrize(
     ("rates", "expected"),
     [
-        ({0: 0.5, 4: 0.4}, "fell from 50% (95 %: 37% to 63%) before training to 40% (95 %: 28% to 54%) after 4 updates."),
-        ({2: 0.5, 4: 0.5}, "stayed: from 50% (95 %: 37% to 63%) after 2 updates to 50%"),
+        ({0: 0.5, 4: 0.4}, "fell from 50% (95%: 37% to 63%) before training to 40% (95%: 28% to 54%) after 4 updates."),
+        ({2: 0.5, 4: 0.5}, "stayed: from 50% (95%: 37% to 63%) after 2 updates to 50%"),
         ({0: 0.5, 4: 0.4}, "The intervals overlap."),
-        ({0: 0.5}, "Greedy success before training: 50% (95 %: 37% to 63%). No other evaluation has been made."),
+        ({0: 0.5}, "Greedy success before training: 50% (95%: 37% to 63%). No other evaluation has been made."),
         ({}, "No evaluation was made. Of the rollouts, 40% succeeded at first and 60% at last."),
     ],
 )

@@ -104,3 +104,11 @@ def test_curves_over_control_steps(tmp_path, capsys, monkeypatch):
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(command) == 0
     assert drawn == [("thousand control steps played", [0.0, 0.5, 1.0, 1.5])]
+
+
+def test_rates_leave_out_the_update_after_an_evaluation():
+    evaluated = {1, 4}
+    metrics = [{"iteration": i} | ({"eval/greedy_success": 0.5} if i in evaluated else {}) for i in range(7)]
+    assert [m["iteration"] for m in plots.steady(metrics)] == [0, 1, 3, 4, 6]
+    always = [m | {"eval/greedy_success": 0.5} for m in metrics]
+    assert plots.steady(always) == always

@@ -92,7 +92,7 @@ def _rate(record: Mapping[str, float], kind: str) -> tuple[float, float, float]:
 
 
 def _said(rate: float, low: float, high: float) -> str:
-    return f"{rate:.0%} (95 %: {low:.0%} to {high:.0%})"
+    return f"{rate:.0%} (95%: {low:.0%} to {high:.0%})"
 
 
 def _moment(record: Mapping[str, float]) -> str:

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from vla_rl.commands.report_claims import kind_of
 from vla_rl.commands.report_runs import WINDOW, Groups, Run, Values, all_runs, changed, differing, flattened
 from vla_rl.config.messages import shown
 from vla_rl.observability.page import Chart, Line, Section, Table
-from vla_rl.observability.plots import EFFORTS, Effort, Metrics, rollouts_key, seed_curves, series, smoothed
+from vla_rl.observability.plots import EFFORTS, Effort, Metrics, rollouts_key, seed_curves, series, smoothed, steady
 from vla_rl.observability.success_rate import wilson_interval
 from vla_rl.placement.plan import Layout
 
@@ -37,7 +38,7 @@ _LEARNING = (
     _Plot("Cloning loss, nats a token", {"learner/cloning_loss": "loss"}, 0.0),
     _Plot(
         "Ratio of new and old probability",
-        {"learner/ratio_p50": "median", "learner/ratio_p01": "1 % are below", "learner/ratio_p99": "1 % are above"},
+        {"learner/ratio_p50": "median", "learner/ratio_p01": "1% are below", "learner/ratio_p99": "1% are above"},
     ),
     _Plot(
         "Clipping and effective samples",
@@ -94,12 +95,14 @@ def sections(groups: Groups) -> list[Section]:
     lines = f"Thin: as recorded. Thick: moving mean of {WINDOW}."
     if len(runs) > 1:
         lines = f"Lines: moving mean of {WINDOW}, mean of the seeds. Bands: from the lowest seed to the highest."
-    intervals = "Evaluations have 95 % intervals (Wilson). Rollouts sample actions, and start where training does."
+    intervals = "Evaluations have 95% intervals (Wilson). Rollouts sample actions, and start where training does."
     notes = [lines] if len(runs) > 1 else [lines, intervals]
+    quiet = "The update after each evaluation is left out: its episodes were played during the evaluation."
+    undisturbed = {label: [replace(run, metrics=steady(run.metrics)) for run in own] for label, own in groups.items()}
     return [
         _charted("Success", notes, _success(groups)),
         _charted("Learning", [lines], _charts(groups, _LEARNING, _UPDATES)),
-        _charted("Speed", [lines], _charts(groups, _SPEED, _TRAINED)),
+        _charted("Speed", [lines, quiet], _charts(undisturbed, _SPEED, _TRAINED)),
         Section("Episodes", (), _charts(groups, [_ended(runs)], _TRAINED, window=1), _ledger(runs)),
         Section("Placement", (), (), [table for own in groups.values() for table in _plan(own[0])]),
         Section("Evaluation by task", (), (), [table for run in runs for table in _tasks(run)]),
@@ -114,7 +117,8 @@ def _charted(title: str, notes: Sequence[str], charts: Sequence[Chart]) -> Secti
 
 def _charts(groups: Groups, plots: Sequence[_Plot], over: Effort, window: int = WINDOW) -> list[Chart]:
     """Of one run, a chart for each plot; of several, one for each metric. Those without a line are left out."""
-    runs, drawn = all_runs(groups), []
+    runs = all_runs(groups)
+    drawn: list[tuple[_Plot, str, list[Line]]] = []
     for plot in plots:
         if len(runs) == 1:
             drawn.append((plot, plot.title, _of_run(runs[0].metrics, plot.keys, over, window)))
@@ -127,7 +131,7 @@ def _charts(groups: Groups, plots: Sequence[_Plot], over: Effort, window: int = 
 
 def _of_run(metrics: Metrics, keys: Mapping[str, str], over: Effort, window: int, color: int = 0) -> list[Line]:
     """Two lines for each metric: as recorded, and its moving mean."""
-    lines = []
+    lines: list[Line] = []
     for number, (key, label) in enumerate(keys.items(), color):
         x, y = series(metrics, key, over.key)
         if len(x):
@@ -167,10 +171,10 @@ def _success(groups: Groups) -> list[Chart]:
 def _evaluated(metrics: Metrics, over: Effort) -> list[Line]:
     lines = []
     for color, kind in enumerate(("greedy", "sampled")):
-        success, low, high = (f"eval/{kind}_{part}" for part in ("success", "low95", "high95"))
-        if found := [m for m in metrics if success in m and over.key in m]:
-            x, *ys = (np.array([m.get(key, m[success]) for m in found]) for key in (over.key, success, low, high))
-            lines.append(Line(f"evaluation, {kind}", x / over.unit, *ys, kind="points", color=color))
+        keys = [f"eval/{kind}_{part}" for part in ("success", "low95", "high95")]
+        if found := [m for m in metrics if keys[0] in m and over.key in m]:
+            x, y, low, high = (np.array([m.get(key, m[keys[0]]) for m in found]) for key in (over.key, *keys))
+            lines.append(Line(f"evaluation, {kind}", x / over.unit, y, low, high, kind="points", color=color))
     return lines
 
 
@@ -196,7 +200,7 @@ def _count(name: str, value: float, record: Mapping[str, float]) -> str:
 
 def _plan(run: Run) -> list[Table]:
     """What the newest checkpoint says of the plan, and the migrations to it."""
-    tables, config = [], run.config
+    config, tables = run.config, list[Table]()
     if {"mode", *_ROLES} <= run.layout.keys():
         layout = Layout(run.layout["mode"], *(tuple(run.layout[role]) for role in _ROLES))
         workers = len(layout.simulators) or config.get("placement.env_workers")
@@ -221,7 +225,7 @@ def _tasks(run: Run) -> list[Table]:
     """The first evaluation and the newest, of each task."""
     kind = kind_of([run])
     found = {f"after {record['iteration']} updates": _of_tasks(record["tasks"]) for record in run.evaluations[kind]}
-    return _side_by_side(f"{run.name}: {kind} success by task, with 95 % intervals (Wilson)", "task", found)
+    return _side_by_side(f"{run.name}: {kind} success by task, with 95% intervals (Wilson)", "task", found)
 
 
 def _of_tasks(rows: Sequence[Values]) -> dict[str, str]:
@@ -235,7 +239,7 @@ def _of_tasks(rows: Sequence[Values]) -> dict[str, str]:
 
 
 def _configuration(groups: Groups) -> list[Table]:
-    runs, tables = [run for run in all_runs(groups) if run.config], []
+    runs, tables = [run for run in all_runs(groups) if run.config], list[Table]()
     different = differing(runs)
     if different:
         rows = [[key, *(shown(own[0].config.get(key)) for own in groups.values())] for key in different]

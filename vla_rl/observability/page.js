@@ -4,7 +4,7 @@ for (const chart of document.querySelectorAll("svg[data-x]")) {
   const [x0, x1] = limits(chart.dataset.x), [y0, y1] = limits(chart.dataset.y);
   const [left, right, top, bottom] = limits(chart.dataset.area);
   const share = "share" in chart.dataset;
-  const shown = (y) => (share ? `${Math.round(100 * y)} %` : String(Number(y.toPrecision(3))));
+  const shown = (y) => (share ? `${Math.round(100 * y)}%` : String(Number(y.toPrecision(3))));
   const lines = [...chart.querySelectorAll("polyline[data-label]")].map((line) => ({
     label: line.dataset.label,
     points: line.getAttribute("points").split(" ").map((pair) => pair.split(",").map(Number)),

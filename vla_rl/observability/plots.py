@@ -83,10 +83,10 @@ def draw_curves(metrics: Metrics, path: Path, title: str, over: Effort = EFFORTS
     """One run: success, throughput, busy shares and health of the updates."""
     with figure(path, title, 2, 2, (12, 7.5)) as axes:
         _success(axes[0, 0], metrics, over)
-        _lines(axes[0, 1], metrics, over, "throughput", {"throughput/env_steps_per_s": "env steps/s"})
+        _lines(axes[0, 1], steady(metrics), over, "throughput", {"throughput/env_steps_per_s": "env steps/s"})
         _lines(
             axes[1, 0],
-            metrics,
+            steady(metrics),
             over,
             "busy share of the time",
             {"busy/env_workers": "simulators", "busy/inference": "inference", "busy/learner": "learner"},
@@ -158,6 +158,17 @@ def with_totals(metrics: Metrics) -> Metrics:
             sums = np.cumsum([m.get(part, 0.0) for m in metrics])
             metrics = [m | {total: float(value)} for m, value in zip(metrics, sums, strict=True)]
     return metrics
+
+
+def steady(metrics: Metrics) -> Metrics:
+    """Without the update after each evaluation, for rates and busy shares; all, if that would leave less than half.
+
+    During an evaluation, simulators also fill what the next update trains on, and then they rest: it says nothing of
+    how fast a run is.
+    """
+    evaluated = [any(key.startswith("eval/") for key in m) for m in metrics]
+    kept = [m for m, after in zip(metrics, [False, *evaluated], strict=False) if not after]
+    return kept if 2 * len(kept) >= len(metrics) else metrics
 
 
 def _last_evaluations(axis: Axes, variants: Mapping[str, Sequence[Metrics]]) -> None:

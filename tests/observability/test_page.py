@@ -52,7 +52,9 @@ def test_the_axis_of_a_chart(chart: Chart, limits: str) -> None:
 
 def test_points_are_where_their_values_are() -> None:
     low, high = np.array([0.0, 0.5]), np.array([0.5, 1.0])
-    (one, many) = Chart("", "x", [line(0.5), line(0.25, 1.0, low=low, high=high, kind="points")], share=True).drawn()["lines"]
+    (one, many) = Chart("", "x", [line(0.5), line(0.25, 1.0, low=low, high=high, kind="points")], share=True).drawn()[
+        "lines"
+    ]
     assert one["marks"] == [(52.0, 108.0)], "a single point is seen"
     assert many["points"] == "52.0,158.0 410.0,8.0"
     assert many["bars"] == [(52.0, 208.0, 108.0), (410.0, 108.0, 8.0)]

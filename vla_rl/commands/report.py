@@ -1,6 +1,6 @@
 """`vla-rl report RUN [RUN …]`: what came out of runs, and why, as one page of HTML.
 
-    run folders ──▶ runs ──▶ groups: all but the seed is equal ──▶ claims, facts, sections ──▶ page.html
+run folders ──▶ runs ──▶ groups: all but the seed is equal ──▶ claims, facts, sections ──▶ page.html
 """
 
 from collections.abc import Sequence

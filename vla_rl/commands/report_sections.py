@@ -97,12 +97,12 @@ def sections(groups: Groups) -> list[Section]:
         lines = f"Lines: moving mean of {WINDOW}, mean of the seeds. Bands: from the lowest seed to the highest."
     intervals = "Evaluations have 95% intervals (Wilson). Rollouts sample actions, and start where training does."
     notes = [lines] if len(runs) > 1 else [lines, intervals]
-    quiet = "The update after each evaluation is left out: its episodes were played during the evaluation."
     undisturbed = {label: [replace(run, metrics=steady(run.metrics)) for run in own] for label, own in groups.items()}
+    speed = [lines, "The update after each evaluation is left out: its episodes were played during the evaluation."]
     return [
         _charted("Success", notes, _success(groups)),
         _charted("Learning", [lines], _charts(groups, _LEARNING, _UPDATES)),
-        _charted("Speed", [lines, quiet], _charts(undisturbed, _SPEED, _TRAINED)),
+        _charted("Speed", speed if all_runs(undisturbed) != runs else [lines], _charts(undisturbed, _SPEED, _TRAINED)),
         Section("Episodes", (), _charts(groups, [_ended(runs)], _TRAINED, window=1), _ledger(runs)),
         Section("Placement", (), (), [table for own in groups.values() for table in _plan(own[0])]),
         Section("Evaluation by task", (), (), [table for run in runs for table in _tasks(run)]),

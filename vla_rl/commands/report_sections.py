@@ -45,7 +45,7 @@ _LEARNING = (
         {"learner/clip_fraction": "clipped", "learner/ess": "effective samples"},
         share=True,
     ),
-    _Plot("Staleness, updates", {"rollout/staleness_mean": "mean", "rollout/staleness_max": "largest"}, 0.0),
+    _Plot("Staleness in updates", {"rollout/staleness_mean": "mean", "rollout/staleness_max": "largest"}, 0.0),
     _Plot("Explained variance of the returns", {"learner/explained_variance": "by the values"}),
     _Plot("Entropy, nats a token", {"learner/entropy": "of the policy"}),
     _Plot("Norm of the gradient", {"learner/grad_norm": "before clipping"}, 0.0),
@@ -53,7 +53,7 @@ _LEARNING = (
 _SPEED = (
     _Plot("Control steps a second", {"throughput/env_steps_per_s": "all simulators"}, 0.0),
     _Plot("Action chunks a second", {"throughput/chunks_per_s": "all simulators"}, 0.0),
-    _Plot("Seconds of an update", {"time/iteration_s": "since the one before"}, 0.0),
+    _Plot("Seconds for an update", {"time/iteration_s": "since the one before"}, 0.0),
     _Plot(
         "Busy share of the time",
         {"busy/env_workers": "env workers", "busy/inference": "inference servers", "busy/learner": "learner"},
@@ -92,17 +92,19 @@ _LEFT_OUT = ("instructions", "proprio_range", "conditions")  # of metadata.json
 def sections(groups: Groups) -> list[Section]:
     """In the order of the page."""
     runs = all_runs(groups)
-    lines = f"Thin: as recorded. Thick: moving mean of {WINDOW}."
-    if len(runs) > 1:
-        lines = f"Lines: moving mean of {WINDOW}, mean of the seeds. Bands: from the lowest seed to the highest."
-    intervals = "Evaluations have 95% intervals (Wilson). Rollouts sample actions, and start where training does."
-    notes = [lines] if len(runs) > 1 else [lines, intervals]
     undisturbed = {label: [replace(run, metrics=steady(run.metrics)) for run in own] for label, own in groups.items()}
-    speed = [lines, "The update after each evaluation is left out: its episodes were played during the evaluation."]
+    lines = [f"Thin: as recorded. Thick: moving mean of {WINDOW}."]
+    intervals = ["Evaluations have 95% intervals (Wilson). Rollouts sample actions, and start where training does."]
+    if len(runs) > 1:
+        lines = [f"Lines: moving mean of {WINDOW}, mean of the seeds. Bands: from the lowest seed to the highest."]
+        intervals = []
+    quiet = ["The update after each evaluation is left out: its episodes were played during the evaluation."]
+    if all_runs(undisturbed) == runs:
+        quiet = []
     return [
-        _charted("Success", notes, _success(groups)),
-        _charted("Learning", [lines], _charts(groups, _LEARNING, _UPDATES)),
-        _charted("Speed", speed if all_runs(undisturbed) != runs else [lines], _charts(undisturbed, _SPEED, _TRAINED)),
+        _charted("Success", lines + intervals + quiet, _success(groups, undisturbed)),
+        _charted("Learning", lines, _charts(groups, _LEARNING, _UPDATES)),
+        _charted("Speed", lines + quiet, _charts(undisturbed, _SPEED, _TRAINED)),
         Section("Episodes", (), _charts(groups, [_ended(runs)], _TRAINED, window=1), _ledger(runs)),
         Section("Placement", (), (), [table for own in groups.values() for table in _plan(own[0])]),
         Section("Evaluation by task", (), (), [table for run in runs for table in _tasks(run)]),
@@ -129,10 +131,10 @@ def _charts(groups: Groups, plots: Sequence[_Plot], over: Effort, window: int = 
     return [Chart(title, over.label, lines, plot.share, plot.floor) for plot, title, lines in drawn if lines]
 
 
-def _of_run(metrics: Metrics, keys: Mapping[str, str], over: Effort, window: int, color: int = 0) -> list[Line]:
+def _of_run(metrics: Metrics, keys: Mapping[str, str], over: Effort, window: int) -> list[Line]:
     """Two lines for each metric: as recorded, and its moving mean."""
     lines: list[Line] = []
-    for number, (key, label) in enumerate(keys.items(), color):
+    for number, (key, label) in enumerate(keys.items()):
         x, y = series(metrics, key, over.key)
         if len(x):
             lines += [Line(label, x / over.unit, y, kind="thin", color=number)] * (window > 1)
@@ -151,18 +153,20 @@ def _of_groups(groups: Groups, key: str | None, over: Effort, window: int) -> li
     return lines
 
 
-def _success(groups: Groups) -> list[Chart]:
-    """Over each effort: of one run all together, of several the rollouts and the evaluations."""
+def _success(groups: Groups, undisturbed: Groups) -> list[Chart]:
+    """Over each effort: of one run all together, of several the rollouts (``undisturbed``) and the evaluations."""
     runs, kind = all_runs(groups), kind_of(all_runs(groups))
     if len(runs) == 1:
-        metrics = runs[0].metrics
+        metrics, played = runs[0].metrics, all_runs(undisturbed)[0].metrics
         rollouts = {rollouts_key(metrics): "rollouts"}
         drawn = [
-            ("Success", over, _of_run(metrics, rollouts, over, WINDOW, color=2) + _evaluated(metrics, over))
+            ("Success", over, _of_run(played, rollouts, over, WINDOW) + _evaluated(metrics, over))
             for over in EFFORTS.values()
         ]
     else:
-        drawn = [("Success of the rollouts", over, _of_groups(groups, None, over, WINDOW)) for over in EFFORTS.values()]
+        drawn = [
+            ("Success of the rollouts", over, _of_groups(undisturbed, None, over, WINDOW)) for over in EFFORTS.values()
+        ]
         title, key = f"{kind.capitalize()} success, evaluations", f"eval/{kind}_success"
         drawn += [(title, over, _of_groups(groups, key, over, 1)) for over in EFFORTS.values()]
     return [Chart(title, over.label, lines, share=True) for title, over, lines in drawn if lines]
@@ -170,7 +174,7 @@ def _success(groups: Groups) -> list[Chart]:
 
 def _evaluated(metrics: Metrics, over: Effort) -> list[Line]:
     lines = []
-    for color, kind in enumerate(("greedy", "sampled")):
+    for color, kind in enumerate(("greedy", "sampled"), 1):
         keys = [f"eval/{kind}_{part}" for part in ("success", "low95", "high95")]
         if found := [m for m in metrics if keys[0] in m and over.key in m]:
             x, y, low, high = (np.array([m.get(key, m[keys[0]]) for m in found]) for key in (over.key, *keys))

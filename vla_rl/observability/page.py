@@ -74,7 +74,7 @@ class Chart:
         floor, top = (0.0, 1.0) if self.share else (self.floor, None)
         locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
         y_ticks = locator.tick_values(*_limits(every_y, floor, top))
-        x0, x1 = _limits(every_x)
+        x0, x1 = _limits(every_x, 0.0)
         x_ticks = [x for x in locator.tick_values(x0, x1) if x0 <= x <= x1]
         y0, y1 = float(y_ticks[0]), float(y_ticks[-1])
 

@@ -151,20 +151,33 @@ def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str
 def with_totals(metrics: Metrics) -> Metrics:
     """With ``time/cpu_s`` and ``time/trained_s``, the sums of ``time/iteration_cpu_s`` and ``time/iteration_s``.
 
-    These leave evaluations out. What a run did not measure has no sum.
+    These leave evaluations out. What a run did not measure has no sum. Episodes are counted over all sessions of a run.
     """
     for total, part in (("time/cpu_s", "time/iteration_cpu_s"), ("time/trained_s", "time/iteration_s")):
         if any(part in m for m in metrics):
             sums = np.cumsum([m.get(part, 0.0) for m in metrics])
             metrics = [m | {total: float(value)} for m, value in zip(metrics, sums, strict=True)]
+    for key in ("episodes/played", "episodes/succeeded"):
+        metrics = _continued(metrics, key)
     return metrics
 
 
-def steady(metrics: Metrics) -> Metrics:
-    """Without the update after each evaluation, for rates and busy shares; all, if that would leave less than half.
+def _continued(metrics: Metrics, key: str) -> Metrics:
+    """With a counter that goes on where earlier versions began again with a new session."""
+    continued, total, before = [], 0.0, 0.0
+    for m in metrics:
+        if key in m:
+            total += m[key] - before if m[key] >= before else m[key]
+            before, m = m[key], m | {key: total}
+        continued.append(m)
+    return continued
 
-    During an evaluation, simulators also fill what the next update trains on, and then they rest: it says nothing of
-    how fast a run is.
+
+def steady(metrics: Metrics) -> Metrics:
+    """Without the update after each evaluation, for curves of what simulators do; all, if that would leave less than half.
+
+    During an evaluation, simulators also play what the next update trains on, and rest afterwards: its rates say nothing
+    of how fast a run is, and the success of the few episodes that end then is noise.
     """
     evaluated = [any(key.startswith("eval/") for key in m) for m in metrics]
     kept = [m for m, after in zip(metrics, [False, *evaluated], strict=False) if not after]
@@ -238,7 +251,7 @@ def _over(effort: Effort, metrics: Metrics, key: str) -> tuple[np.ndarray, np.nd
 
 
 def _success(axis: Axes, metrics: Metrics, over: Effort) -> None:
-    x, y = _over(over, metrics, rollouts_key(metrics))
+    x, y = _over(over, steady(metrics), rollouts_key(metrics))
     if len(x):
         axis.plot(x, y, color="tab:gray", alpha=0.35, linewidth=1)
         axis.plot(x, smoothed(y, 5), color="tab:gray", label="rollouts (sampled, training placements)")

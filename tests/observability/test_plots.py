@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from vla_rl.commands.cli import main
 from vla_rl.observability import plots
@@ -86,15 +87,15 @@ def test_a_comparison_has_no_panel_for_evaluations_that_no_run_made(tmp_path, mo
 
 
 def test_curves_over_control_steps(tmp_path, capsys, monkeypatch):
-    drawn, plotted = [], plots.figure
+    drawn = []
 
     @contextmanager
-    def spied(*arguments, **options):
-        with plotted(*arguments, **options) as axes:
-            yield axes
-            drawn.append((axes[0, 0].get_xlabel(), list(axes[0, 0].lines[0].get_xdata())))
+    def unsaved(path, title, rows, columns, size, **options):
+        axes = Figure().subplots(rows, columns, **options)
+        yield axes
+        drawn.append((axes[0, 0].get_xlabel(), list(axes[0, 0].lines[0].get_xdata())))
 
-    monkeypatch.setattr(plots, "figure", spied)
+    monkeypatch.setattr(plots, "figure", unsaved)
     file = records(tmp_path / "run.jsonl", 0.2)
     command = ["plot", str(file), "--x", "steps", "--output", str(tmp_path / "p.png")]
     assert main(command) == 2
@@ -112,3 +113,12 @@ def test_rates_leave_out_the_update_after_an_evaluation():
     assert [m["iteration"] for m in plots.steady(metrics)] == [0, 1, 3, 4, 6]
     always = [m | {"eval/greedy_success": 0.5} for m in metrics]
     assert plots.steady(always) == always
+
+
+def test_counters_of_several_sessions_go_on():
+    metrics = [
+        {"iteration": i, "episodes/played": n, "time/iteration_s": 2.0} for i, n in enumerate([5.0, 9.0, 3.0, 4.0])
+    ]
+    totals = plots.with_totals([*metrics[:1], {"iteration": 9}, *metrics[1:]])
+    assert [m.get("episodes/played") for m in totals] == [5.0, None, 9.0, 12.0, 13.0]
+    assert [m["time/trained_s"] for m in totals] == [2.0, 2.0, 4.0, 6.0, 8.0]

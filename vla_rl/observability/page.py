@@ -71,9 +71,10 @@ class Chart:
 
         every_x = np.concatenate([line.x for line in self.lines])
         every_y = np.concatenate([y for line in self.lines for y in (line.y, line.low, line.high) if y is not None])
-        floor, top = (0.0, 1.0) if self.share else (self.floor, None)
+        if self.share:
+            every_y = np.array([0.0, 1.0])  # measured shares of the time may be a little above
         locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
-        y_ticks = locator.tick_values(*_limits(every_y, floor, top))
+        y_ticks = locator.tick_values(*_limits(every_y, self.floor))
         x0, x1 = _limits(every_x, 0.0)
         x_ticks = [x for x in locator.tick_values(x0, x1) if x0 <= x <= x1]
         y0, y1 = float(y_ticks[0]), float(y_ticks[-1])
@@ -159,10 +160,9 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _limits(values: np.ndarray, floor: float | None = None, top: float | None = None) -> tuple[float, float]:
+def _limits(values: np.ndarray, floor: float | None = None) -> tuple[float, float]:
     low, high = float(values.min()), float(values.max())
     low = low if floor is None else min(low, floor)
-    high = high if top is None else max(high, top)
     return (low, high) if high > low else (low, low + (abs(low) or 1.0))
 
 

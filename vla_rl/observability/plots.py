@@ -174,10 +174,10 @@ def _continued(metrics: Metrics, key: str) -> Metrics:
 
 
 def steady(metrics: Metrics) -> Metrics:
-    """Without the update after each evaluation, for curves of what simulators do; all, if that would leave less than half.
+    """For curves of what simulators do: without the update after each evaluation, if that leaves at least half.
 
-    During an evaluation, simulators also play what the next update trains on, and rest afterwards: its rates say nothing
-    of how fast a run is, and the success of the few episodes that end then is noise.
+    During an evaluation, simulators also play what the next update trains on, and rest afterwards. Its rates say
+    nothing of how fast a run is, and the success of the few episodes that end then is noise.
     """
     evaluated = [any(key.startswith("eval/") for key in m) for m in metrics]
     kept = [m for m, after in zip(metrics, [False, *evaluated], strict=False) if not after]

@@ -127,8 +127,8 @@ def defaults_of(values: Values) -> Values:
 
     Empty if they cannot be known here: a part of another package is missing, or has another name now.
     """
-    kinds = {group: {"name": (values.get(group) or {}).get("name")} for group in GROUPS}
-    kinds = {group: kind for group, kind in kinds.items() if isinstance(kind["name"], str)}
+    names = {group: (values.get(group) or {}).get("name") for group in GROUPS}
+    kinds = {group: {"name": name} for group, name in names.items() if isinstance(name, str)}
     try:
         for group, kind in kinds.items():
             RunConfig.admit(group, kind["name"])
@@ -139,7 +139,7 @@ def defaults_of(values: Values) -> Values:
         return {}
 
 
-def _opened(values: Values, defaults: Values) -> dict[str, Values]:
+def _opened(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Values]:
     """The groups of ``values``, empty; one that is null by default is opened by that, and has its own defaults then."""
     found: dict[str, Values] = {}
     for name, value in values.items():

@@ -118,7 +118,7 @@ def test_one_run(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_others_have_written_is_text(make: Make) -> None:
-    page = Page(report(make("one", "log.wandb_project='<img src=x>'").path))
+    page = Page(report(make("one", "policy.checkpoint='<img src=x>'").path))
     assert len(page.all("script")) == 1, "the page's own"
     assert not page.all("img")
     assert SCRIPT in page.text

@@ -30,7 +30,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         "seed": [run.config.get("seed") for run in runs],
         "updates": [_updates(run) for run in runs],
         "minutes": [f"{m['time/seconds'] / 60:.1f}" for run in runs if "time/seconds" in (m := run.metrics[-1])],
-        "status": [run.status for run in runs],
+        "status": [run.status if len(runs) == 1 else run.status.partition(";")[0] for run in runs],
     }
     unique = {name: dict.fromkeys(str(v) for v in values if v is not None) for name, values in found.items()}
     return [(name, ", ".join(values)) for name, values in unique.items() if values]

@@ -150,12 +150,12 @@ def _opened(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
 
 
 def changed(run: Run) -> dict[str, tuple[str, str]]:
-    """Value and default of the keys in which a run's config differs from the defaults."""
+    """Value and default of the keys in which a run's config differs from the defaults; where it logs is left out."""
     defaults = defaults_of(run.values)
     return {
         key: (shown(value), shown(defaults[key]) if key in defaults else "no such key now" if defaults else "unknown")
         for key, value in run.config.items()
-        if key not in defaults or value != defaults[key]
+        if not key.startswith("log.") and (key not in defaults or value != defaults[key])
     }
 
 

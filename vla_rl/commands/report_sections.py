@@ -167,7 +167,7 @@ def _success(groups: Groups, undisturbed: Groups) -> list[Chart]:
         drawn = [
             ("Success of the rollouts", over, _of_groups(undisturbed, None, over, WINDOW)) for over in EFFORTS.values()
         ]
-        title, key = f"{kind.capitalize()} success, evaluations", f"eval/{kind}_success"
+        title, key = f"{kind.capitalize()} success", f"eval/{kind}_success"
         drawn += [(title, over, _of_groups(groups, key, over, 1)) for over in EFFORTS.values()]
     return [Chart(title, over.label, lines, share=True) for title, over, lines in drawn if lines]
 
@@ -262,7 +262,11 @@ def _origin(runs: Sequence[Run]) -> list[Table]:
         values = flattened({key: value for key, value in run.about.items() if key not in _LEFT_OUT})
         command = {"command": shlex.join(map(str, values["command"]))} if "command" in values else {}
         columns[run.name] = {key: str(value) for key, value in (values | command).items() if value is not None}
-    return _side_by_side("Recorded when the run began", "what", columns)
+    first = next(iter(columns.values()), {})
+    same = {key: value for key, value in first.items() if all(of.get(key) == value for of in columns.values())}
+    different = {name: {key: of[key] for key in of if key not in same} for name, of in columns.items()}
+    caption, common = "Recorded when the run began", "all runs" if len(runs) > 1 else "value"
+    return [*_side_by_side(caption, "what", {common: same}), *_side_by_side(f"{caption}: different", "what", different)]
 
 
 def _side_by_side(caption: str, what: str, columns: Mapping[str, Mapping[str, str]]) -> list[Table]:

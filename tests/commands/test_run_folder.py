@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
+from tests import ROOT
 from tests.learner.learner_tools import SPEC, random_batch
 from tests.runtime_fakes import limited_files
 from vla_rl.cluster.deadlines import Deadlines
@@ -213,6 +214,24 @@ def test_a_picture_that_cannot_be_drawn_does_not_end_the_run(tmp_path: Path, cap
     assert "results: " in trainer.view.say.call_args.args[0]
     with pytest.raises(UserError, match=r"curves.nothing: cannot be drawn .*; name a .png file"):
         draw_curves(folder.metrics(), tmp_path / "curves.nothing", "run")
+
+
+def test_a_run_is_reported_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(config: RunConfig, spec: object, folder: RunFolder, *rest: object) -> None:
+        folder.log(0, {"eval/greedy_success": 0.5})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_module, "_run", interrupted)
+    monkeypatch.setattr(train_module, "sweep_leftovers", lambda: None)
+    for name, report in (("one", True), ("other", False)):
+        overrides = [f"log.dir={tmp_path}", f"log.name={name}", "log.tensorboard=false"]
+        with pytest.raises(KeyboardInterrupt):
+            train_module.run_training(load_config(ROOT / "configs/tabletop.yaml", overrides), report=report)
+    assert capsys.readouterr().out == f"report: {tmp_path / 'one/report.html'}\n"
+    assert "stopped; it continues with" in (tmp_path / "one/report.html").read_text(), "its folder is free again"
+    assert not (tmp_path / "other/report.html").exists()
 
 
 def test_a_short_run_adds_nothing_to_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:

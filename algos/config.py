@@ -34,10 +34,9 @@ class AlgoConfigBase(ConfigGroup):
 
     name: str
 
-    @property
     @abstractmethod
-    def work(self) -> UpdateWork:
-        """What an update computes, for each chunk of a super-batch."""
+    def work(self, chunk_size: int) -> UpdateWork:
+        """What an update computes for each new chunk, of ``chunk_size`` control steps."""
 
     @property
     def takes_stale_data(self) -> bool:
@@ -134,8 +133,7 @@ class AlgorithmConfig(AlgoConfigBase):
         left = 1.0 if self.entropy_decay is None else max(0.0, 1.0 - policy_version / self.entropy_decay)
         return left * self.entropy_coef
 
-    @property
-    def work(self) -> UpdateWork:
+    def work(self, chunk_size: int) -> UpdateWork:
         reference = self.kl_coef > 0
         return UpdateWork(self.epochs, self.minibatches, self.needs_recompute + reference, reference)
 

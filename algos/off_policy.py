@@ -62,14 +62,11 @@ class OffPolicyConfig(AlgoConfigBase):
     cql_actions: Positive = Field(4, description="Random chunks, and as many near the actor's, in that term.")
     actor_every: Positive = Field(2, description="Steps of the critic for one of the actor.")
 
-    @property
-    def work(self) -> UpdateWork:
-        passes = max(1, round(self.updates_per_step * self.batch / self.actor_every))
-        return UpdateWork(epochs=passes, minibatches=1, extra_passes=2 * passes, reference=False)
-
-    @property
-    def discount(self) -> float:
-        return self.gamma
+    def work(self, chunk_size: int) -> UpdateWork:
+        """The policy's passes alone, which are most of it where the policy is large."""
+        rated = self.updates_per_step * chunk_size * self.batch  # chunks of the critic's steps
+        passes = max(1, round(rated / self.actor_every))
+        return UpdateWork(epochs=passes, minibatches=1, extra_passes=max(1, round(rated)), reference=False)
 
     @property
     def bootstrap_rule(self) -> BootstrapRule:

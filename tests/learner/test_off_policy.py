@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.learner.learner_tools import random_batch
-from tests.runtime_fakes import SPEC, A, K
+from tests.runtime_fakes import SPEC as SMALL
+from tests.runtime_fakes import A, K
 from vla_rl.config.loading import ConfigError, load_config
 from vla_rl.core.machine import free_port
 from vla_rl.core.records import SuperBatch
@@ -22,6 +23,7 @@ from vla_rl.learner.process_group import join_ranks
 from vla_rl.policies.build import build_policy
 from vla_rl.replay.memory import Seen
 
+SPEC = replace(SMALL, image_size=48)  # as in ``random_batch``
 QUICK = [
     *("policy=gaussian", f"policy.chunk_size={K}", "policy.channels=4", "policy.width=32", "env=tabletop"),
     *("algo=td3_bc", "algo.batch=16", "algo.critic_width=32", "algo.critic_warmup=4", "algo.updates_per_step=0.2"),
@@ -121,6 +123,7 @@ def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(tmp_path: Path) ->
         ("policy=openvla_oft", "policy.name=openvla_oft.*have no gradient|no gradient"),
         ("learner.zero_stage=1", "trains on one rank"),
         ("train.reuse=2", "keeps episodes already"),
+        ("env.image_size=50", "multiple of 16"),
     ],
 )
 def test_what_cannot_follow_a_critic_is_refused(change: str, text: str) -> None:

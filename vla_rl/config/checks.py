@@ -9,6 +9,7 @@ from envs.libero.config import LIBERO_TASKS, LiberoConfig
 from envs.workload.config import WorkloadConfig
 from vla_rl.config.messages import KeyPath, Problem
 from vla_rl.config.run_config import RunConfig
+from vla_rl.policies.base.patches import STRIDE
 
 _LONGEST_NAME = 200  # file systems allow 255, of which names of temporary files need some
 
@@ -36,7 +37,7 @@ def config_checks() -> tuple[Check, ...]:
         Check((("train",), ("mode",)), _published_often_enough),
         Check((("train",), ("mode",)), _old_enough_to_be_reused),
         Check((("algo",), ("train", "reuse")), _reuse_is_corrected),
-        Check((("algo",), ("policy",), ("learner",), ("train", "reuse")), _off_policy_has_means_and_one_rank),
+        Check((("algo",), ("policy",), ("env",), ("learner",), ("train", "reuse")), _off_policy_has_means_and_one_rank),
         Check((("world_model",), ("algo",)), _only_policy_gradients_imagine),
         Check((("world_model",), ("env",)), _only_success_is_imagined),
         Check((("placement", "virtual"), ("env",)), _only_workload_is_virtual),
@@ -152,6 +153,9 @@ def _off_policy_has_means_and_one_rank(config: RunConfig) -> Iterator[Problem]:
     if config.learner.zero_stage:
         remedy = f"algo.name={config.algo.name} trains on one rank, which has nothing to shard; set it to 0"
         yield Problem(("learner", "zero_stage"), remedy, config.learner.zero_stage)
+    if config.algo.critic_reads == "images" and (size := getattr(config.env, "image_size", 0)) % STRIDE:
+        remedy = f"the critic divides images into patches; use a multiple of {STRIDE}, or algo.critic_reads=features"
+        yield Problem(("env", "image_size"), remedy, size)
     if config.train.reuse > 1:
         remedy = "the replay memory keeps episodes already; set it to 1"
         yield Problem(("train", "reuse"), f"algo.name={config.algo.name}: {remedy}", config.train.reuse)

@@ -14,7 +14,7 @@ from vla_rl.policies.base.cameras import Cameras
 from vla_rl.policies.base.policy import PolicyInput
 
 _TASK_WIDTH = 16
-_CAMERA_WIDTH, _CHANNELS = 128, 32
+_CAMERA_WIDTH, _CHANNELS = 128, 64
 
 
 class EnsembleCritic(nn.Module):
@@ -25,7 +25,8 @@ class EnsembleCritic(nn.Module):
     ) -> None:
         """``features``: numbers of the policy's; ``chunk``: of one chunk of actions."""
         super().__init__()
-        self.cameras = Cameras(len(spec.views), _CHANNELS, _CAMERA_WIDTH) if reads == "images" else None
+        images = len(spec.views), spec.image_size
+        self.cameras = Cameras(*images, _CHANNELS, _CAMERA_WIDTH) if reads == "images" else None
         self.tasks = nn.Embedding(len(spec.instructions), _TASK_WIDTH)
         seen = features if self.cameras is None else _CAMERA_WIDTH * len(spec.views)
         self.scale = nn.LayerNorm(seen)

@@ -36,7 +36,7 @@ class Workload:
 
     @classmethod
     def of(cls, config: RunConfig, horizon: int, spread: float) -> Self:
-        work = config.algo.work
+        work = config.algo.work(config.policy.chunk_size)
         return cls(
             episodes=config.train.batch_episodes,
             branches=0 if config.world_model is None else config.world_model.branches,

@@ -1,7 +1,7 @@
-"""A convolutional network and a Gaussian over action chunks around its output.
+"""A small network and a Gaussian over action chunks around its output.
 
-each camera ─► 4 convolutions ─► layer, norm ┐
-proprioception, task ────────────────────────┴► 2 layers ─► mean of the chunk, value
+each camera ─► patches, merged ─► layer, norm ┐
+proprioception, task ─────────────────────────┴► 2 layers ─► mean of the chunk, value
 """
 
 import torch
@@ -11,20 +11,20 @@ from vla_rl.core.records import EnvSpec
 from vla_rl.policies.base.cameras import Cameras
 from vla_rl.policies.base.gaussian import GaussianPolicy
 from vla_rl.policies.base.policy import PolicyInput
-from vla_rl.policies.gaussian.config import ConvGaussianConfig
+from vla_rl.policies.gaussian.config import SmallGaussianConfig
 
 _TASK_WIDTH = 16
 
 
-class ConvGaussian(GaussianPolicy):
+class SmallGaussian(GaussianPolicy):
     """See ``GaussianPolicy``. Cameras have weights of their own."""
 
-    Config = ConvGaussianConfig
-    config: ConvGaussianConfig
+    Config = SmallGaussianConfig
+    config: SmallGaussianConfig
 
-    def __init__(self, config: ConvGaussianConfig, spec: EnvSpec) -> None:
+    def __init__(self, config: SmallGaussianConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec, width=config.width)
-        self.cameras = Cameras(len(spec.views), config.channels, config.width)
+        self.cameras = Cameras(len(spec.views), spec.image_size, config.channels, config.width)
         self.tasks = nn.Embedding(len(spec.instructions), _TASK_WIDTH)
         inputs = config.width * len(spec.views) + _TASK_WIDTH + spec.proprio_dim
         self.join = nn.Sequential(

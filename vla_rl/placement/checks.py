@@ -46,7 +46,7 @@ def with_downloads(config: RunConfig) -> RunConfig:
     values: dict[str, Any] = {}
     for key, repo_type in _ON_THE_HUB.items():
         group, name = key.split(".")
-        named = getattr(getattr(config, group), name, ())  # not every algorithm clones
+        named: Any = getattr(getattr(config, group), name, ())  # not every algorithm clones
         if is_hub_address(named):
             values[key] = str(download(named, repo_type))
         elif isinstance(named, tuple) and any(map(is_hub_address, named)):

@@ -18,11 +18,12 @@ class Cameras(nn.Module):
     def __init__(self, views: int, size: int, channels: int, width: int) -> None:
         """``size`` of the square images, a multiple of ``STRIDE``; ``channels`` of a patch."""
         super().__init__()
+        self._size = size
         self.each = nn.ModuleList(_Camera(size, channels, width) for _ in range(views))
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [N, V, H, W, 3] -> [N, V * width]. Raises ValueError for other images."""
-        size = self.each[0].cells * STRIDE
+        size = self._size
         if images.shape[1:] != (len(self.each), size, size, 3) or images.dtype != torch.uint8:
             found = f"{images.dtype} {list(images.shape)}"
             raise ValueError(f"images: expected uint8 [N, {len(self.each)}, {size}, {size}, 3], found {found}")

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from algos.config import AlgoConfigBase, UpdateWork
 from vla_rl.core.records import BootstrapRule
-from vla_rl.core.schema import Fraction, NonNegative, Positive, PositiveFloat
+from vla_rl.core.schema import INPUT_PATH, Fraction, NonNegative, Positive, PositiveFloat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +43,15 @@ class OffPolicyConfig(AlgoConfigBase):
     )
     actor_successes: Fraction | None = Field(0.9, description="The same of the actor's chunks.")
     shift: NonNegative = Field(4, description="Pixels by which images are shifted at random (arXiv:2107.09645).")
+    demos: tuple[str, ...] = Field(
+        (),
+        json_schema_extra=INPUT_PATH,
+        description="Demonstrations beside the memory, as sft.demos names them. They are taken for successes that end "
+        "with a reward of 1.",
+    )
+    demo_share: Fraction = Field(
+        0.5, description="Share of each batch from demonstrations, if there are any (RLPD, arXiv:2302.02948)."
+    )
     critic_reads: Literal["images", "features"] = Field(
         "images",
         description="images: the critic has an encoder of its own. features: it reads the policy's, which costs "

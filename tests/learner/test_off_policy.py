@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 import torch
 
+from envs import make_env
+from envs.base.demonstrations import collect
 from tests.learner.learner_tools import random_batch
 from tests.runtime_fakes import SPEC as SMALL
 from tests.runtime_fakes import A, K
 from vla_rl.config.loading import ConfigError, load_config
 from vla_rl.core.machine import free_port
-from vla_rl.core.records import SuperBatch
+from vla_rl.core.records import EnvSpec, SuperBatch
 from vla_rl.learner.build import make_learner
 from vla_rl.learner.off_policy import OffPolicyLearner
 from vla_rl.learner.process_group import join_ranks
 from vla_rl.policies.build import build_policy
-from vla_rl.replay.memory import Seen
+from vla_rl.replay.memory import Seen, StoredEpisode
+from vla_rl.replay.schedule import training_episode
 
 SPEC = replace(SMALL, image_size=48)  # as in ``random_batch``
 QUICK = [
@@ -31,13 +34,13 @@ QUICK = [
 ]
 
 
-def made(*changes: str) -> OffPolicyLearner:
+def made(*changes: str, spec: EnvSpec = SPEC) -> OffPolicyLearner:
     config = load_config(None, [*QUICK, *changes])
     if not torch.distributed.is_initialized():
         join_ranks(0, 1, ("127.0.0.1", free_port()), "cpu")
-    policy = build_policy(config.policy, SPEC, config.seed)
+    policy = build_policy(config.policy, spec, config.seed)
     ranks: Any = {"rank": 0, "world_size": 1, "device": "cpu", "lease": nullcontext}
-    learner = make_learner(config, policy, SPEC, **ranks)
+    learner = make_learner(config, policy, spec, **ranks)
     assert isinstance(learner, OffPolicyLearner)
     return learner
 
@@ -47,6 +50,22 @@ def acted(seed: int = 0, version: int = 0) -> SuperBatch:
     batch = random_batch(seed, episodes=6, policy_version=version)
     actions = np.random.default_rng(seed).uniform(-1, 1, (batch.num_chunks, K, A)).astype(np.float32)
     return replace(batch, record={"actions": actions})
+
+
+def test_a_share_of_each_batch_is_demonstrated(tmp_path: Path) -> None:
+    config = load_config(None, ["env=tabletop", "env.tasks=[reach]"])
+    env = make_env(config.env, 1)
+    collect(env, [training_episode(number, 0, 0) for number in range(2)], tmp_path / "demos.hdf5")
+    env.close()
+    learner = made("env.tasks=[reach]", f"algo.demos=[{tmp_path}/demos.hdf5]", "algo.demo_share=0.75", spec=env.spec)
+    two = np.zeros(2, np.float32)
+    seen = np.zeros((2, 1, 64, 64, 3), np.uint8), np.zeros((2, env.spec.proprio_dim), np.float32), two
+    played = np.full((2, K, A), 2.0, np.float32), np.zeros((2, K), np.float32), np.full(2, K, np.int32)
+    learner.memory.add([StoredEpisode(*seen, *played, task=0, success=False)])
+    t = learner._drawn(None, np.random.default_rng(0))
+    demonstrated = np.abs(t.actions).max(axis=(1, 2)) <= 1
+    assert len(t.task) == 16
+    assert demonstrated.sum() == 12
 
 
 def weights(learner: OffPolicyLearner) -> dict[str, np.ndarray]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from envs.base.demonstration_records import Demonstrations
 from tests.runtime_fakes import A, K, trajectory
 from vla_rl.core.errors import UserError
-from vla_rl.replay.memory import ReplayMemory, StoredEpisode, episodes_of
+from vla_rl.replay.memory import ReplayMemory, StoredEpisode, episodes_of, episodes_of_demonstrations, joined
 from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.super_batch import collate
 
@@ -80,3 +82,28 @@ def test_it_is_read_back_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "memory.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match="damaged"):
         again.load(tmp_path / "memory.npz")
+
+
+def test_each_row_of_a_demonstration_begins_one_chunk() -> None:
+    lengths = 6, 3
+    rows = np.arange(sum(lengths))
+    images = np.broadcast_to(rows[:, None, None, None, None], (9, 1, 4, 4, 3)).astype(np.uint8)
+    actions = np.broadcast_to(rows[:, None], (9, A)).astype(np.float32)
+    proprio, task = rows[:, None].astype(np.float32), (rows >= 6).astype(np.int32)
+    demos = Demonstrations(images, proprio, actions, task, np.array([0, 6, 9]))
+    chunks, mask = demos.chunks(K)
+    memory = ReplayMemory(math.inf)
+    memory.add(episodes_of_demonstrations(demos, chunks, mask, horizon=10))
+    t = memory.sample(600, None, np.random.default_rng(0))
+    row = t.before.images[:, 0, 0, 0, 0].astype(int)
+    assert set(row.tolist()) == set(rows.tolist())
+    end = np.where(row < 6, 6, 9)
+    assert (t.num_steps == np.minimum(K, end - row)).all()
+    assert (t.actions[:, 0, 0] == row).all()
+    assert (t.continues == (row + K < end)).all()
+    assert (t.after.images[:, 0, 0, 0, 0] == row + K)[t.continues].all()
+    assert (t.rewards.sum(axis=1) == (row + K >= end)).all()
+    assert (t.rewards[np.arange(600), t.num_steps - 1] == (row + K >= end)).all(), "with the last executed step"
+    assert np.allclose(t.before.elapsed, np.where(row < 6, row, row - 6) / 10)
+    both = joined([t, memory.sample(2, None, np.random.default_rng(1))])
+    assert len(both.task) == len(both.before.images) == len(both.after.elapsed) == 602

@@ -1,10 +1,10 @@
 """The learner that a run's algorithm needs."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from algos import make_algorithm
 from algos.algorithm import Algorithm
+from envs.base.demonstrations import demonstrations_for
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import EnvSpec
@@ -20,10 +20,12 @@ def make_learner(
     """One rank of it. ``join_ranks`` comes first. Raises DemonstrationError if demonstrations do not fit."""
     algorithm = make_algorithm(config.algo)
     if not isinstance(algorithm, Algorithm):
-        return OffPolicyLearner(config, policy, algorithm, spec, device=device, lease=lease)
+        paths = [Path(path) for path in algorithm.config.demos]
+        demos = demonstrations_for(spec, paths, config.demos) if paths else None
+        return OffPolicyLearner(config, policy, algorithm, spec, device=device, lease=lease, demos=demos)
     c, anchors = algorithm.config, None
     if c.bc_coef:
-        paths: Sequence[Path] = [Path(path) for path in c.bc_demos]
+        paths = [Path(path) for path in c.bc_demos]
         anchors = Anchors(memory=c.bc_memory)
         if paths:
             anchors = Anchors.of_demonstrations(paths, config.demos, spec, policy, config.policy.chunk_size)

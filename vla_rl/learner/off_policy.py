@@ -7,6 +7,7 @@ meanwhile. One rank: its steps are small.
 """
 
 import copy
+import math
 import time
 from collections import defaultdict
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from torch import Tensor
 from algos.advantages import explained_variance
 from algos.off_policy import OffPolicyAlgorithm
 from algos.td_losses import chunk_return, td_aim
+from envs.base.demonstration_records import Demonstrations
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.augmentation import random_shift
 from vla_rl.core.devices.lock import DeviceLease
@@ -28,7 +30,15 @@ from vla_rl.core.tensor_files import load_tensors, moments_of, save_tensors, set
 from vla_rl.learner.chunk_critic import EnsembleCritic
 from vla_rl.learner.trained_policy import TrainedPolicy
 from vla_rl.policies.base.policy import Policy, PolicyInput, PolicyOutput
-from vla_rl.replay.memory import ReplayMemory, Seen, StoredEpisode, Transitions, episodes_of
+from vla_rl.replay.memory import (
+    ReplayMemory,
+    Seen,
+    StoredEpisode,
+    Transitions,
+    episodes_of,
+    episodes_of_demonstrations,
+    joined,
+)
 
 _STREAM = 6  # separates its draws from those of other learners
 _CRITIC, _MEMORY = "off_policy.safetensors", "memory.npz"
@@ -46,11 +56,17 @@ class OffPolicyLearner(TrainedPolicy):
         *,
         device: str,  # "cuda" or "cpu"
         lease: DeviceLease = nullcontext,  # of the device, if others share it; for each step
+        demos: Demonstrations | None = None,  # from which a share of each batch is drawn
     ) -> None:
         """See ``TrainedPolicy``."""
         super().__init__(config, policy, rank=0, world_size=1, device=device, lease=lease)
         self.algorithm, self._spec = algorithm, spec
         self.memory = ReplayMemory(algorithm.config.memory_gib * 2**30)
+        self._demos = ReplayMemory(math.inf)
+        if demos is not None:
+            chunks, mask = demos.chunks(config.policy.chunk_size)
+            actions = policy.normalized_actions(policy.encode(chunks, np.random.default_rng(config.seed)))
+            self._demos.add(episodes_of_demonstrations(demos, actions, mask, spec.max_episode_steps))
         self._critic: EnsembleCritic | None = None  # made when the number of the policy's features is known
         self._inputs = 0, 0  # these, and the numbers of a chunk
         self._target: EnsembleCritic
@@ -93,11 +109,11 @@ class OffPolicyLearner(TrainedPolicy):
         c, number = self.algorithm.config, self._step
         self._step += 1
         rng = np.random.default_rng((self.config.seed, number, _STREAM))
-        drawn = self._augmented(self.memory.sample(c.batch, c.critic_successes, rng), rng)
+        drawn = self._drawn(c.critic_successes, rng)
         with self._lease(), self._timer.time("micro_batch", c.batch):
             metrics = self._critic_step(drawn, rng)
         if number >= c.critic_warmup and number % c.actor_every == 0:
-            drawn = self._augmented(self.memory.sample(c.batch, c.actor_successes, rng), rng)
+            drawn = self._drawn(c.actor_successes, rng)
             with self._lease(), self._timer.time("step", 1):
                 metrics |= self._actor_step(drawn)
         return metrics
@@ -195,8 +211,13 @@ class OffPolicyLearner(TrainedPolicy):
     def _temperature(self) -> float:
         return self.config.policy.temperature  # which no mean depends on
 
-    def _augmented(self, t: Transitions, rng: np.random.Generator) -> Transitions:
-        shift = self.algorithm.config.shift
+    def _drawn(self, successes: float | None, rng: np.random.Generator) -> Transitions:
+        """A batch, ``demo_share`` of it from demonstrations, its images moved at random."""
+        c = self.algorithm.config
+        shown = round(c.demo_share * c.batch) if len(self._demos) else 0
+        parts = [self.memory.sample(c.batch - shown, successes, rng)] if shown < c.batch else []
+        t = joined([*parts, *([self._demos.sample(shown, None, rng)] if shown else [])])
+        shift = c.shift
         before, after = (replace(s, images=random_shift(s.images, shift, rng)) for s in (t.before, t.after))
         return replace(t, before=before, after=after)
 

@@ -29,6 +29,7 @@ _ON_THE_HUB: dict[str, RepoType] = {  # keys that may be addresses there
     "sft.start_from": "model",
     "sft.demos": "dataset",
     "algo.bc_demos": "dataset",
+    "algo.demos": "dataset",
 }
 
 

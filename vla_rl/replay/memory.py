@@ -9,11 +9,13 @@ rewards, and the observation after its executed steps.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from envs.base.demonstration_records import Demonstrations
 from vla_rl.core.errors import UserError
 from vla_rl.core.postponed import write
 from vla_rl.core.records import Array, SuperBatch
@@ -93,6 +95,37 @@ def episodes_of(batch: SuperBatch, actions: Array, valued: Array) -> list[Stored
     return found
 
 
+def episodes_of_demonstrations(demos: Demonstrations, actions: Array, mask: Array, horizon: int) -> list[StoredEpisode]:
+    """Demonstrations as episodes that end with a reward of 1: one for each row at which their first chunk can begin.
+
+    So every row is the beginning of one chunk, and every frame is held once (mapped from its file).
+
+    Args:
+        actions, mask: of ``Demonstrations.chunks``, the actions normalized.
+        horizon: control steps of an episode, for the elapsed time.
+    """
+    size, found = actions.shape[1], []
+    for start, end in pairwise(demos.offsets.tolist()):
+        for first in range(start, min(start + size, end)):
+            rows = slice(first, end, size)
+            num_steps = mask[rows].sum(axis=1).astype(np.int32)
+            rewards = np.zeros((len(num_steps), size), np.float32)
+            rewards[-1, num_steps[-1] - 1] = 1.0
+            found.append(
+                StoredEpisode(
+                    images=demos.images[rows],
+                    proprio=demos.proprio[rows],
+                    elapsed=((np.arange(first, end, size) - start) / horizon).astype(np.float32),
+                    actions=actions[rows],
+                    rewards=rewards,
+                    num_steps=num_steps,
+                    task=int(demos.task[start]),
+                    success=True,
+                )
+            )
+    return found
+
+
 class ReplayMemory:
     """The newest episodes, up to ``max_bytes``; the last one is kept, however large it is."""
 
@@ -167,6 +200,19 @@ class ReplayMemory:
         forgotten = self.forgotten
         self.add(stored)
         self.forgotten = forgotten
+
+
+def joined(parts: Sequence[Transitions]) -> Transitions:
+    """All of them, one after the other."""
+
+    def column(name: str) -> Array:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    def seen(when: str) -> Seen:
+        return Seen(*(np.concatenate([getattr(getattr(part, when), name) for part in parts]) for name in _OBSERVED))
+
+    names = "task", "actions", "rewards", "num_steps", "continues"
+    return Transitions(seen("before"), seen("after"), *map(column, names))
 
 
 def _gathered(episodes: Sequence[StoredEpisode], rows: Array) -> Transitions:

@@ -5,31 +5,36 @@ A file holds an algorithm's configuration keys and its class. A new algorithm ta
 imported, because every process reads the configuration.
 """
 
-from typing import TYPE_CHECKING, Annotated, Union
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Field
 
 from algos.algorithm import Algorithm
 from algos.awr import AWR
-from algos.config import AlgorithmConfig
+from algos.config import AlgoConfigBase
 from algos.grpo import GRPO
 from algos.iql import IQL
+from algos.off_policy import OffPolicyAlgorithm
 from algos.ppo import PPO
 from algos.recap import RECAP
 from algos.rft import RFT
 from algos.rloo import RLOO
+from algos.td3_bc import TD3BC
 from vla_rl.core.plugins import plugin_of
 
-ALGORITHMS: tuple[type[Algorithm], ...] = (PPO, GRPO, RLOO, AWR, RFT, RECAP, IQL)
+AnyAlgorithm = Algorithm | OffPolicyAlgorithm  # on super-batches, or on a replay memory
+
+ALGORITHMS: tuple[type[AnyAlgorithm], ...] = (PPO, GRPO, RLOO, AWR, RFT, RECAP, IQL, TD3BC)
 
 if TYPE_CHECKING:
-    AlgoConfig = AlgorithmConfig
+    AlgoConfig = AlgoConfigBase
 else:  # the schema's union: the key ``name`` says which
     AlgoConfig = Annotated[Union[tuple(a.Config for a in ALGORITHMS)], Field(discriminator="name")]  # noqa: UP007
 
 
-def make_algorithm(config: AlgorithmConfig) -> Algorithm:
+def make_algorithm(config: AlgoConfigBase) -> AnyAlgorithm:
     """The algorithm of a configuration."""
-    own = plugin_of(config) or next(algorithm for algorithm in ALGORITHMS if algorithm.Config is type(config))
-    algorithm: Algorithm = own(config)
+    found = plugin_of(config) or next(algorithm for algorithm in ALGORITHMS if algorithm.Config is type(config))
+    own: Any = found
+    algorithm: AnyAlgorithm = own(config)
     return algorithm

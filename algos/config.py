@@ -1,6 +1,8 @@
 """Configuration keys that algorithms share: those of all, and those of policy gradients."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -13,12 +15,69 @@ RatioLevel = Literal["token", "action", "chunk"]  # what one element of the poli
 WeightLevel = Literal[RatioLevel, "episode"]  # what one importance weight covers, the finest first
 
 
-class AlgorithmConfig(ConfigGroup):
-    """What every algorithm has. Each derives its own configuration from this, or from one of its children."""
+@dataclass(frozen=True, slots=True)
+class UpdateWork:
+    """How much of a super-batch's work an update does, as a planner counts it."""
+
+    epochs: int  # passes with gradients over each chunk
+    minibatches: int  # optimizer steps of each
+    extra_passes: int  # forward passes over each chunk
+    reference: bool  # whether the initial policy is kept
+
+
+class AlgoConfigBase(ConfigGroup):
+    """What the rest of the system asks of any algorithm's configuration."""
 
     conditions: ClassVar[tuple[str, ...]] = ("",)  # what an algorithm may append to instructions
 
+    one_rank: ClassVar[bool] = False  # whether its learner is a single process
+
     name: str
+
+    @abstractmethod
+    def work(self, chunk_size: int) -> UpdateWork:
+        """What an update computes for each new chunk, of ``chunk_size`` control steps."""
+
+    @property
+    def takes_stale_data(self) -> bool:
+        """Whether updates are right for data of earlier policies."""
+        return True
+
+    def prompts(self, instructions: Sequence[str]) -> tuple[str, ...]:
+        """Instructions under every condition: number ``condition * tasks + task``."""
+        return tuple(text + condition for condition in self.conditions for text in instructions)
+
+    def acting_condition(self, policy_version: int) -> int:
+        """Under which of ``conditions`` a version of the policy acts."""
+        return 0
+
+    def demonstration_conditions(self, draws: Array) -> Array:
+        """Conditions under which a run clones chunks of demonstrations (``bc_coef``), from one uniform number each."""
+        return np.zeros(len(draws), np.int64)
+
+    def warm_start_conditions(self, draws: Array) -> Array:
+        """Conditions under which `vla-rl sft` does."""
+        return self.demonstration_conditions(draws)
+
+    @property
+    def discount(self) -> float:
+        """Discount per chunk."""
+        return 1.0
+
+    @property
+    def groups(self) -> GroupRules:
+        """Which episodes form a group."""
+        return GroupRules()
+
+    @property
+    def bootstrap_rule(self) -> BootstrapRule:
+        """Which episodes end with the value of their final observation."""
+        return "never"
+
+
+class AlgorithmConfig(AlgoConfigBase):
+    """What every algorithm has that trains on super-batches. Each derives its own configuration from this, or from one
+    of its children."""
 
     entropy_coef: float = Field(0.0, ge=0.0, description="Coefficient of the entropy bonus.")
     entropy_decay: Positive | None = Field(
@@ -65,11 +124,6 @@ class AlgorithmConfig(ConfigGroup):
         return 0
 
     @property
-    def takes_stale_data(self) -> bool:
-        """Whether updates are right for data of earlier policies."""
-        return True
-
-    @property
     def loss_level(self) -> RatioLevel:
         """What one element of the policy's loss covers."""
         return "action"
@@ -79,36 +133,9 @@ class AlgorithmConfig(ConfigGroup):
         left = 1.0 if self.entropy_decay is None else max(0.0, 1.0 - policy_version / self.entropy_decay)
         return left * self.entropy_coef
 
-    def prompts(self, instructions: Sequence[str]) -> tuple[str, ...]:
-        """Instructions under every condition: number ``condition * tasks + task``."""
-        return tuple(text + condition for condition in self.conditions for text in instructions)
-
-    def acting_condition(self, policy_version: int) -> int:
-        """Under which of ``conditions`` a version of the policy acts."""
-        return 0
-
-    def demonstration_conditions(self, draws: Array) -> Array:
-        """Conditions under which a run clones chunks of demonstrations (``bc_coef``), from one uniform number each."""
-        return np.zeros(len(draws), np.int64)
-
-    def warm_start_conditions(self, draws: Array) -> Array:
-        """Conditions under which `vla-rl sft` does."""
-        return self.demonstration_conditions(draws)
-
-    @property
-    def discount(self) -> float:
-        """Discount per chunk."""
-        return 1.0
-
-    @property
-    def groups(self) -> GroupRules:
-        """Which episodes form a group."""
-        return GroupRules()
-
-    @property
-    def bootstrap_rule(self) -> BootstrapRule:
-        """Which episodes end with the value of their final observation."""
-        return "never"
+    def work(self, chunk_size: int) -> UpdateWork:
+        reference = self.kl_coef > 0
+        return UpdateWork(self.epochs, self.minibatches, self.needs_recompute + reference, reference)
 
 
 class PolicyGradientConfig(AlgorithmConfig):

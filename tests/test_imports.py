@@ -20,7 +20,8 @@ FLOORS = (
     {"vla_rl/core"},
     {"algos", "envs", "vla_rl/policies", "vla_rl/observability"},
     {"vla_rl/config"},
-    {"vla_rl/rollout", "vla_rl/inference", "vla_rl/replay", "vla_rl/learner", "vla_rl/world_model", "vla_rl/placement"},
+    {"vla_rl/rollout", "vla_rl/inference", "vla_rl/replay", "vla_rl/world_model", "vla_rl/placement"},
+    {"vla_rl/learner"},
     {"vla_rl/cluster"},
     {"vla_rl/commands"},
     {"vla_rl"},  # the names that ``import vla_rl`` offers

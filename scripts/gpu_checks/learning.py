@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from algos import make_algorithm
+from algos.algorithm import Algorithm
 from gpu_checks.setting import spec_of
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.shared_memory import shared_root
@@ -25,7 +26,9 @@ def make_learner(config: RunConfig, policy: Policy, device: str) -> Learner:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     join_ranks(0, 1, ("127.0.0.1", port), device)
-    return Learner(config, policy, make_algorithm(config.algo), rank=0, world_size=1, device=device)
+    algorithm = make_algorithm(config.algo)
+    assert isinstance(algorithm, Algorithm)  # each check names one that trains on super-batches
+    return Learner(config, policy, algorithm, rank=0, world_size=1, device=device)
 
 
 def super_batch(config: RunConfig, episodes: int, chunks: int, policy_version: int = 0) -> SuperBatch:

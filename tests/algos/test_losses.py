@@ -284,7 +284,7 @@ def test_total_loss_by_hand() -> None:
     policy, value, entropy, kl = (tensor(x).sum() for x in (6.0, 8.0, 3.0, 2.4))
     # 6/12 + 0.5 * 8/4 - 0.1 * 3/12 + 0.2 * 2.4/12
     coefficients = {"policy_coef": 1.0, "value_coef": 0.5, "entropy_coef": 0.1, "kl_coef": 0.2}
-    total = total_loss(LossTerms(policy, value, entropy, kl), elements=12, chunks=4, **coefficients)
+    total = total_loss(LossTerms(policy, value, entropy, kl), elements=12, value_chunks=4, **coefficients)
     assert total.item() == pytest.approx(0.5 + 1.0 - 0.025 + 0.04)
 
 

@@ -19,7 +19,8 @@ def finished(log_ratios: Tensor, log_weights: Tensor | None = None, cap: float |
     tokens = mask[:, None, None]
     policy, value, entropy, kl = (tensor(x).sum() for x in (3.0, 8.0, 2.0, 1.0))
     terms = LossTerms(policy, value, tensor(99.0).sum(), tensor(99.0).sum())
-    sums = loss_metrics(terms, entropy, kl, mask, tokens) | ratio_metrics(log_ratios, mask, (0.2, 0.2), log_weights)
+    sums = loss_metrics(terms, entropy, kl, mask, tokens, mask)
+    sums |= ratio_metrics(log_ratios, mask, (0.2, 0.2), log_weights)
     if log_weights is not None:
         sums |= weight_metrics(log_weights, mask, cap, low=None, high=None)
     return finish_metrics({name: float(x) for name, x in sums.items()})

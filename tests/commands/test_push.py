@@ -129,7 +129,8 @@ def test_a_push_creates_the_repository_and_sends_the_files(
     [
         (["--repo", "me/reach"], "me/reach: nothing was pushed"),
         (["--repo", "reach"], "--repo reach: write OWNER/NAME"),
-        ([], "name the repository with --repo OWNER/NAME, or a folder with --dry-run DIR"),
+        ([], "where to? --repo OWNER/NAME pushes, --dry-run DIR writes"),
+        (["--repo", "me/reach", "--dry-run", "new"], "--repo me/reach pushes and --dry-run new does not"),
         (["--dry-run", "."], "--dry-run . exists"),
         (["--dry-run", "new", "--evaluation", "none"], "none/results.json does not exist"),
     ],

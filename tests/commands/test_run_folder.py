@@ -225,10 +225,10 @@ def test_a_run_is_reported_however_it_ends(
 
     monkeypatch.setattr(train_module, "_run", interrupted)
     monkeypatch.setattr(train_module, "sweep_leftovers", lambda: None)
-    for name, report in (("one", True), ("other", False)):
+    for name, temporary in (("one", False), ("other", True)):
         overrides = [f"log.dir={tmp_path}", f"log.name={name}", "log.tensorboard=false"]
         with pytest.raises(KeyboardInterrupt):
-            train_module.run_training(load_config(ROOT / "configs/tabletop.yaml", overrides), report=report)
+            train_module.run_training(load_config(ROOT / "configs/tabletop.yaml", overrides), temporary=temporary)
     assert capsys.readouterr().out == f"report: {tmp_path / 'one/report.html'}\n"
     assert "stopped; it continues with" in (tmp_path / "one/report.html").read_text(), "its folder is free again"
     assert not (tmp_path / "other/report.html").exists()
@@ -236,7 +236,7 @@ def test_a_run_is_reported_however_it_ends(
 
 def test_a_short_run_adds_nothing_to_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[RunConfig] = []
-    monkeypatch.setattr(train_module, "run_training", lambda config, callbacks, report: trained.append(config))
+    monkeypatch.setattr(train_module, "run_training", lambda config, callbacks, temporary: trained.append(config))
     with pytest.raises(UserError), short_run(RunConfig.model_validate({"log": {"dataset": "data"}}), 1):
         pass
     assert [config.log.dataset for config in trained] == [None]

@@ -100,7 +100,7 @@ def test_a_time_limit_ends_the_run_after_one_update_at_least_with_an_evaluation_
     assert not list((tmp_path / "data/pending").iterdir())
 
 
-def test_resume_continues_counters_versions_and_metrics(tmp_path):
+def test_resume_continues_counters_versions_and_metrics(tmp_path, capsys):
     """With a flow policy; the other tests have OpenVLA-OFT."""
     policy = {"name": "pi0", "random_steps": "last"}
     assert train(_config(tmp_path, policy=policy, train={"publish_every": 2, "eval_every": 0})) == 0
@@ -119,6 +119,9 @@ def test_resume_continues_counters_versions_and_metrics(tmp_path):
     assert metrics[-1]["episodes/trained"] == 30
     assert all(_balanced(m) for m in metrics)
     assert metrics[-1]["time/seconds"] > metrics[3]["time/seconds"]
+    capsys.readouterr()
+    assert train(config, resume=run) == 0
+    assert capsys.readouterr().out == f"{run} is complete: 5 iterations; train.iterations=N goes on\n", "nothing starts"
 
 
 def _start(tmp_path, **groups) -> subprocess.Popen:

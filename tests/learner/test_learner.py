@@ -177,8 +177,8 @@ def test_adam_counts_its_steps_from_the_first(settings):
 def test_an_update_ends_when_it_has_moved_far_enough():
     """Whatever the policy that acted was: data that are far from it end no update."""
     for target, steps in ((None, 6), (1.0, 6), (1e-9, 1)):
-        learner = make_learner(config(algo={"name": "ppo", "minibatches": 2, "epochs": 3, "target_kl": target}))
-        batch = random_batch()
+        algo = {"name": "ppo", "minibatches": 2, "epochs": 3, "target_kl": target}
+        learner, batch = make_learner(config(algo=algo, learner={"lr": 2e-6})), random_batch()
         batch.logprobs[:] = -5.0
         metrics = learner.update(batch)
         assert metrics["learner/optimizer_steps"] == steps
@@ -187,15 +187,16 @@ def test_an_update_ends_when_it_has_moved_far_enough():
 
 @pytest.mark.parametrize("settings", [{}, {"micro_batch": 3}, {"zero_stage": 3}])
 def test_the_kl_of_an_update_is_that_between_its_weights(settings):
-    learner = make_learner(config(learner={"lr": 1e-3} | settings))
-    batch = random_batch()
+    algo = {"name": "ppo", "minibatches": 1, "epochs": 2}
+    learner, batch = make_learner(config(algo=algo, learner={"lr": 2e-6} | settings)), random_batch()
+    assert batch.num_chunks <= 32
     before = learner._passes.evaluate(learner._engine, batch).logprobs
     found = learner.update(batch)["learner/update_kl"]
     after = learner._passes.evaluate(learner._engine, batch).logprobs
     log_r = (after.astype(float) - before).sum(axis=2)[batch.step_mask]
     whole = float(np.mean(np.expm1(log_r) - log_r))
-    assert whole > 1e-6
-    assert found == pytest.approx(whole, rel=1e-3 if batch.num_chunks <= 32 else 0.7)
+    assert 1e-6 < whole < 1
+    assert found == pytest.approx(whole, rel=1e-3)
 
 
 @pytest.mark.parametrize("settings", [{}, {"precision": "bf16"}, {"zero_stage": 1}, {"zero_stage": 3}])

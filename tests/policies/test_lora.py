@@ -358,7 +358,7 @@ def test_the_divergence_is_from_the_policy_without_its_adapters(base):
     cfg = _config(base)
     cfg = cfg.with_values({"algo.kl_coef": 1.0, "algo.minibatches": 1})
     learner = make_learner(cfg)
-    assert learner._reference is None, "no second copy of the weights"
+    assert learner._copy is None, "no second copy of the weights"
     assert learner.update(random_batch(0))["learner/reference_kl"] == pytest.approx(0.0, abs=1e-9)
     assert learner.update(random_batch(1, policy_version=1))["learner/reference_kl"] > 1e-7
 

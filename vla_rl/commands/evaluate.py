@@ -132,7 +132,7 @@ def evaluated_config(
     if file is None:
         raise UserError(
             f"{target}: neither a run folder nor a checkpoint of a run, so its simulator is unknown; "
-            "give the config: `vla-rl eval` by --config FILE, `vla-rl diagnose` after the checkpoint"
+            "give the config: `vla-rl eval` by --config FILE, `vla-rl diagnose` after the checkpoint, Python by config="
         )
     if not any(text.startswith("policy.checkpoint=") for text in overrides):  # last: policy=NAME resets the others
         overrides = [*overrides, f"policy.checkpoint={json.dumps(str(checkpoint))}"]

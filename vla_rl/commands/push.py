@@ -28,8 +28,10 @@ _VIDEOS = 4  # films of an evaluation that are pushed: of failures first, as the
 def push_command(args: Any) -> int:
     """Collect the files, and push them, or write them to ``--dry-run``. Raises UserError."""
     output: Path | None = args.dry_run
-    if (args.repo is None) == (output is None):
-        raise UserError("name the repository with --repo OWNER/NAME, or a folder with --dry-run DIR")
+    if args.repo is None and output is None:
+        raise UserError("where to? --repo OWNER/NAME pushes, --dry-run DIR writes the same files to a new folder")
+    if args.repo is not None and output is not None:
+        raise UserError(f"--repo {args.repo} pushes and --dry-run {output} does not; leave one of them out")
     if output is not None and output.exists():
         raise UserError(f"--dry-run {output} exists; name a new folder")
     if not (args.run / "config.yaml").is_file():

@@ -56,5 +56,5 @@ def report_at_end(folder: RunFolder) -> None:
     A failure is said, and is none of the run's.
     """
     with guarded(FILE):
-        if folder.has_begun and folder.metrics():
+        if folder.has_begun and not folder.temporary and folder.metrics():
             print(f"report: {write_report([folder.path])}", flush=True)

@@ -33,8 +33,9 @@ _LEARNING = (
     _Plot("Return of an episode", {"rollout/return": "mean"}),
     _Plot("KL divergence of an update, nats an action", {"learner/update_kl": "before to after"}, 0.0),
     _Plot("KL divergence from the policy that acted, nats", {"learner/approx_kl": "mean of the steps"}, 0.0),
-    _Plot("Policy loss", {"learner/policy_loss": "loss"}),
+    _Plot("Policy loss", {"learner/policy_loss": "policy", "learner/actor_loss": "actor"}),
     _Plot("Value loss", {"learner/value_loss": "value head", "learner/critic_loss": "off-policy critic"}, 0.0),
+    _Plot("Value of chunks by the critic", {"learner/q": "executed ones", "learner/actor_q": "the actor's own"}),
     _Plot("Cloning loss, nats a token", {"learner/cloning_loss": "loss"}, 0.0),
     _Plot(
         "Ratio of new and old probability",

@@ -53,6 +53,7 @@ class RunFolder:
         self._evaluations = [found for record in self.metrics() if (found := _evaluation(record))]
         self._unwritten: list[str] = []  # records for which the disk had no room
         self.updates = 0  # logged by this process
+        self.temporary = False  # removed after the run: nobody is told its path
         self._lock: FileLock | None = None
         self._is_new = False
         self._continues: tuple[Path | None] | None = None  # the checkpoint from which ``begin`` will go on

@@ -31,7 +31,7 @@ def short_run(config: RunConfig, iterations: int, callbacks: Sequence[Callback] 
             "log.video": False,
             "log.dataset": None,
         }
-        run_training(config.with_values(values), callbacks=callbacks, report=False)
+        run_training(config.with_values(values), callbacks=callbacks, temporary=True)
         path = Path(folder) / "short_run"
         if read_metrics(path)[-1]["iteration"] < iterations:
             raise KeyboardInterrupt

@@ -60,12 +60,13 @@ def run_training(
     iteration: int | None = None,
     callbacks: Sequence[Callback] = (),
     *,
-    report: bool = True,
+    temporary: bool = False,
 ) -> TrainResult:
-    """Run a training, or continue the run in the folder ``resume``.
+    """Run a training, or continue the run in the folder ``resume``; one that is complete stays as it is.
 
-    ``iteration``: of the checkpoint to continue from; None: the newest. ``report``: write one, however the run ends.
-    Raises UserError before any process is started, where the mistake can be found that early.
+    ``iteration``: of the checkpoint to continue from; None: the newest. ``temporary``: its folder will be removed, is not
+    named, and gets no report, which others get however they end. Raises UserError before any process is started, where the
+    mistake can be found that early.
     """
     from envs import env_spec
     from vla_rl.policies.build import check_policy, require_trainable
@@ -80,16 +81,19 @@ def run_training(
     folder, checkpoint = (
         RunFolder.reopen(resume, config, iteration) if resume else (RunFolder.create(config, spec, sys.argv), None)
     )
+    folder.temporary = temporary
     spec = with_ranges_of(folder.path, spec)
     with ExitStack() as afterwards, closing(folder), ExitStack() as stack:
         start = Start.of(checkpoint, config) if checkpoint else Start()
         if checkpoint:
             require_fit(config, folder.path, checkpoint, spec)
+            if start.state["policy_version"] >= config.train.iterations:
+                print(f"{folder.path} is complete: {config.train.iterations} iterations; train.iterations=N goes on")
+                return folder.result()
         stack.enter_context(complete_dataset(config, spec))
         for callback in callbacks:
             callback.on_start(folder.path)
-        if report:
-            afterwards.callback(report_at_end, folder)
+        afterwards.callback(report_at_end, folder)
         _run(config, spec, folder, plan, start, callbacks)
     result = folder.result()
     for callback in callbacks:
@@ -102,7 +106,8 @@ def _run(
 ) -> None:
     """Train on one cluster after the other, as often as the run migrates or is restarted."""
     done = start.state["policy_version"]
-    title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}: {folder.path}"
+    title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}"
+    title += ", to measure it" if folder.temporary else f": {folder.path}"
     with StopRequest() as stop, TrainingView(title, spec, config.train.iterations, done) as view:
         if not knows_conditions(config.policy.checkpoint, config.algo.conditions):
             view.say(_NEW_CONDITIONS.format(checkpoint=config.policy.checkpoint, algo=config.algo.name))

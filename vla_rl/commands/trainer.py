@@ -30,6 +30,7 @@ from vla_rl.placement.plan import Plan, PlanError
 from vla_rl.placement.planner import layout_record
 from vla_rl.placement.replan import Migration, Replanner
 from vla_rl.replay.super_batch import describe
+from vla_rl.world_model.audit import LEAST_CHUNKS
 
 _DRAIN_POLL_S = 0.2
 
@@ -219,7 +220,9 @@ class Trainer:
         passed = bool(found.get("audit_passed"))
         if passed != self._imagines:
             self._imagines = passed
-            what = "passes its audit: imagined chunks are trained on" if passed else "fails its audit: real data only"
+            measured = found.get("audit_chunks", 0.0) >= LEAST_CHUNKS
+            basis = "its audit" if measured else "what is expected before its audit"
+            what = f"passes {basis}: imagined chunks are trained on" if passed else f"fails {basis}: real data only"
             self.view.say(f"iteration {self.policy_version}: the world model {what}")
         return {f"world_model/{name}": value for name, value in found.items()}
 
@@ -357,4 +360,7 @@ class Trainer:
                 f"stopped after {self.policy_version} of {self.config.train.iterations} iterations; "
                 f"continue with: vla-rl train --resume {self.folder.path}"
             )
-        self.view.say(f"results: {self.folder.path} (curves.png, evaluations/, checkpoints/)")
+        done = self.has_converged() or self.policy_version >= self.config.train.iterations
+        self.view.status("complete" if done else "stopped")
+        if not self.folder.temporary:
+            self.view.say(f"results: {self.folder.path} (curves.png, evaluations/, checkpoints/)")

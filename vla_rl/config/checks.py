@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from algos.config import PolicyGradientConfig
+from algos.off_policy import OffPolicyConfig
 from envs.libero.config import LIBERO_TASKS, LiberoConfig
 from envs.workload.config import WorkloadConfig
 from vla_rl.config.messages import KeyPath, Problem
 from vla_rl.config.run_config import RunConfig
+from vla_rl.policies.base.patches import STRIDE
 
 _LONGEST_NAME = 200  # file systems allow 255, of which names of temporary files need some
 
@@ -35,6 +37,7 @@ def config_checks() -> tuple[Check, ...]:
         Check((("train",), ("mode",)), _published_often_enough),
         Check((("train",), ("mode",)), _old_enough_to_be_reused),
         Check((("algo",), ("train", "reuse")), _reuse_is_corrected),
+        Check((("algo",), ("policy",), ("env",), ("learner",), ("train", "reuse")), _off_policy_has_means_and_one_rank),
         Check((("world_model",), ("algo",)), _only_policy_gradients_imagine),
         Check((("world_model",), ("env",)), _only_success_is_imagined),
         Check((("placement", "virtual"), ("env",)), _only_workload_is_virtual),
@@ -139,6 +142,23 @@ def _reuse_is_corrected(config: RunConfig) -> Iterator[Problem]:
     if config.train.reuse > 1 and not config.algo.takes_stale_data:
         remedy = "an episode's later uses are off-policy, which algo.proximal=behaviour does not correct"
         yield Problem(("train", "reuse"), f"{remedy}; set algo.proximal=recomputed", config.train.reuse)
+
+
+def _off_policy_has_means_and_one_rank(config: RunConfig) -> Iterator[Problem]:
+    if not isinstance(config.algo, OffPolicyConfig):
+        return
+    if not config.policy.regresses:
+        remedy = "its actions have no gradient, along which an actor follows a critic; use policy=gaussian"
+        yield Problem(("policy", "name"), f"{remedy} or policy.head=l1 of openvla_oft", config.policy.name)
+    if config.learner.zero_stage:
+        remedy = f"algo.name={config.algo.name} trains on one rank, which has nothing to shard; set it to 0"
+        yield Problem(("learner", "zero_stage"), remedy, config.learner.zero_stage)
+    if config.algo.critic_reads == "images" and (size := getattr(config.env, "image_size", 0)) % STRIDE:
+        remedy = f"the critic divides images into patches; use a multiple of {STRIDE}, or algo.critic_reads=features"
+        yield Problem(("env", "image_size"), remedy, size)
+    if config.train.reuse > 1:
+        remedy = "the replay memory keeps episodes already; set it to 1"
+        yield Problem(("train", "reuse"), f"algo.name={config.algo.name}: {remedy}", config.train.reuse)
 
 
 def _only_policy_gradients_imagine(config: RunConfig) -> Iterator[Problem]:

@@ -290,7 +290,8 @@ class EpisodeResult:
         seconds: wall-clock time from first observation to end.
         frames: uint8 [H, W, 3] each, if the episode asked for them.
         terminated: the task itself ended the episode, not the time limit.
-        best_progress, final_progress: the simulator's potential (0..1) after the chunks; NaN where it has none.
+        best_progress, final_progress: share of the way from the start to the simulator's full potential that was behind
+            after a chunk, 0..1; NaN where it has none.
         set_aside: it was not played to its end: the processes that played it died each time.
     """
 

@@ -6,14 +6,12 @@ Every rank sees the whole super-batch (it is mapped, not copied) and computes th
 and backward passes are divided, so no statistic depends on the number of ranks.
 """
 
-import copy
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,31 +25,21 @@ from algos.targets import Targets
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.errors import NotFiniteError
-from vla_rl.core.finite import require_finite
-from vla_rl.core.ipc.weights import WeightPublisher, weights_nbytes
 from vla_rl.core.records import Observation, SuperBatch, take_rows
 from vla_rl.learner.anchors import Anchors
 from vla_rl.learner.critic import CriticTrainer
-from vla_rl.learner.deepspeed_engine import make_engine, make_offloader
-from vla_rl.learner.device_timer import DeviceTimer
 from vla_rl.learner.forward_passes import ForwardPasses
-from vla_rl.learner.optimizer_steps import OptimizerSteps
+from vla_rl.learner.trained_policy import TrainedPolicy
 from vla_rl.learner.update_probe import UpdateProbe
-from vla_rl.learner.whole_state import WholeState
-from vla_rl.observability.meter import Meter
 from vla_rl.policies.base.policy import Policy
-from vla_rl.policies.build import torch_dtype
 
 _STREAM = 5  # separates the draws of conditions from those of minibatches
 
 Share = Callable[[], tuple[torch.Tensor, dict[str, torch.Tensor]]]  # a share of a loss, and sums for the metrics
 
 
-class Learner:
-    """Trains a policy on super-batches and publishes its weights.
-
-    The tensors are on the device except between ``offload`` and ``onload``; only these two methods move them.
-    """
+class Learner(TrainedPolicy):
+    """Trains a policy on super-batches and publishes its weights."""
 
     def __init__(
         self,
@@ -65,28 +53,18 @@ class Learner:
         lease: DeviceLease = nullcontext,  # of the device, if others share it; for each micro-batch
         anchors: Anchors | None = None,  # cloned in each optimizer step
     ) -> None:
-        """Call ``join_ranks`` first. ``policy`` is moved to ``device`` and to the configured precision."""
-        self.config = config
+        """See ``TrainedPolicy``."""
+        needs_copy = algorithm.needs_reference and not policy.has_reference
+        ranks: Any = {"rank": rank, "world_size": world_size, "device": device, "lease": lease}
+        super().__init__(config, policy, **ranks, keeps_copy=needs_copy)
         self.algorithm = algorithm
-        self.meter = Meter()
         self._skipped = 0  # optimizer steps of the update under way
-        self._lease = lease
         self._anchors = anchors
-        self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
-        self._timer = DeviceTimer(self._device, self.meter)
         self._critic: CriticTrainer | None = None
         if isinstance(algorithm, CriticAlgorithm):
             self._critic = CriticTrainer(algorithm, config.seed, self._device)
-        policy.to(device=self._device, dtype=torch_dtype(config.learner.precision))
         tasks = len(policy.instructions) // len(config.algo.conditions)
         self._passes = ForwardPasses(config, algorithm, rank, world_size, self._device, lease, tasks)
-        needs_copy = algorithm.needs_reference and not policy.has_reference
-        self._reference = copy.deepcopy(policy).requires_grad_(False) if needs_copy else None
-        self._engine, self._optimizer = make_engine(policy, config.learner)
-        self.policy: Policy = self._engine.module
-        self._steps = OptimizerSteps(self._engine, self.policy, world_size, self._device)
-        self._state = WholeState(self._engine, self.policy, rank, world_size)
-        self._memory = make_offloader(self._engine, self._reference, self._device)
 
     def update(self, batch: SuperBatch) -> dict[str, float]:
         """Update policy ``batch.policy_version`` to the next version, by all epochs and minibatches.
@@ -94,7 +72,7 @@ class Learner:
         Optimizer steps whose gradient is not finite are skipped, and counted as ``skipped_steps``: all of them if the
         batch itself is not finite. Returns metrics over all ranks, the same on every rank.
         """
-        target_kl = self.config.algo.target_kl
+        target_kl = self.algorithm.config.target_kl
         with self.meter.time("train"):
             time.sleep(self.config.learner.latency_ms * 1e-3)
             self._set_learning_rates(batch.policy_version)
@@ -157,8 +135,8 @@ class Learner:
     @contextmanager
     def _as_reference(self) -> Iterator[Any]:
         """The policy at the start of the run: a copy, or the trained policy without its adapters."""
-        if self._reference is not None:
-            yield self._reference
+        if self._copy is not None:
+            yield self._copy
         else:
             with self.policy.reference():
                 yield self._engine
@@ -222,7 +200,8 @@ class Learner:
 
     def _cloning_shares(self, policy_version: int, number: int) -> Iterator[tuple[int, Share]]:
         """Likewise, of the chunks that the optimizer step ``number`` clones."""
-        count, algo = self.config.algo.bc_batch, self.config.algo
+        algo = self.algorithm.config
+        count = algo.bc_batch
         if self._anchors is None:
             return iter(())
         drawn = self._anchors.draw(count, self.config.seed, policy_version, number)
@@ -250,91 +229,20 @@ class Learner:
             torch.distributed.all_reduce(stacked)
         return dict(zip(sorted(sums), stacked.tolist(), strict=True))
 
-    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and value of each parameter to publish, whole, one after the other; collective under ZeRO-3.
-
-        A value may be a view of the live weights. Under ZeRO-3 it is valid until the next is asked for: a rank holds
-        one whole parameter at a time.
-        """
-        trained = self.policy.trained_parameters()
-        if self.config.learner.zero_stage < 3:
-            yield from ((name, parameter.detach()) for name, parameter in trained.items())
-            return
-        import deepspeed
-
-        for name, parameter in trained.items():
-            with deepspeed.zero.GatheredParameters([parameter]):
-                yield name, parameter.detach()
-                if self._device.type == "cuda":  # what reads it may only have been queued
-                    torch.cuda.current_stream(self._device).synchronize()
-
-    def published_nbytes(self) -> int:
-        """Bytes of one published version; not collective."""
-        trained = self.policy.trained_parameters().values()
-        return weights_nbytes(getattr(p, "ds_numel", p.numel()) * p.element_size() for p in trained)
-
-    @contextmanager
-    def whole_policy(self) -> Iterator[Policy]:
-        """The policy with whole weights on rank 0, within the block; collective under ZeRO-3.
-
-        Under ZeRO-3 they lie on the host there, gathered one after the other: no device holds the whole policy.
-        """
-        if self.config.learner.zero_stage < 3:
-            yield self.policy
-            return
-        import deepspeed
-
-        parts: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-        try:
-            for parameter in self.policy.parameters():
-                with deepspeed.zero.GatheredParameters([parameter]):  # leaves undivided weights alone
-                    whole = parameter.detach().to("cpu", copy=True) if self._rank == 0 else None
-                if whole is not None:
-                    parts.append((parameter, parameter.data))
-                    parameter.data = whole
-            yield self.policy
-        finally:
-            for parameter, part in parts:
-                parameter.data = part
-
-    def publish(self, policy_version: int, publisher: WeightPublisher | None) -> None:
-        """Publish the weights as ``policy_version``. All ranks call it; the one with a publisher writes."""
-        with self.meter.time("publish", None if publisher is None else 1):
-            tensors = map(itemgetter(1), self.parameters())  # which, unlike a generator, keeps none of them
-            if publisher is not None:
-                publisher.publish(policy_version, tensors)
-            else:
-                deque(tensors, maxlen=0)  # take part in gathering, and keep nothing
-
     def save(self, folder: Path) -> None:
         """Save trained weights and their moments (``WholeState``); collective. Frozen weights stay in their checkpoint.
 
         Files are written now or later (``postponed``).
         """
-        self._state.save(folder / "state")
+        super().save(folder)
         if self._anchors is not None and self._rank == 0:
             self._anchors.save(folder / "anchors.npz")
         if self._critic is not None and self._rank == 0:
             self._critic.save(folder / "critic.safetensors")
 
     def load(self, folder: Path) -> None:
-        """Raises FileNotFoundError if ``folder`` holds no state, and UserError if that is of another policy or not
-        finite."""
-        if not (folder / "state").is_dir():
-            raise FileNotFoundError(f"no learner state in {folder}")
-        self._state.load(folder / "state")
-        require_finite(self.policy.trained_parameters().values(), str(folder))
+        super().load(folder)
         if self._anchors is not None and (folder / "anchors.npz").is_file():
             self._anchors.load(folder / "anchors.npz")
         if self._critic is not None and (folder / "critic.safetensors").is_file():
             self._critic.load(folder / "critic.safetensors")
-
-    def offload(self) -> None:
-        """Move all tensors to the host. Nothing but ``onload`` may be called then."""
-        with self._lease(), self.meter.time("offload", 1):
-            self._memory.offload()
-
-    def onload(self) -> None:
-        """Bring all tensors back to the device."""
-        with self._lease(), self.meter.time("onload", 1):
-            self._memory.onload()

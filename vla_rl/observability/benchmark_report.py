@@ -11,9 +11,9 @@ from vla_rl.observability.success_rate import start_of, success_interval
 SET_ASIDE = "set_aside"
 FAILURES = {
     "ended": "the simulator ended the episode as a failure",
-    "no_progress": "time limit; the progress measure stayed below one half (LIBERO: no object of the goal was held)",
+    "no_progress": "time limit; less than half of the way was made (LIBERO: no object of the goal was held)",
     "progress_lost": "time limit; progress was made and lost (LIBERO: an object of the goal was held, then released)",
-    "on_the_way": "time limit, with progress above one half (LIBERO: an object of the goal was still held)",
+    "on_the_way": "time limit, more than half of the way from the start (LIBERO: an object of the goal was still held)",
     "time_limit": "time limit; this simulator does not measure progress",
     SET_ASIDE: "not a failure, and not counted: the simulator died each time; the same command plays it again",
 }
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]  # one episode, as ``episode_row`` makes it
 
 
 def failure_kind(result: EpisodeResult) -> str | None:
-    """One of ``FAILURES``; None for a success. Progress is the simulator's potential, seen after each chunk."""
+    """One of ``FAILURES``; None for a success. Progress is seen after each chunk."""
     if result.success:
         return None
     if result.set_aside:

@@ -29,6 +29,7 @@ _ON_THE_HUB: dict[str, RepoType] = {  # keys that may be addresses there
     "sft.start_from": "model",
     "sft.demos": "dataset",
     "algo.bc_demos": "dataset",
+    "algo.demos": "dataset",
 }
 
 
@@ -46,7 +47,7 @@ def with_downloads(config: RunConfig) -> RunConfig:
     values: dict[str, Any] = {}
     for key, repo_type in _ON_THE_HUB.items():
         group, name = key.split(".")
-        named = getattr(getattr(config, group), name)
+        named: Any = getattr(getattr(config, group), name, ())  # not every algorithm clones
         if is_hub_address(named):
             values[key] = str(download(named, repo_type))
         elif isinstance(named, tuple) and any(map(is_hub_address, named)):
@@ -109,7 +110,7 @@ def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:
 def _addresses_have_a_form(config: RunConfig) -> Iterator[Problem]:
     for key in _ON_THE_HUB:
         group, name = key.split(".")
-        named = getattr(getattr(config, group), name)
+        named = getattr(getattr(config, group), name, ())  # not every algorithm clones
         for value in named if isinstance(named, tuple) else (named,):
             if is_hub_address(value) and (text := hub_address_problem(value)):
                 yield Problem((group, name), text, value)

@@ -36,6 +36,7 @@ class Workload:
 
     @classmethod
     def of(cls, config: RunConfig, horizon: int, spread: float) -> Self:
+        work = config.algo.work(config.policy.chunk_size)
         return cls(
             episodes=config.train.batch_episodes,
             branches=0 if config.world_model is None else config.world_model.branches,
@@ -44,9 +45,9 @@ class Workload:
             spread=spread,
             chunk_size=config.policy.chunk_size,
             micro_batch=config.learner.micro_batch,
-            minibatches=config.algo.minibatches,
-            epochs=config.algo.epochs,
-            extra_passes=config.algo.needs_recompute + (config.algo.kl_coef > 0),
+            minibatches=work.minibatches,
+            epochs=work.epochs,
+            extra_passes=work.extra_passes,
             max_staleness=config.max_first_staleness,
             publish_every=config.publish_every,
             max_wait=config.placement.max_wait_ms * 1e-3,

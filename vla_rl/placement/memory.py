@@ -156,7 +156,9 @@ def learner_parts(config: RunConfig, memory: Memory, ranks: int) -> Parts:
     if stage >= 2 or ranks > 1:
         gradients += (element if stage >= 2 else 4) * bucket
     optimizer = (12 / ranks if stage else _TRAINED[learner.precision] - 4) * trained
-    copied = config.algo.kl_coef > 0 and not config.policy.holds_reference  # adapters can be switched off instead
+    copied = (
+        config.algo.work(config.policy.chunk_size).reference and not config.policy.holds_reference
+    )  # adapters can be switched off instead
     return {
         "weights": weights,
         "reference": memory.weights * copied,

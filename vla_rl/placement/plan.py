@@ -268,6 +268,11 @@ def make_plan(config: RunConfig, resources: Resources, layout: Layout | None = N
     p, learner = config.placement, config.learner
     servers = _processes("inference server", layout, layout.inference, resources, None, p.inference_threads)
     learners = _processes("learner", layout, layout.learner, resources, learner.ranks, learner.threads)
+    if training and config.algo.one_rank and len(learners) > 1:
+        text = (
+            f"{config.algo.name} trains on one rank, and this plan ({layout.describe()}) has {len(learners)} learners"
+        )
+        raise PlanError("algo.name", f"{text}; set placement.devices=1, or on cores learner.ranks=1")
     workers = _workers(p.env_workers, layout, resources, servers)
     servers = _with_workers(servers, workers)
     return Plan(

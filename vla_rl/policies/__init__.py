@@ -8,12 +8,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vla_rl.policies.gaussian.config import ConvGaussianConfig
+from vla_rl.policies.gaussian.config import SmallGaussianConfig
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 from vla_rl.policies.pi0.config import Pi0Config
 from vla_rl.policies.remote.config import RemoteConfig
 
 PolicyConfig = Annotated[
-    OpenVLAOFTConfig | Pi0Config | LeRobotConfig | ConvGaussianConfig | RemoteConfig, Field(discriminator="name")
+    OpenVLAOFTConfig | Pi0Config | LeRobotConfig | SmallGaussianConfig | RemoteConfig, Field(discriminator="name")
 ]

@@ -139,6 +139,7 @@ class EnvWorker:
             self._running[env_id] = Recording(episode)
             with self._lease(), self.meter.time("reset", 1):
                 self.env.reset([env_id], [episode])
+                self._record_progress([env_id] if episode.evaluation else [])
             started.append(env_id)
         if started:
             self._request(started)

@@ -23,7 +23,8 @@ class Recording:
     decisions: list[tuple] = field(default_factory=list)  # (record, logprobs, value, policy version) of each chunk
     rewards: list[np.ndarray] = field(default_factory=list)
     num_steps: list[int] = field(default_factory=list)
-    progress: list[float] = field(default_factory=list)  # the potential after each chunk, of evaluation episodes
+    # the potential at the start and after each chunk, of evaluation episodes
+    progress: list[float] = field(default_factory=list)
     ended: tuple[bool, bool] | None = None  # (terminated, success), if only the bootstrap value is missing
 
     def __post_init__(self) -> None:
@@ -54,6 +55,7 @@ class Recording:
     def result(self, terminated: bool, success: bool, frames: Sequence[np.ndarray]) -> EpisodeResult:
         """The finished evaluation episode."""
         versions = [version for *_, version in self.decisions]
+        way = self._way()
         return EpisodeResult(
             episode=self.episode,
             success=success,
@@ -64,6 +66,11 @@ class Recording:
             seconds=time.perf_counter() - self.started,
             frames=tuple(frames),
             terminated=terminated,
-            best_progress=max(self.progress, default=math.nan),
-            final_progress=self.progress[-1] if self.progress else math.nan,
+            best_progress=max(way, default=math.nan),
+            final_progress=way[-1] if way else math.nan,
         )
+
+    def _way(self) -> list[float]:
+        """After each chunk, the share of the way from the start to a potential of 1 that lies behind; not below 0."""
+        start, *after = self.progress or [0.0]
+        return [max(0.0, reached - start) / max(1.0 - start, 1e-6) for reached in after]

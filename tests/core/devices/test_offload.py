@@ -150,7 +150,7 @@ def _trained(learner: Any, versions: range, *, offload: bool = False) -> list[di
 
 
 def _held(learner: Any) -> list[Tensor]:
-    reference = [] if learner._reference is None else list(learner._reference.parameters())
+    reference = [] if learner._copy is None else list(learner._copy.parameters())
     found = tensors_held(list(learner.policy.parameters()), reference, learner._engine.optimizer)
     return [x for x in found if x.device.type != "meta"]  # sizes without memory, which ZeRO-1 and 2 keep
 
@@ -201,7 +201,7 @@ def test_a_forward_pass_without_the_weights_is_refused() -> None:
     learner.offload()
     batch = random_batch()
     rows = np.arange(2)
-    for model in (learner._engine, learner._reference):
+    for model in (learner._engine, learner._copy):
         with pytest.raises(RuntimeError, match=r"call onload\(\) first"):
             learner._passes.of_chunks(model, batch, rows)
     learner.onload()
@@ -268,7 +268,8 @@ def test_a_run_that_offloads_trains_evaluates_saves_and_resumes(tmp_path: Path, 
     cfg = RunConfig.model_validate(
         {
             "mode": mode,
-            "env": {"name": "tabletop", "max_episode_steps": 16},
+            # shaped: where all episodes return the same, the policy makes no step, and has no moments
+            "env": {"name": "tabletop", "max_episode_steps": 16, "shaping": 1.0},
             "policy": {"name": "openvla_oft", "size": "nano", "chunk_size": 4},
             "train": {"iterations": 2, "batch_episodes": 4, "eval_episodes": 2, "eval_every": 1, "checkpoint_every": 1},
             "placement": {"mode": "collocated", "devices": 1, "env_workers": 1, "offload": "always"},

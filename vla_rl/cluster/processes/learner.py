@@ -40,10 +40,9 @@ class LearnerProcess(Vital):
         ``address``: of rank 0, where ranks of several machines meet; None: all are on this one.
         ``pulse``: where to show progress; None: nobody watches.
         """
-        from algos import make_algorithm
         from vla_rl.core.devices.settings import set_up_torch
         from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers
-        from vla_rl.learner.learner import Learner
+        from vla_rl.learner.build import make_learner
         from vla_rl.learner.process_group import join_ranks
         from vla_rl.policies.build import build_policy, torch_dtype
 
@@ -53,16 +52,9 @@ class LearnerProcess(Vital):
         config, prompts = self._config, self._config.algo.prompts(self._spec.instructions)
         dtype = torch_dtype(config.learner.precision)
         policy = build_policy(config.policy, self._spec, config.seed, prompts, device=device, dtype=dtype)
-        self._learner = Learner(
-            self._config,
-            policy,
-            make_algorithm(self._config.algo),
-            rank=rank,
-            world_size=self._world_size,
-            device=device,
-            lease=device_lease(self._process, self._lock_server),
-            anchors=self._anchors(policy),
-        )
+        lease = device_lease(self._process, self._lock_server)
+        ranks: Any = {"rank": rank, "world_size": self._world_size, "device": device, "lease": lease}
+        self._learner = make_learner(config, policy, self._spec, **ranks)
         if state is not None:
             self._learner.load(state)
         if rank == 0:
@@ -73,18 +65,6 @@ class LearnerProcess(Vital):
             progress = pulse.open(self._process)
             self._learner.meter.observer = progress
             progress.beat()
-
-    def _anchors(self, policy: Any) -> Any:
-        from vla_rl.learner.anchors import Anchors
-
-        algo = self._config.algo
-        if not algo.bc_coef:
-            return None
-        if not algo.bc_demos:
-            return Anchors(memory=algo.bc_memory)
-        paths = [Path(path) for path in algo.bc_demos]
-        size = self._config.policy.chunk_size
-        return Anchors.of_demonstrations(paths, self._config.demos, self._spec, policy, size)
 
     def update(self, batch: SuperBatch) -> dict[str, float]:
         from vla_rl.cluster.processes.faults import unreliable_batch

@@ -64,7 +64,7 @@ def products_of(config: RunConfig, spec: EnvSpec) -> dict[str, float]:
     with Products() as learned:
         output = policy.train()(_observations(spec, learning, device), record, config.policy.temperature_at(0))
         (output.logprobs.exp().mean() + output.values.square().mean()).backward()
-    return found | {"learner": learned.seconds() / learning * config.algo.epochs}
+    return found | {"learner": learned.seconds() / learning * config.algo.work(config.policy.chunk_size).epochs}
 
 
 def _act(policy: Policy, config: RunConfig, spec: EnvSpec, rows: int) -> Any:

@@ -61,6 +61,11 @@ class PolicyConfigBase(ConfigGroup):
         return self.name
 
     @property
+    def regresses(self) -> bool:
+        """Whether it has most likely actions with a gradient (``PolicyOutput.means``)."""
+        return False
+
+    @property
     def discrete(self) -> bool:
         """Whether actions are bins, which cloning can smooth."""
         return True

@@ -28,6 +28,10 @@ class GaussianPolicyConfig(PolicyConfigBase):
         return PolicySpec(*chunk, {"actions": ArrayLayout("<f4", chunk)}, {"noise": RandomNumbers(chunk, "normal")})
 
     @property
+    def regresses(self) -> bool:
+        return True
+
+    @property
     def discrete(self) -> bool:
         return False
 

@@ -38,6 +38,7 @@ class PolicyOutput:
     entropy: Tensor  # float32 [N, K, A], nats
     values: Tensor  # float32 [N]
     features: Tensor  # [N, F], what the value head reads of the state, without gradient
+    means: Tensor | None = None  # float32 [N, K, A], the most likely normalized actions, if the policy regresses them
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""A small convolutional policy with a Gaussian over action chunks: the cheapest actor."""
+"""A small policy with a Gaussian over action chunks: the cheapest actor."""

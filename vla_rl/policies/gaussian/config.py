@@ -1,16 +1,24 @@
-"""The config group ``policy`` of the convolutional Gaussian policy."""
+"""The config group ``policy`` of the small Gaussian policy."""
 
 from typing import Literal
 
 from pydantic import Field
 
+from vla_rl.core.errors import UserError
+from vla_rl.core.records import EnvSpec
 from vla_rl.core.schema import Positive
 from vla_rl.policies.base.gaussian_config import GaussianPolicyConfig
+from vla_rl.policies.base.patches import STRIDE
 
 
-class ConvGaussianConfig(GaussianPolicyConfig):
-    """Four convolutions for each camera, then two layers; actions are normalized, with a learned deviation."""
+class SmallGaussianConfig(GaussianPolicyConfig):
+    """Patches of each camera, then two layers; actions are normalized, with a learned deviation."""
 
     name: Literal["gaussian"] = "gaussian"
-    channels: Positive = Field(32, description="Channels of each convolution.")
-    width: Positive = Field(256, description="Width of the layers after the convolutions.")
+    channels: Positive = Field(64, description="Numbers that a patch of 8x8 pixels becomes.")
+    width: Positive = Field(256, description="Width of the layers after that.")
+
+    def check_images(self, env: EnvSpec) -> None:
+        """Raise UserError if the simulator's images cannot be divided into patches."""
+        if env.image_size % STRIDE:
+            raise UserError(f"env.image_size={env.image_size}: policy=gaussian needs a multiple of {STRIDE}")

@@ -133,6 +133,10 @@ class OpenVLAOFTConfig(PolicyConfigBase):
         return head_of(self.checkpoint)
 
     @property
+    def regresses(self) -> bool:
+        return self.head_in_use == "l1"
+
+    @property
     def discrete(self) -> bool:
         return self.head_in_use == "tokens"
 

@@ -55,6 +55,7 @@ def _source(request: Export) -> PublishedFolder:
         if candidate is not None and is_published(candidate):
             return open_published(candidate)
     raise UserError(
-        f"{request.checkpoint} lacks the blocks of the vision towers that no forward pass uses, and the files of the "
-        "original code; name the published checkpoint that training began with: --source FOLDER"
+        f"{request.checkpoint}: the published layout also has blocks of the vision towers that no forward pass uses, "
+        "and the files of the original code, which a run does not keep; name the published checkpoint that training "
+        "began with: --source FOLDER. A policy that began with random weights has none: `--format native` copies it"
     )

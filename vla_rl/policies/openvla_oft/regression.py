@@ -72,7 +72,7 @@ class OpenVLARegression(OpenVLA):
         mean, scale, state = self.distribution(seen, temperature)
         values, features = self._values(state, seen, detach_value)
         entropy = (1 + (2 * scale).log()).expand_as(mean)
-        return PolicyOutput(laplace_logprobs(mean, scale, record["actions"]), entropy, values, features)
+        return PolicyOutput(laplace_logprobs(mean, scale, record["actions"]), entropy, values, features, mean)
 
     @torch.no_grad()
     def act(self, seen: PolicyInput, draws: Mapping[str, Tensor], greedy: Tensor, temperature: float) -> Decisions:

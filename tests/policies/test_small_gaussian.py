@@ -1,4 +1,4 @@
-"""The convolutional Gaussian policy: what it reads, that it learns what it is shown, and its checkpoints."""
+"""The small Gaussian policy: what it reads, that it learns what it is shown, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.runtime_fakes import SPEC, A, K
 from vla_rl.core.errors import UserError
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.build import build_policy, check_policy, save_policy
-from vla_rl.policies.gaussian.config import ConvGaussianConfig
+from vla_rl.policies.gaussian.config import SmallGaussianConfig
 
 TWO_VIEWS = replace(SPEC, views=("front", "wrist"))
-CONFIG = ConvGaussianConfig(chunk_size=K, channels=8, width=32, initial_std=0.1)
+CONFIG = SmallGaussianConfig(chunk_size=K, channels=8, width=32, initial_std=0.1)
 
 
 def observations(count: int, seed: int = 0) -> PolicyInput:
@@ -43,7 +43,7 @@ def test_actions_depend_on_each_camera_on_proprioception_and_on_the_task() -> No
         replace(seen, task=(seen.task + 1) % len(SPEC.instructions)),
     ):
         assert (policy(changed, record, 0.5).logprobs - rated.logprobs).abs().max() > 1e-3
-    with pytest.raises(ValueError, match=r"expected uint8 \[N, 2, H, W, 3\]"):
+    with pytest.raises(ValueError, match=r"expected uint8 \[N, 2, 16, 16, 3\]"):
         policy(replace(seen, images=seen.images[:, :1]), record, 0.5)
 
 
@@ -69,3 +69,8 @@ def test_it_clones_what_it_is_shown_and_is_read_back(tmp_path: Path) -> None:
     check_policy(config, TWO_VIEWS)
     with pytest.raises(UserError, match="views=2, not 1"):
         check_policy(config, SPEC)
+
+
+def test_images_that_no_patches_fill_are_refused() -> None:
+    with pytest.raises(UserError, match=r"env\.image_size=50: policy=gaussian needs a multiple of 16"):
+        check_policy(CONFIG, replace(SPEC, image_size=50))

@@ -1,0 +1,150 @@
+"""The off-policy learner: a critic that learns, an actor that follows it, and an exact resume."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from envs import make_env
+from envs.base.demonstrations import collect
+from tests.learner.learner_tools import random_batch
+from tests.runtime_fakes import SPEC as SMALL
+from tests.runtime_fakes import A, K
+from vla_rl.config.loading import ConfigError, load_config
+from vla_rl.core.machine import free_port
+from vla_rl.core.records import EnvSpec, SuperBatch
+from vla_rl.learner.build import make_learner
+from vla_rl.learner.off_policy import OffPolicyLearner
+from vla_rl.learner.process_group import join_ranks
+from vla_rl.policies.build import build_policy
+from vla_rl.replay.memory import Seen, StoredEpisode
+from vla_rl.replay.schedule import training_episode
+
+SPEC = replace(SMALL, image_size=48)  # as in ``random_batch``
+QUICK = [
+    *("policy=gaussian", f"policy.chunk_size={K}", "policy.channels=4", "policy.width=32", "env=tabletop"),
+    *("algo=td3_bc", "algo.batch=16", "algo.critic_width=32", "algo.critic_warmup=4", "algo.updates_per_step=0.2"),
+    *("algo.shift=1", "learner.lr=1e-3"),
+]
+
+
+def made(*changes: str, spec: EnvSpec = SPEC) -> OffPolicyLearner:
+    config = load_config(None, [*QUICK, *changes])
+    if not torch.distributed.is_initialized():
+        join_ranks(0, 1, ("127.0.0.1", free_port()), "cpu")
+    policy = build_policy(config.policy, spec, config.seed)
+    ranks: Any = {"rank": 0, "world_size": 1, "device": "cpu", "lease": nullcontext}
+    learner = make_learner(config, policy, spec, **ranks)
+    assert isinstance(learner, OffPolicyLearner)
+    return learner
+
+
+def acted(seed: int = 0, version: int = 0) -> SuperBatch:
+    """A super-batch of a policy with continuous actions."""
+    batch = random_batch(seed, episodes=6, policy_version=version)
+    actions = np.random.default_rng(seed).uniform(-1, 1, (batch.num_chunks, K, A)).astype(np.float32)
+    return replace(batch, record={"actions": actions})
+
+
+def test_a_share_of_each_batch_is_demonstrated(tmp_path: Path) -> None:
+    config = load_config(None, ["env=tabletop", "env.tasks=[reach]"])
+    env = make_env(config.env, 1)
+    collect(env, [training_episode(number, 0, 0) for number in range(2)], tmp_path / "demos.hdf5")
+    env.close()
+    learner = made("env.tasks=[reach]", f"algo.demos=[{tmp_path}/demos.hdf5]", "algo.demo_share=0.75", spec=env.spec)
+    two = np.zeros(2, np.float32)
+    seen = np.zeros((2, 1, 64, 64, 3), np.uint8), np.zeros((2, env.spec.proprio_dim), np.float32), two
+    played = np.full((2, K, A), 2.0, np.float32), np.zeros((2, K), np.float32), np.full(2, K, np.int32)
+    learner.memory.add([StoredEpisode(*seen, *played, task=0, success=False)])
+    t = learner._drawn(None, np.random.default_rng(0))
+    demonstrated = np.abs(t.actions).max(axis=(1, 2)) <= 1
+    assert len(t.task) == 16
+    assert demonstrated.sum() == 12
+
+
+def weights(learner: OffPolicyLearner) -> dict[str, np.ndarray]:
+    return {name: p.detach().numpy().copy() for name, p in learner.policy.named_parameters()}
+
+
+@pytest.mark.parametrize("changes", [[], ["algo.cql_coef=0.5", "algo.critic_reads=features", "algo.critic_subset=1"]])
+def test_the_critic_warms_up_before_the_actor_moves(changes: list[str]) -> None:
+    learner = made("algo.critic_warmup=12", *changes)
+    before, batch = weights(learner), acted()
+    steps = 0.2 * batch.num_steps.sum()
+    metrics = learner.update(batch)
+    assert metrics["learner/critic_steps"] == int(steps)
+    assert "learner/explained_variance" not in metrics
+    assert steps < 12
+    assert all(np.array_equal(before[name], x) for name, x in weights(learner).items())
+    metrics = learner.update(acted(1, version=1))
+    assert metrics["learner/optimizer_steps"] > 0
+    assert np.isfinite(metrics["learner/explained_variance"])
+    moved = {name for name, x in weights(learner).items() if not np.array_equal(before[name], x)}
+    assert any(name.startswith("action_head") for name in moved)
+    assert not any(name.startswith("value_head") for name in moved)
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_the_actor_moves_towards_what_the_critic_has_seen_to_earn(pays: bool) -> None:
+    """In one state, half of the chunks are near 0.4 and half near -0.4; one half earns. Cloning alone ends at 0."""
+    changes = "algo.updates_per_step=3", "algo.cloning=1", "algo.critic_lr=3e-3", "learner.lr=3e-3"
+    learner = made("algo.critic_reads=features", "algo.critic_warmup=40", *changes)
+    batch = acted()
+    sign = np.where(np.arange(batch.num_chunks) % 2, 1.0, -1.0).astype(np.float32)
+    batch.images[:] = 127
+    batch.proprio[:], batch.elapsed[:], batch.task[:] = 0, 0, 0
+    batch.record["actions"][:] = 0.4 * sign[:, None, None] + 0.1 * batch.record["actions"]
+    batch.rewards[:] = 0.0
+    batch.rewards[:, 0] = pays * (sign > 0)
+    ends = np.ones(batch.num_chunks, bool)
+    batch = replace(  # one chunk an episode
+        batch,
+        offsets=np.arange(batch.num_chunks + 1, dtype=np.int32),
+        new_episodes=batch.num_chunks,
+        final_obs_row=np.full(batch.num_chunks, -1, np.int32),
+        terminated=ends,
+        truncated=~ends,
+        success=ends,
+        model_version=np.full(batch.num_chunks, -1, np.int32),
+    )
+    metrics = learner.update(batch)
+    if pays:
+        metrics = learner.update(batch)
+        assert metrics["learner/explained_variance"] > 0.5
+    seen = learner._seen(Seen(batch.images[:1], batch.proprio[:1], batch.elapsed[:1]), batch.task[:1])
+    means = learner._choices(seen, torch.zeros(1, K, A)).means
+    assert means is not None
+    if pays:
+        assert means.mean() > 0.15
+    else:
+        assert abs(means.mean()) < 0.1
+
+
+def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    learner, again = made(), made()
+    learner.update(acted())
+    learner.save(tmp_path)
+    again.load(tmp_path)
+    ends = [x.update(acted(1, version=1)) for x in (learner, again)]
+    assert ends[0] == ends[1]
+    assert all(np.array_equal(x, weights(again)[name]) for name, x in weights(learner).items())
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("policy=openvla_oft", "policy.name=openvla_oft.*have no gradient|no gradient"),
+        ("learner.zero_stage=1", "trains on one rank"),
+        ("train.reuse=2", "keeps episodes already"),
+        ("env.image_size=50", "multiple of 16"),
+    ],
+)
+def test_what_cannot_follow_a_critic_is_refused(change: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        load_config(None, ["policy=gaussian", "algo=td3_bc", "train.max_staleness=3", change])

@@ -1,0 +1,109 @@
+"""The replay memory: what it keeps, what it draws, and its file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envs.base.demonstration_records import Demonstrations
+from tests.runtime_fakes import A, K, trajectory
+from vla_rl.core.errors import UserError
+from vla_rl.replay.memory import ReplayMemory, StoredEpisode, episodes_of, episodes_of_demonstrations, joined
+from vla_rl.replay.schedule import training_episode
+from vla_rl.replay.super_batch import collate
+
+
+def stored(outcomes: list[bool], chunks: int = 3, first: int = 0) -> list[StoredEpisode]:
+    """Episodes whose images tell their number; failures were ended by the time limit."""
+    made = [
+        trajectory(training_episode(first + i, 0, 0), chunks, truncated=not success, success=success)
+        for i, success in enumerate(outcomes)
+    ]
+    batch = collate(made, 0, 100)
+    actions = np.repeat(batch.images[batch.obs_row][:, 0, 0, 0, 0], K * A).reshape(-1, K, A).astype(np.float32)
+    return episodes_of(batch, actions, batch.truncated)
+
+
+def test_a_transition_belongs_together() -> None:
+    memory = ReplayMemory(1e9)
+    memory.add(stored([True, False, True]))
+    t = memory.sample(500, None, np.random.default_rng(0))
+    number = t.before.images[:, 0, 0, 0, 0]
+    assert set(number.tolist()) == {0, 1, 2}
+    assert (t.actions == number[:, None, None]).all()
+    assert (t.after.images[:, 0, 0, 0, 0] == number).all()
+    row = t.before.proprio[:, 0]
+    assert (t.after.proprio[:, 0] == row + 1)[t.continues].all()
+    assert (t.continues == ((row < 2) | (number == 1))).all(), "a time limit's last observation has a value"
+    assert (t.rewards.sum(axis=1) == ((row == 2) & (number != 1))).all()
+
+
+@pytest.mark.parametrize(("share", "expected"), [(None, 0.25), (0.5, 0.5), (0.9, 0.9), (0.0, 0.0)])
+def test_successes_are_drawn_as_often_as_asked(share: float | None, expected: float) -> None:
+    memory = ReplayMemory(1e9)
+    memory.add(stored([True, False, False, False]))
+    drawn = memory.sample(4000, share, np.random.default_rng(0)).before.images[:, 0, 0, 0, 0]
+    assert np.mean(drawn == 0) == pytest.approx(expected, abs=0.03)
+    alone = ReplayMemory(1e9)
+    alone.add(stored([False, False]))
+    assert len(alone.sample(10, 0.9, np.random.default_rng(0)).task) == 10, "with one kind, that one"
+
+
+def test_the_oldest_are_forgotten_and_the_newest_never() -> None:
+    size = stored([True])[0].nbytes
+    memory = ReplayMemory(2.5 * size)
+    for first in range(4):
+        memory.add(stored([True], first=first))
+    drawn = memory.sample(100, None, np.random.default_rng(0)).before.images[:, 0, 0, 0, 0]
+    assert set(drawn.tolist()) == {2, 3}
+    found = memory.metrics()
+    assert (found["memory_episodes"], found["memory_forgotten"], found["memory_chunks"]) == (2, 2, 6)
+    small = ReplayMemory(0.1 * size)
+    small.add(stored([True, True]))
+    assert len(small) == 1
+    with pytest.raises(ValueError, match="empty"):
+        ReplayMemory(1.0).sample(1, None, np.random.default_rng(0))
+
+
+def test_it_is_read_back_as_it_was(tmp_path: Path) -> None:
+    memory, again = ReplayMemory(1e9), ReplayMemory(1e9)
+    memory.add([*stored([True, False]), *stored([False], chunks=2, first=7)])
+    memory.save(tmp_path / "memory.npz")
+    again.load(tmp_path / "memory.npz")
+    assert again.metrics() == memory.metrics()
+    for share in (None, 0.5):
+        drawn = [m.sample(50, share, np.random.default_rng(3)) for m in (memory, again)]
+        for name in ("task", "actions", "rewards", "num_steps", "continues"):
+            assert np.array_equal(getattr(drawn[0], name), getattr(drawn[1], name))
+        assert np.array_equal(drawn[0].after.images, drawn[1].after.images)
+    (tmp_path / "memory.npz").write_bytes(b"PK")
+    with pytest.raises(UserError, match="damaged"):
+        again.load(tmp_path / "memory.npz")
+
+
+def test_each_row_of_a_demonstration_begins_one_chunk() -> None:
+    lengths = 6, 3
+    rows = np.arange(sum(lengths))
+    images = np.broadcast_to(rows[:, None, None, None, None], (9, 1, 4, 4, 3)).astype(np.uint8)
+    actions = np.broadcast_to(rows[:, None], (9, A)).astype(np.float32)
+    proprio, task = rows[:, None].astype(np.float32), (rows >= 6).astype(np.int32)
+    demos = Demonstrations(images, proprio, actions, task, np.array([0, 6, 9]))
+    chunks, mask = demos.chunks(K)
+    memory = ReplayMemory(math.inf)
+    memory.add(episodes_of_demonstrations(demos, chunks, mask, horizon=10))
+    t = memory.sample(600, None, np.random.default_rng(0))
+    row = t.before.images[:, 0, 0, 0, 0].astype(int)
+    assert set(row.tolist()) == set(rows.tolist())
+    end = np.where(row < 6, 6, 9)
+    assert (t.num_steps == np.minimum(K, end - row)).all()
+    assert (t.actions[:, 0, 0] == row).all()
+    assert (t.continues == (row + K < end)).all()
+    assert (t.after.images[:, 0, 0, 0, 0] == row + K)[t.continues].all()
+    assert (t.rewards.sum(axis=1) == (row + K >= end)).all()
+    assert (t.rewards[np.arange(600), t.num_steps - 1] == (row + K >= end)).all(), "with the last executed step"
+    assert np.allclose(t.before.elapsed, np.where(row < 6, row, row - 6) / 10)
+    both = joined([t, memory.sample(2, None, np.random.default_rng(1))])
+    assert len(both.task) == len(both.before.images) == len(both.after.elapsed) == 602

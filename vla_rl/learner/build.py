@@ -1,0 +1,33 @@
+"""The learner that a run's algorithm needs."""
+
+from pathlib import Path
+
+from algos import make_algorithm
+from algos.algorithm import Algorithm
+from envs.base.demonstrations import demonstrations_for
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.devices.lock import DeviceLease
+from vla_rl.core.records import EnvSpec
+from vla_rl.learner.anchors import Anchors
+from vla_rl.learner.learner import Learner
+from vla_rl.learner.off_policy import OffPolicyLearner
+from vla_rl.policies.base.policy import Policy
+
+
+def make_learner(
+    config: RunConfig, policy: Policy, spec: EnvSpec, *, rank: int, world_size: int, device: str, lease: DeviceLease
+) -> Learner | OffPolicyLearner:
+    """One rank of it. ``join_ranks`` comes first. Raises DemonstrationError if demonstrations do not fit."""
+    algorithm = make_algorithm(config.algo)
+    if not isinstance(algorithm, Algorithm):
+        paths = [Path(path) for path in algorithm.config.demos]
+        demos = demonstrations_for(spec, paths, config.demos) if paths else None
+        return OffPolicyLearner(config, policy, algorithm, spec, device=device, lease=lease, demos=demos)
+    c, anchors = algorithm.config, None
+    if c.bc_coef:
+        paths = [Path(path) for path in c.bc_demos]
+        anchors = Anchors(memory=c.bc_memory)
+        if paths:
+            anchors = Anchors.of_demonstrations(paths, config.demos, spec, policy, config.policy.chunk_size)
+    ranks = {"rank": rank, "world_size": world_size}
+    return Learner(config, policy, algorithm, **ranks, device=device, lease=lease, anchors=anchors)

@@ -1,0 +1,135 @@
+"""A policy in training: DeepSpeed around it, publication, and its state on disk. One rank of any learner."""
+
+import copy
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from operator import itemgetter
+from pathlib import Path
+
+import torch
+
+from vla_rl.config.run_config import RunConfig
+from vla_rl.core.devices.lock import DeviceLease
+from vla_rl.core.finite import require_finite
+from vla_rl.core.ipc.weights import WeightPublisher, weights_nbytes
+from vla_rl.learner.deepspeed_engine import make_engine, make_offloader
+from vla_rl.learner.device_timer import DeviceTimer
+from vla_rl.learner.optimizer_steps import OptimizerSteps
+from vla_rl.learner.whole_state import WholeState
+from vla_rl.observability.meter import Meter
+from vla_rl.policies.base.policy import Policy
+from vla_rl.policies.build import torch_dtype
+
+
+class TrainedPolicy:
+    """What learners share: a policy on a device, its optimizer, and its weights as others see them.
+
+    The tensors are on the device except between ``offload`` and ``onload``; only these two methods move them.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        policy: Policy,
+        *,
+        rank: int,
+        world_size: int,
+        device: str,  # "cuda" or "cpu"
+        lease: DeviceLease = nullcontext,  # of the device, if others share it; for each micro-batch
+        keeps_copy: bool = False,  # of the policy as it is now
+    ) -> None:
+        """Call ``join_ranks`` first. ``policy`` is moved to ``device`` and to the configured precision."""
+        self.config = config
+        self.meter = Meter()
+        self._lease = lease
+        self._rank, self._world_size, self._device = rank, world_size, torch.device(device)
+        self._timer = DeviceTimer(self._device, self.meter)
+        policy.to(device=self._device, dtype=torch_dtype(config.learner.precision))
+        self._copy = copy.deepcopy(policy).requires_grad_(False) if keeps_copy else None
+        self._engine, self._optimizer = make_engine(policy, config.learner)
+        self.policy: Policy = self._engine.module
+        self._steps = OptimizerSteps(self._engine, self.policy, world_size, self._device)
+        self._state = WholeState(self._engine, self.policy, rank, world_size)
+        self._memory = make_offloader(self._engine, self._copy, self._device)
+
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and value of each parameter to publish, whole, one after the other; collective under ZeRO-3.
+
+        A value may be a view of the live weights. Under ZeRO-3 it is valid until the next is asked for: a rank holds
+        one whole parameter at a time.
+        """
+        trained = self.policy.trained_parameters()
+        if self.config.learner.zero_stage < 3:
+            yield from ((name, parameter.detach()) for name, parameter in trained.items())
+            return
+        import deepspeed
+
+        for name, parameter in trained.items():
+            with deepspeed.zero.GatheredParameters([parameter]):
+                yield name, parameter.detach()
+                if self._device.type == "cuda":  # what reads it may only have been queued
+                    torch.cuda.current_stream(self._device).synchronize()
+
+    def published_nbytes(self) -> int:
+        """Bytes of one published version; not collective."""
+        trained = self.policy.trained_parameters().values()
+        return weights_nbytes(getattr(p, "ds_numel", p.numel()) * p.element_size() for p in trained)
+
+    @contextmanager
+    def whole_policy(self) -> Iterator[Policy]:
+        """The policy with whole weights on rank 0, within the block; collective under ZeRO-3.
+
+        Under ZeRO-3 they lie on the host there, gathered one after the other: no device holds the whole policy.
+        """
+        if self.config.learner.zero_stage < 3:
+            yield self.policy
+            return
+        import deepspeed
+
+        parts: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        try:
+            for parameter in self.policy.parameters():
+                with deepspeed.zero.GatheredParameters([parameter]):  # leaves undivided weights alone
+                    whole = parameter.detach().to("cpu", copy=True) if self._rank == 0 else None
+                if whole is not None:
+                    parts.append((parameter, parameter.data))
+                    parameter.data = whole
+            yield self.policy
+        finally:
+            for parameter, part in parts:
+                parameter.data = part
+
+    def publish(self, policy_version: int, publisher: WeightPublisher | None) -> None:
+        """Publish the weights as ``policy_version``. All ranks call it; the one with a publisher writes."""
+        with self.meter.time("publish", None if publisher is None else 1):
+            tensors = map(itemgetter(1), self.parameters())  # which, unlike a generator, keeps none of them
+            if publisher is not None:
+                publisher.publish(policy_version, tensors)
+            else:
+                deque(tensors, maxlen=0)  # take part in gathering, and keep nothing
+
+    def save(self, folder: Path) -> None:
+        """Save trained weights and their moments (``WholeState``); collective. Frozen weights stay in their checkpoint.
+
+        Files are written now or later (``postponed``).
+        """
+        self._state.save(folder / "state")
+
+    def load(self, folder: Path) -> None:
+        """Raises FileNotFoundError if ``folder`` holds no state, and UserError if that is of another policy or not
+        finite."""
+        if not (folder / "state").is_dir():
+            raise FileNotFoundError(f"no learner state in {folder}")
+        self._state.load(folder / "state")
+        require_finite(self.policy.trained_parameters().values(), str(folder))
+
+    def offload(self) -> None:
+        """Move all tensors to the host. Nothing but ``onload`` may be called then."""
+        with self._lease(), self.meter.time("offload", 1):
+            self._memory.offload()
+
+    def onload(self) -> None:
+        """Bring all tensors back to the device."""
+        with self._lease(), self.meter.time("onload", 1):
+            self._memory.onload()

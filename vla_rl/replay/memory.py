@@ -1,0 +1,245 @@
+"""The replay memory of off-policy learning: episodes that are kept beyond their first use.
+
+    finished episodes ──add──▶ [ the newest, up to a number of bytes ] ──sample──▶ transitions of chunks
+
+Every frame is stored once, as uint8. A transition is one chunk: the observation in which it was chosen, its actions and
+rewards, and the observation after its executed steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs.base.demonstration_records import Demonstrations
+from vla_rl.core.errors import UserError
+from vla_rl.core.postponed import write
+from vla_rl.core.records import Array, SuperBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Observations of n transitions."""
+
+    images: Array  # uint8 [n, V, H, W, 3]
+    proprio: Array  # float32 [n, P]
+    elapsed: Array  # float32 [n]
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """n chunks, drawn with replacement."""
+
+    before: Seen
+    after: Seen  # without meaning where ``continues`` is false
+    task: Array  # int32 [n]
+    actions: Array  # float32 [n, K, A], normalized
+    rewards: Array  # float32 [n, K]
+    num_steps: Array  # int32 [n], executed
+    continues: Array  # bool [n], whether ``after`` has a value
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEpisode:
+    """One episode of n chunks. It has n + 1 observations if the last chunk's next one has a value, else n."""
+
+    images: Array  # uint8 [n or n + 1, V, H, W, 3]
+    proprio: Array  # float32 [n or n + 1, P]
+    elapsed: Array  # float32 [n or n + 1]
+    actions: Array  # float32 [n, K, A], normalized
+    rewards: Array  # float32 [n, K]
+    num_steps: Array  # int32 [n]
+    task: int
+    success: bool
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, name).nbytes for name in _ARRAYS)
+
+
+_ARRAYS = tuple(f.name for f in fields(StoredEpisode) if f.type is Array)
+_OBSERVED = "images", "proprio", "elapsed"
+
+
+def episodes_of(batch: SuperBatch, actions: Array, valued: Array) -> list[StoredEpisode]:
+    """The new real episodes of a super-batch.
+
+    ``actions`` [M, K, A]: normalized ones of all chunks. ``valued`` bool [B]: whether the observation at an episode's
+    end has a value (time limits that are no part of the task); it must have been recorded.
+    """
+    found = []
+    for b in range(batch.new_episodes):
+        rows = slice(batch.offsets[b], batch.offsets[b + 1])
+        seen = batch.obs_row[rows]
+        if valued[b] and batch.final_obs_row[b] >= 0:
+            seen = np.append(seen, batch.final_obs_row[b])
+        found.append(
+            StoredEpisode(
+                images=batch.images[seen],
+                proprio=batch.proprio[seen],
+                elapsed=batch.elapsed[seen],
+                actions=actions[rows].copy(),
+                rewards=batch.rewards[rows].copy(),
+                num_steps=batch.num_steps[rows].copy(),
+                task=int(batch.task[batch.offsets[b]]),
+                success=bool(batch.success[b]),
+            )
+        )
+    return found
+
+
+def episodes_of_demonstrations(demos: Demonstrations, actions: Array, mask: Array, horizon: int) -> list[StoredEpisode]:
+    """Demonstrations as episodes that end with a reward of 1: one for each row at which their first chunk can begin.
+
+    So every row is the beginning of one chunk, and every frame is held once (mapped from its file).
+
+    Args:
+        actions, mask: of ``Demonstrations.chunks``, the actions normalized.
+        horizon: control steps of an episode, for the elapsed time.
+    """
+    size, found = actions.shape[1], []
+    for start, end in pairwise(demos.offsets.tolist()):
+        for first in range(start, min(start + size, end)):
+            rows = slice(first, end, size)
+            num_steps = mask[rows].sum(axis=1).astype(np.int32)
+            rewards = np.zeros((len(num_steps), size), np.float32)
+            rewards[-1, num_steps[-1] - 1] = 1.0
+            found.append(
+                StoredEpisode(
+                    images=demos.images[rows],
+                    proprio=demos.proprio[rows],
+                    elapsed=((np.arange(first, end, size) - start) / horizon).astype(np.float32),
+                    actions=actions[rows],
+                    rewards=rewards,
+                    num_steps=num_steps,
+                    task=int(demos.task[start]),
+                    success=True,
+                )
+            )
+    return found
+
+
+class ReplayMemory:
+    """The newest episodes, up to ``max_bytes``; the last one is kept, however large it is."""
+
+    def __init__(self, max_bytes: float) -> None:
+        self._max_bytes = max_bytes
+        self._episodes: list[StoredEpisode] = []
+        self._chunks = np.zeros(0, np.int64)  # of each episode
+        self._succeeded = np.zeros(0, bool)
+        self._nbytes = 0
+        self.forgotten = 0  # episodes
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def add(self, episodes: Sequence[StoredEpisode]) -> None:
+        """Keep these, and forget the oldest ones that have no room."""
+        self._episodes += episodes
+        self._nbytes += sum(episode.nbytes for episode in episodes)
+        forgotten = 0
+        while self._nbytes > self._max_bytes and forgotten < len(self._episodes) - 1:
+            self._nbytes -= self._episodes[forgotten].nbytes
+            forgotten += 1
+        self.forgotten += forgotten
+        self._episodes = self._episodes[forgotten:]
+        self._chunks = np.array([len(episode) for episode in self._episodes], np.int64)
+        self._succeeded = np.array([episode.success for episode in self._episodes], bool)
+
+    def sample(self, count: int, successes: float | None, rng: np.random.Generator) -> Transitions:
+        """Chunks at random, with replacement; raises ValueError if there are none.
+
+        ``successes``: share of chunks of successful episodes, as long as there are both kinds; None: as they come.
+        """
+        if not self._episodes:
+            raise ValueError("the replay memory is empty: add episodes first")
+        weights = self._chunks.astype(np.float64)
+        of_success = weights[self._succeeded].sum()
+        if successes is not None and 0 < of_success < weights.sum():
+            weights[self._succeeded] *= successes / of_success
+            weights[~self._succeeded] *= (1 - successes) / self._chunks[~self._succeeded].sum()
+        episode = rng.choice(len(weights), size=count, p=weights / weights.sum())
+        return _gathered([self._episodes[e] for e in episode], rng.integers(self._chunks[episode]))
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of what is kept."""
+        return {
+            "memory_episodes": float(len(self)),
+            "memory_chunks": float(self._chunks.sum()),
+            "memory_success": float(self._succeeded.mean()) if len(self) else 0.0,
+            "memory_forgotten": float(self.forgotten),
+            "memory_gib": self._nbytes / 2**30,
+        }
+
+    def save(self, path: Path) -> None:
+        """Write all episodes to an .npz file, now or later (``postponed``); ``load`` reads it."""
+        episodes = list(self._episodes)  # whose arrays never change
+        write(path, partial(_write, path, episodes, self.forgotten))
+
+    def load(self, path: Path) -> None:
+        """Continue from ``save``. Raises UserError if the file is missing or damaged."""
+        try:
+            with np.load(path, allow_pickle=False) as data:
+                self.forgotten = int(data["forgotten"])
+                kinds = data["task"].tolist(), data["success"].tolist()
+                parts = {name: np.split(data[name], data[f"{name}.border"]) for name in _ARRAYS}
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise UserError(
+                f"{path} is missing or damaged ({error}); resume an earlier checkpoint: RUN@ITERATION"
+            ) from error
+        rows = (dict(zip(_ARRAYS, arrays, strict=True)) for arrays in zip(*parts.values(), strict=True))
+        stored = [StoredEpisode(**row, task=t, success=s) for row, t, s in zip(rows, *kinds, strict=True)]
+        self._episodes, self._nbytes = [], 0
+        forgotten = self.forgotten
+        self.add(stored)
+        self.forgotten = forgotten
+
+
+def joined(parts: Sequence[Transitions]) -> Transitions:
+    """All of them, one after the other."""
+
+    def column(name: str) -> Array:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    def seen(when: str) -> Seen:
+        return Seen(*(np.concatenate([getattr(getattr(part, when), name) for part in parts]) for name in _OBSERVED))
+
+    names = "task", "actions", "rewards", "num_steps", "continues"
+    return Transitions(seen("before"), seen("after"), *map(column, names))
+
+
+def _gathered(episodes: Sequence[StoredEpisode], rows: Array) -> Transitions:
+    """Row ``rows[i]`` of ``episodes[i]``."""
+    pairs = list(zip(episodes, rows.tolist(), strict=True))
+    # what follows the last chunk may have no value: any row stands for it then
+    continues = np.array([row + 1 < len(e.images) for e, row in pairs])
+    following = [row + 1 if c else row for (_, row), c in zip(pairs, continues, strict=True)]
+
+    def column(name: str, at: Sequence[int]) -> Array:
+        return np.stack([getattr(e, name)[row] for e, row in zip(episodes, at, strict=True)])
+
+    return Transitions(
+        before=Seen(*(column(name, rows.tolist()) for name in _OBSERVED)),
+        after=Seen(*(column(name, following) for name in _OBSERVED)),
+        task=np.array([e.task for e in episodes], np.int32),
+        actions=column("actions", rows.tolist()),
+        rewards=column("rewards", rows.tolist()),
+        num_steps=column("num_steps", rows.tolist()),
+        continues=continues,
+    )
+
+
+def _write(path: Path, episodes: Sequence[StoredEpisode], forgotten: int) -> None:
+    arrays: dict[str, Any] = {"forgotten": np.array(forgotten)}
+    arrays |= {name: np.array([getattr(e, name) for e in episodes]) for name in ("task", "success")}
+    for name in _ARRAYS if episodes else ():
+        parts = [getattr(e, name) for e in episodes]
+        arrays |= {name: np.concatenate(parts), f"{name}.border": np.cumsum([len(part) for part in parts])[:-1]}
+    np.savez(path, **arrays)

@@ -127,7 +127,7 @@ def defaults_of(values: Values) -> Values:
 
     Empty if they cannot be known here: a part of another package is missing, or has another name now.
     """
-    names = {group: (values.get(group) or {}).get("name") for group in GROUPS}
+    names = {group: inner.get("name") for group in GROUPS if isinstance(inner := values.get(group), Mapping)}
     kinds = {group: {"name": name} for group, name in names.items() if isinstance(name, str)}
     try:
         for group, kind in kinds.items():

@@ -64,8 +64,8 @@ def run_training(
 ) -> TrainResult:
     """Run a training, or continue the run in the folder ``resume``; one that is complete stays as it is.
 
-    ``iteration``: of the checkpoint to continue from; None: the newest. ``temporary``: its folder will be removed, is not
-    named, and gets no report, which others get however they end. Raises UserError before any process is started, where the
+    ``iteration``: of the checkpoint to continue from; None: the newest. ``temporary``: its folder will be removed, and
+    is not named. Other runs get a report, however they end. Raises UserError before any process is started, where the
     mistake can be found that early.
     """
     from envs import env_spec

@@ -1,5 +1,7 @@
 """Pages of charts: what is drawn where, and whether it can be read."""
 
+import base64
+import hashlib
 import re
 from pathlib import Path
 
@@ -74,3 +76,14 @@ def test_an_empty_section_is_left_out_and_a_chart_can_be_heard() -> None:
     text = render_page("A run", ["It learns."], [("seed", "0")], [Section("Empty"), Section("Full", charts=[chart])])
     assert "Empty" not in text
     assert 'aria-label="Loss, over updates: loss from 1 to 0.5"' in text
+
+
+def test_the_policy_of_the_page_admits_its_own_style_and_script_alone() -> None:
+    text = render_page("A run", [], [], [])
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    for element in ("style", "script"):
+        (own,) = re.findall(f"<{element}>(.*?)</{element}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+        assert f"{element}-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "style=" not in text

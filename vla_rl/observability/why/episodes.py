@@ -1,4 +1,7 @@
-"""Causes in the episodes: rewards, successes, actions, conventions, groups, and how many there are."""
+"""Causes in the episodes: rewards, successes, actions, conventions, groups, and how many there are.
+
+"Healthy" are the runs in docs/results that learned.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,17 +11,17 @@ import numpy as np
 from vla_rl.core.files import json_or_empty
 from vla_rl.observability.why.recorded import WINDOW, Recorded, Verdict
 
-_MANY = 200  # episodes without a success, after which chance is no explanation: one in 70 would be seen in 95 %
-_AT_LIMITS = 0.9  # share of the numbers
-_AT_REST = 0.95
+_MANY = 200  # episodes without a success: a policy that succeeds in 2 % has one in 98 % of the cases
+_AT_LIMITS = 0.9  # share of the executed numbers
+_IN_MIDDLE = 0.95
 _SOLVED = 0.8
-_LATE = 0.85  # share of the time limit that successes take; healthy: at most 0.6
+_LATE = 0.85  # share of the time limit that successes take
 _RARE = 0.02  # success below which the length of a success is not known
 _PASSES = 30  # over the demonstrations; 17 made a clone of 48 % (PushCube), 62 one of 3 % (docs/recipes.md)
 _FAILING = 0.2
 _FILTERED = 0.8  # of the finished episodes; healthy: at most 0.75, where 94 % succeed
 _FEW_EPISODES = 8  # healthy: 16 and more
-_DIAGNOSE = "vla-rl diagnose {checkpoint} names the convention, of images, actions, statistics and prompts."
+_DIAGNOSE = "vla-rl diagnose {} compares images, actions, statistics and prompts with demonstrations."
 
 
 def actions_saturated(run: Recorded) -> Verdict | None:
@@ -26,8 +29,8 @@ def actions_saturated(run: Recorded) -> Verdict | None:
     if not share > _AT_LIMITS or run.success_now >= _SOLVED:
         return None
     return Verdict(
-        f"{share:.0%} of the executed numbers lie within 1 % of a limit or beyond it, at a success of "
-        f"{run.success_now:.0%}: statistics of another data set, another unit, or an entropy that grows do this.",
+        f"{share:.0%} of the executed numbers lie within 1 % of a limit or beyond it, and {run.success_now:.0%} of the "
+        "episodes succeed: another scale, missing statistics or a policy that has diverged does this.",
         _compare(run),
         likely=True,
     )
@@ -35,28 +38,23 @@ def actions_saturated(run: Recorded) -> Verdict | None:
 
 def normalisation_missing(run: Recorded) -> Verdict | None:
     share = run.typical("rollout/action_middle")
-    if not share > _AT_REST or not _fails_for_long(run):
+    if not share > _IN_MIDDLE or not _always_fails(run):
         return None
     return Verdict(
         f"{share:.0%} of the executed numbers lie within 1 % of the middle of their limits, and none of {run.played} "
-        "episodes succeeded: normalized numbers are probably taken for physical ones, or the statistics are not these.",
+        "episodes succeeded: the statistics that scale actions are probably missing, or others.",
         _compare(run),
         likely=True,
     )
 
 
 def success_never_true(run: Recorded) -> Verdict | None:
-    returns, third = run.values("rollout/return"), len(run.values("rollout/return")) // 3
-    if not third or not _fails_for_long(run) or not returns.any():
-        return None
-    first, last = returns[:third], returns[-third:]
-    noise = np.sqrt((first.var() + last.var()) / third)
-    if not last.mean() - first.mean() > 2 * noise:
+    if not _always_fails(run) or (rise := _rise(run)) is None:
         return None
     return Verdict(
-        f"The mean return rose from {first.mean():.3g} to {last.mean():.3g}, and none of {run.played} episodes succeeded.",
+        f"The mean return rose from {rise[0]:.3g} to {rise[1]:.3g}, and none of {run.played} episodes succeeded.",
         "Film some (vla-rl eval RUN --video FILE): if they look solved, correct the test of success (env.success of "
-        "env=gymnasium); if they nearly are, raise env.max_episode_steps.",
+        "env=gymnasium); if nearly, raise env.max_episode_steps.",
         likely=True,
     )
 
@@ -64,25 +62,24 @@ def success_never_true(run: Recorded) -> Verdict | None:
 def time_limit_too_short(run: Recorded) -> Verdict | None:
     limit = run.setting("env.max_episode_steps", run.metadata.get("max_episode_steps"))
     steps, success = run.values("rollout/episode_steps")[-WINDOW:], run.values("rollout/success")[-WINDOW:]
-    if limit is None or len(steps) < WINDOW or not _RARE < (p := success.mean()) < _SOLVED:
+    if limit is None or len(success) < WINDOW or not _RARE < (p := float(success.mean())) < _SOLVED:
         return None
-    length = (steps.mean() - (1 - p) * limit) / p  # of successes, where failures last until the limit
+    length = (float(steps.mean()) - (1 - p) * limit) / p  # if failures last until the limit; else it is more
     if length < _LATE * limit:
         return None
     return Verdict(
-        f"Successes take about {length:.0f} of {limit} steps (by {steps.mean():.0f} steps an episode and a success of "
-        f"{p:.0%}).",
-        "Raise env.max_episode_steps by a half.",
+        f"{p:.0%} succeed, after about {length:.0f} of {limit} steps: many more may have been about to.",
+        f"Raise env.max_episode_steps to {3 * limit // 2}.",
         likely=True,
     )
 
 
 def demonstrations_wrong(run: Recorded) -> Verdict | None:
     demos = [*run.setting("sft.demos", ()), *run.setting("algo.bc_demos", ())]
-    if not demos or not _fails_for_long(run) or run.values("rollout/return").any():
+    if not demos or not _always_fails(run) or _rise(run) is not None:
         return None
     return Verdict(
-        f"None of {run.played} episodes has had a reward, and the policy was cloned from {demos[0]}.",
+        f"None of {run.played} episodes succeeded, and the config names demonstrations, {demos[0]}.",
         f"vla-rl demos inspect {demos[0]} CONFIG compares grippers, scales, signs and images with the simulator.",
         likely=True,
     )
@@ -90,12 +87,12 @@ def demonstrations_wrong(run: Recorded) -> Verdict | None:
 
 def wrong_convention(run: Recorded) -> Verdict | None:
     checkpoint = run.setting("policy.checkpoint")
-    if checkpoint is None or not _fails_for_long(run) or run.values("rollout/return").any():
+    if checkpoint is None or not _always_fails(run) or _rise(run) is not None:
         return None
     return Verdict(
-        f"None of {run.played} episodes has had a reward, though the policy comes from {checkpoint}: images upside down, "
-        "another scale of actions, a gripper turned around or other statistics do this.",
-        _DIAGNOSE.format(checkpoint=checkpoint),
+        f"None of {run.played} episodes succeeded, though the policy began as {checkpoint}. Images upside down, another"
+        " scale of actions, a gripper turned around or other statistics do this.",
+        _DIAGNOSE.format(checkpoint),
         likely=True,
     )
 
@@ -106,15 +103,15 @@ def overfitted_clone(run: Recorded) -> Verdict | None:
     if not about.get("passes", 0) > _PASSES or first > _FAILING:
         return None
     return Verdict(
-        f"It saw each of {about.get('steps')} demonstrated steps {about['passes']:g} times, to a loss of "
-        f"{about.get('final_loss')}, and succeeds in {first:.0%}.",
-        "Clone more demonstrations (sft.demo_episodes), or fewer updates (sft.updates).",
+        f"It was trained on each of its {about.get('steps')} steps {about['passes']:g} times, to a loss of "
+        f"{about.get('final_loss')}, and began at a success of {first:.0%}.",
+        "Clone more demonstrations (sft.demo_episodes), or make fewer updates (sft.updates).",
         likely=True,
     )
 
 
 def reward_never_seen(run: Recorded) -> Verdict | None:
-    if not _fails_for_long(run) or run.values("rollout/return").any():
+    if not _always_fails(run) or run.values("rollout/return").any():
         return None
     return Verdict(
         f"All of {run.played} episodes returned 0: no update has a signal.",
@@ -127,33 +124,46 @@ def all_groups_equal(run: Recorded) -> Verdict | None:
     if filtered <= _FILTERED * (filtered + trained) or run.success_now >= _SOLVED:
         return None
     return Verdict(
-        f"{filtered:.0f} of the last {filtered + trained:.0f} episodes were filtered out, since their group returned the "
-        f"same, at a success of {run.success_now:.0%}.",
+        f"{filtered:.0f} of the last {filtered + trained:.0f} episodes were filtered out, since their whole group "
+        f"returned the same; success is {run.success_now:.0%}.",
         "Take a better warm start, a larger algo.group_size, a higher policy.temperature, or algo=ppo.",
     )
 
 
 def too_little_data(run: Recorded) -> Verdict | None:
     episodes, success = run.typical("rollout/episodes"), run.values("rollout/success")
-    seen = episodes * float(success[-WINDOW:].mean()) if len(success) else 0.0
-    if len(success) < WINDOW or (episodes * run.setting("train.reuse", 1) >= _FEW_EPISODES and not 0 < seen < 1):
+    if len(success) < WINDOW:
+        return None
+    seen = episodes * float(success[-WINDOW:].mean())
+    if episodes * run.setting("train.reuse", 1) >= _FEW_EPISODES and not 0 < seen < 1:
         return None
     return Verdict(
         f"An update has {episodes:.0f} new episodes, {seen:.1f} of them successful: chance decides where it goes.",
-        "Raise train.batch_episodes (this project's runs had 16 to 64), or train.reuse with train.max_staleness.",
+        "Raise train.batch_episodes (recipes have 16 to 64), or train.reuse with train.max_staleness.",
         likely=True,
     )
 
 
-def _fails_for_long(run: Recorded) -> bool:
+def _always_fails(run: Recorded) -> bool:
     return run.never_succeeds and run.played >= _MANY
+
+
+def _rise(run: Recorded) -> tuple[float, float] | None:
+    """Mean returns of the first and the last third of the updates, if they rose by more than their noise."""
+    returns = run.values("rollout/return")
+    if (third := len(returns) // 3) < 3:
+        return None
+    first, last = returns[:third], returns[-third:]
+    noise = float(np.sqrt((first.var() + last.var()) / third))
+    rose = last.mean() - first.mean() > max(3 * noise, 1e-6)
+    return (float(first.mean()), float(last.mean())) if rose else None
 
 
 def _compare(run: Recorded) -> str:
     checkpoint = run.setting("policy.checkpoint")
     if checkpoint is not None:
-        return _DIAGNOSE.format(checkpoint=checkpoint)
-    return "Compare env.action_limits, the limits that the simulator declares, with what the task needs."
+        return _DIAGNOSE.format(checkpoint)
+    return "Compare the limits of the actions (env.action_limits of env=gymnasium) with what the task needs."
 
 
 def _of_checkpoint(run: Recorded) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Causes in the updates: learning rate, entropy, staleness, value head.
 
-Thresholds lie outside of what the runs in docs/results had that learned ("healthy" below); docs/recipes.md has the pilots
+Thresholds lie outside of what the runs in docs/results had that learned ("healthy"); docs/recipes.md has the pilots
 that did not.
 """
 
@@ -28,8 +28,8 @@ def nan_steps(run: Recorded) -> Verdict | None:
     if not skipped.any():
         return None
     return Verdict(
-        f"Their gradients were not finite: {skipped.sum():.0f} steps of {np.count_nonzero(skipped)} updates, the last of "
-        f"them {iterations[skipped > 0][-1]:.0f}.",
+        f"Their gradients were not finite: {skipped.sum():.0f} steps of {np.count_nonzero(skipped)} updates, the last "
+        f"of them {iterations[skipped > 0][-1]:.0f}.",
         f"Look at the data in not_finite/ of the run; lower learner.lr{_of(run)}, or learner.precision=fp32.",
     )
 
@@ -55,12 +55,13 @@ def learning_rate_too_high(run: Recorded) -> Verdict | None:
 
 
 def learning_rate_too_low(run: Recorded) -> Verdict | None:
-    if not run.values("learner/lr").any():
+    at, rates = run.points("learner/lr")
+    if len(rates) and at[-1] > _warmup(run) and not rates.any():
         return Verdict("learner/lr is 0 in every update: the policy stays as it is.", "Set learner.lr above 0.")
     name, iterations, values = _divergences(run)
     mixed_at, success = run.points("rollout/success")
     mixed = mixed_at[(success > 0) & (success < 1)]  # elsewhere there may be nothing to learn
-    told = np.isin(iterations, mixed) & (iterations > run.setting("algo.value_warmup", 0))
+    told = np.isin(iterations, mixed) & (iterations > _warmup(run))
     if np.count_nonzero(told) < WINDOW or (median := float(np.median(values[told]))) >= _SMALL_KL or run.rises():
         return None
     return Verdict(
@@ -113,7 +114,7 @@ def data_too_stale(run: Recorded) -> Verdict | None:
     if not (ess < _LOW_ESS and staleness >= 1):
         return None
     return Verdict(
-        f"learner/ess is {ess:.2f} at the median: {1 - ess:.0%} of the data are lost to weights, at a mean staleness of "
+        f"learner/ess is {ess:.2f} at the median: weights lose {1 - ess:.0%} of the data, at a mean staleness of "
         f"{staleness:.1f} updates.",
         "Lower train.max_staleness, or set algo.proximal=recomputed algo.importance_cap=2; large steps lower it, too.",
         likely=True,
@@ -125,8 +126,8 @@ def value_head_explains_nothing(run: Recorded) -> Verdict | None:
     if len(explained) < _WARM or (typical := run.typical("learner/explained_variance")) >= _NO_VARIANCE:
         return None
     return Verdict(
-        f"learner/explained_variance has the median {typical:.2f} in the last {WINDOW} of {len(explained)} updates; here "
-        "it passed 0.15 within 30.",
+        f"learner/explained_variance has the median {typical:.2f} in the last {WINDOW} of {len(explained)} updates; "
+        "runs that learned here passed 0.15 within 30.",
         f"Raise learner.value_lr ({run.setting('learner.value_lr', 'not set: learner.lr')}; recipes have 3e-3) and "
         "algo.value_warmup; algo.bootstrap=never where failures end by the time limit.",
     )
@@ -151,3 +152,8 @@ def _better_lr(run: Recorded, divergence: float) -> float:
 def _of(run: Recorded) -> str:
     rates = run.values("learner/lr")
     return f" ({rates.max():g})" if len(rates) else ""
+
+
+def _warmup(run: Recorded) -> int:
+    """First updates, which do not train the policy."""
+    return run.setting("algo.value_warmup", 0) + run.setting("algo.critic_warmup", 0)

@@ -337,7 +337,7 @@ class Trainer:
         return bool(complete) and complete[-1].name == f"{self.policy_version:06d}"
 
     def finish(self) -> None:
-        """The last checkpoint, if it is missing, the curves, and a word about what comes next."""
+        """The last checkpoint, if it is missing, the curves, what looks wrong, and a word about what comes next."""
         from vla_rl.observability.plots import draw_curves
 
         self.settle(wait=True)
@@ -359,6 +359,6 @@ class Trainer:
                 f"continue with: vla-rl train --resume {self.folder.path}"
             )
         with guarded("vla-rl why"):
-            for text in last_words(self.folder.path):
+            for text in last_words(self.folder.path) if self.policy_version else ():
                 self.view.say(text)
         self.view.say(f"results: {self.folder.path} (curves.png, evaluations/, checkpoints/)")

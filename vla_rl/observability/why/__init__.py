@@ -41,7 +41,7 @@ CAUSES = (
     Cause("The learning rate is too low", updates.learning_rate_too_low, (_KL, "learner/lr")),
     Cause("Updates go beyond algo.target_kl", updates.kl_beyond_its_bound, ("learner/update_kl",)),
     Cause("Nearly all actions lie at their limits", episodes.actions_saturated, ("rollout/action_saturation",)),
-    Cause("Actions hardly move anything", episodes.normalisation_missing, ("rollout/action_middle",)),
+    Cause("Actions hardly move anything", episodes.normalization_missing, ("rollout/action_middle",)),
     Cause("Returns rise, and nothing counts as a success", episodes.success_never_true, (_RETURN,)),
     Cause("The time limit cuts off what would succeed", episodes.time_limit_too_short, ("rollout/episode_steps",)),
     Cause("The demonstrations mean something else", episodes.demonstrations_wrong, (_RETURN,)),

@@ -36,7 +36,7 @@ def actions_saturated(run: Recorded) -> Verdict | None:
     )
 
 
-def normalisation_missing(run: Recorded) -> Verdict | None:
+def normalization_missing(run: Recorded) -> Verdict | None:
     share = run.typical("rollout/action_middle")
     if not share > _IN_MIDDLE or not _always_fails(run):
         return None

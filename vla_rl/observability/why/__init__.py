@@ -22,7 +22,7 @@ class Cause:
     title: str
     judge: Callable[[Recorded], Verdict | None]
     needs: tuple[str, ...]
-    kind: Literal["fault", "speed"] = "fault"
+    kind: Literal["fault", "likely", "speed"] = "fault"
 
     @property
     def name(self) -> str:
@@ -40,16 +40,16 @@ CAUSES = (
     Cause("The learning rate is too high", updates.learning_rate_too_high, (_KL, "learner/lr")),
     Cause("The learning rate is too low", updates.learning_rate_too_low, (_KL, "learner/lr")),
     Cause("Updates go beyond algo.target_kl", updates.kl_beyond_its_bound, ("learner/update_kl",)),
-    Cause("Nearly all actions lie at their limits", episodes.actions_saturated, ("rollout/action_saturation",)),
-    Cause("Actions hardly move anything", episodes.normalization_missing, ("rollout/action_middle",)),
-    Cause("Returns rise, and nothing counts as a success", episodes.success_never_true, (_RETURN,)),
-    Cause("The time limit cuts off what would succeed", episodes.time_limit_too_short, ("rollout/episode_steps",)),
-    Cause("The demonstrations mean something else", episodes.demonstrations_wrong, (_RETURN,)),
-    Cause("The policy sees or acts in another convention", episodes.wrong_convention, (_RETURN,)),
-    Cause("The clone knows its demonstrations by heart", episodes.overfitted_clone, ("eval/greedy_success",)),
+    Cause("Nearly all actions are at their limits", episodes.actions_saturated, ("rollout/action_saturation",), "likely"),
+    Cause("Actions hardly move anything", episodes.normalization_missing, ("rollout/action_middle",), "likely"),
+    Cause("Returns rise, and nothing counts as a success", episodes.success_never_true, (_RETURN,), "likely"),
+    Cause("The time limit may be too short", episodes.time_limit_too_short, ("rollout/episode_steps",), "likely"),
+    Cause("The demonstrations mean something else", episodes.demonstrations_wrong, (_RETURN,), "likely"),
+    Cause("The policy sees or acts in another convention", episodes.wrong_convention, (_RETURN,), "likely"),
+    Cause("The clone knows its demonstrations by heart", episodes.overfitted_clone, ("eval/greedy_success",), "likely"),
     Cause("No episode has had a reward", episodes.reward_never_seen, (_RETURN,)),
     Cause("Nearly all groups are filtered out", episodes.all_groups_equal, ("episodes/filtered",)),
-    Cause("An update sees too little", episodes.too_little_data, ("rollout/episodes", "rollout/success")),
+    Cause("An update sees too little", episodes.too_little_data, ("rollout/episodes", "rollout/success"), "likely"),
     Cause("The entropy has collapsed", updates.entropy_collapsed, ("learner/entropy",)),
     Cause("The data are too stale", updates.data_too_stale, ("learner/ess|episodes/stale",)),
     Cause("The value head explains nothing", updates.value_head_explains_nothing, ("learner/explained_variance",)),
@@ -74,7 +74,7 @@ def judge(run: Recorded) -> list[Finding]:
     """The same, of what was read."""
     found = [(cause, cause.judge(run)) for cause in CAUSES if not cause.lacks(run)]
     return [
-        Finding(cause.name, cause.title, verdict.evidence, verdict.remedy, "likely" if verdict.likely else cause.kind)
+        Finding(cause.name, cause.title, verdict.evidence, verdict.remedy, "likely" if verdict.weaker else cause.kind)
         for cause, verdict in found
         if verdict is not None
     ]

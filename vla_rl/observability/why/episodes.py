@@ -6,8 +6,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vla_rl.core.files import json_or_empty
 from vla_rl.observability.why.recorded import WINDOW, Recorded, Verdict
 
@@ -32,7 +30,6 @@ def actions_saturated(run: Recorded) -> Verdict | None:
         f"{share:.0%} of the executed numbers lie within 1 % of a limit or beyond it, and {run.success_now:.0%} of the "
         "episodes succeed: another scale, missing statistics or a policy that has diverged does this.",
         _compare(run),
-        likely=True,
     )
 
 
@@ -44,18 +41,16 @@ def normalization_missing(run: Recorded) -> Verdict | None:
         f"{share:.0%} of the executed numbers lie within 1 % of the middle of their limits, and none of {run.played} "
         "episodes succeeded: the statistics that scale actions are probably missing, or others.",
         _compare(run),
-        likely=True,
     )
 
 
 def success_never_true(run: Recorded) -> Verdict | None:
-    if not _always_fails(run) or (rise := _rise(run)) is None:
+    if not _always_fails(run) or (rise := run.rise("rollout/return")) is None:
         return None
     return Verdict(
         f"The mean return rose from {rise[0]:.3g} to {rise[1]:.3g}, and none of {run.played} episodes succeeded.",
         "Film some (vla-rl eval RUN --video FILE): if they look solved, correct the test of success (env.success of "
         "env=gymnasium); if nearly, raise env.max_episode_steps.",
-        likely=True,
     )
 
 
@@ -70,30 +65,27 @@ def time_limit_too_short(run: Recorded) -> Verdict | None:
     return Verdict(
         f"{p:.0%} succeed, after about {length:.0f} of {limit} steps: many more may have been about to.",
         f"Raise env.max_episode_steps to {3 * limit // 2}.",
-        likely=True,
     )
 
 
 def demonstrations_wrong(run: Recorded) -> Verdict | None:
     demos = [*run.setting("sft.demos", ()), *run.setting("algo.bc_demos", ())]
-    if not demos or not _always_fails(run) or _rise(run) is not None:
+    if not demos or not _always_fails(run) or run.rise("rollout/return"):
         return None
     return Verdict(
         f"None of {run.played} episodes succeeded, and the config names demonstrations, {demos[0]}.",
         f"vla-rl demos inspect {demos[0]} CONFIG compares grippers, scales, signs and images with the simulator.",
-        likely=True,
     )
 
 
 def wrong_convention(run: Recorded) -> Verdict | None:
     checkpoint = run.setting("policy.checkpoint")
-    if checkpoint is None or not _always_fails(run) or _rise(run) is not None:
+    if checkpoint is None or not _always_fails(run) or run.rise("rollout/return"):
         return None
     return Verdict(
         f"None of {run.played} episodes succeeded, though the policy began as {checkpoint}. Images upside down, another"
         " scale of actions, a gripper turned around or other statistics do this.",
         _DIAGNOSE.format(checkpoint),
-        likely=True,
     )
 
 
@@ -106,7 +98,6 @@ def overfitted_clone(run: Recorded) -> Verdict | None:
         f"It was trained on each of its {about.get('steps')} steps {about['passes']:g} times, to a loss of "
         f"{about.get('final_loss')}, and began at a success of {first:.0%}.",
         "Clone more demonstrations (sft.demo_episodes), or make fewer updates (sft.updates).",
-        likely=True,
     )
 
 
@@ -140,23 +131,11 @@ def too_little_data(run: Recorded) -> Verdict | None:
     return Verdict(
         f"An update has {episodes:.0f} new episodes, {seen:.1f} of them successful: chance decides where it goes.",
         "Raise train.batch_episodes (recipes have 16 to 64), or train.reuse with train.max_staleness.",
-        likely=True,
     )
 
 
 def _always_fails(run: Recorded) -> bool:
     return run.never_succeeds and run.played >= _MANY
-
-
-def _rise(run: Recorded) -> tuple[float, float] | None:
-    """Mean returns of the first and the last third of the updates, if they rose by more than their noise."""
-    returns = run.values("rollout/return")
-    if (third := len(returns) // 3) < 3:
-        return None
-    first, last = returns[:third], returns[-third:]
-    noise = float(np.sqrt((first.var() + last.var()) / third))
-    rose = last.mean() - first.mean() > max(3 * noise, 1e-6)
-    return (float(first.mean()), float(last.mean())) if rose else None
 
 
 def _compare(run: Recorded) -> str:

@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
 
     evidence: str
     remedy: str
-    likely: bool = False
+    weaker: bool = False  # than the cause usually has
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ class Recorded:
     def setting(self, key: str, default: Any = None) -> Any:
         """A key of the config such as "algo.target_kl"; ``default`` where it is null, or not known."""
         group, _, name = key.partition(".")
-        found = (self.config.get(group) or {}).get(name)
+        keys = self.config.get(group)
+        found = keys.get(name) if isinstance(keys, dict) else None
         return default if found is None else found
 
     def points(self, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -96,15 +97,10 @@ class Recorded:
         return float(values[-1] - values[0]) if len(values) else 0.0
 
     @property
-    def success(self) -> np.ndarray:
-        """Success rates of the rollouts."""
-        return self.values(rollouts_key(self.metrics))
-
-    @property
     def success_now(self) -> float:
         """The best of the newest evaluations and the last updates' rollouts."""
         kinds = [self.last(f"eval/{kind}_success") for kind in ("greedy", "sampled")]
-        return max(*kinds, float(np.median(self.success[-WINDOW:])) if len(self.success) else 0.0)
+        return max(*kinds, float(np.nan_to_num(self.typical(rollouts_key(self.metrics)))))
 
     @property
     def played(self) -> int:
@@ -117,10 +113,12 @@ class Recorded:
         names = ("rollout/success", "rollout/success_played", "eval/greedy_success", "eval/sampled_success")
         return not any(m.get(name) for m in self.metrics for name in names)
 
-    def rises(self) -> bool:
-        """Whether the last third of the updates succeeds more than the first, by two standard errors."""
-        success, third = self.success, len(self.success) // 3
-        if third == 0:
-            return False
-        p, n = success.mean(), third * max(1.0, self.typical("rollout/episodes"))
-        return bool(success[-third:].mean() - success[:third].mean() > 2 * math.sqrt(2 * p * (1 - p) / n))
+    def rise(self, key: str) -> tuple[float, float] | None:
+        """Means of a metric over the first and the last third of the updates, if it rose by more than its noise."""
+        values = self.values(key)
+        if (third := len(values) // 3) < 3:
+            return None
+        first, last = values[:third], values[-third:]
+        noise = math.sqrt((first.var() + last.var()) / third)
+        rose = last.mean() - first.mean() > max(3 * noise, 1e-6)
+        return (float(first.mean()), float(last.mean())) if rose else None

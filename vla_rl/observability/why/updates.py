@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from vla_rl.observability.plots import rollouts_key
 from vla_rl.observability.why.recorded import WINDOW, Recorded, Verdict
 
 _GOOD_KL = 0.01  # nats an action for one update: healthy medians are 0.004 to 0.013
@@ -50,7 +51,7 @@ def learning_rate_too_high(run: Recorded) -> Verdict | None:
         f"{iterations[worst + _FEW - 1]:.0f}; above {_LARGE_KL} did harm in this project's runs."
         + ("" if direct else " It is the distance to the policy that acted, so stale data raise it, too."),
         f"Set learner.lr{_of(run)} to about {_better_lr(run, medians[worst]):.1g}, or algo.target_kl={2 * _GOOD_KL}.",
-        likely=not direct,
+        weaker=not direct,
     )
 
 
@@ -62,13 +63,14 @@ def learning_rate_too_low(run: Recorded) -> Verdict | None:
     mixed_at, success = run.points("rollout/success")
     mixed = mixed_at[(success > 0) & (success < 1)]  # elsewhere there may be nothing to learn
     told = np.isin(iterations, mixed) & (iterations > _warmup(run))
-    if np.count_nonzero(told) < WINDOW or (median := float(np.median(values[told]))) >= _SMALL_KL or run.rises():
+    median = float(np.median(values[told])) if np.count_nonzero(told) >= WINDOW else np.inf
+    if median >= _SMALL_KL or run.rise(rollouts_key(run.metrics)) is not None:
         return None
     return Verdict(
         f"{name} has the median {median:.1g} nats an action, and success does not rise; updates that learned here had "
         f"about {_GOOD_KL}.",
         f"Set learner.lr{_of(run)} to about {_better_lr(run, median):.1g}.",
-        likely=name != "learner/update_kl",
+        weaker=name != "learner/update_kl",
     )
 
 
@@ -117,7 +119,7 @@ def data_too_stale(run: Recorded) -> Verdict | None:
         f"learner/ess is {ess:.2f} at the median: weights lose {1 - ess:.0%} of the data, at a mean staleness of "
         f"{staleness:.1f} updates.",
         "Lower train.max_staleness, or set algo.proximal=recomputed algo.importance_cap=2; large steps lower it, too.",
-        likely=True,
+        weaker=True,
     )
 
 

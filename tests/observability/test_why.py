@@ -27,19 +27,21 @@ Value = float | Callable[[float, int], float]
 
 
 def at_success(rate: float) -> dict[str, Value]:
-    names = ("rollout/success", "rollout/success_played", "rollout/return", "eval/greedy_success", "eval/sampled_success")
-    return dict.fromkeys(names, rate)
+    rollouts = ("rollout/success", "rollout/success_played", "rollout/return")
+    return dict.fromkeys((*rollouts, "eval/greedy_success", "eval/sampled_success"), rate)
 
 
-def planted(name: str, changes: Mapping[str, Value], config: Mapping | None = None, about: Mapping | None = None) -> Recorded:
+def planted(name: str, changes: Mapping[str, Value], config: Any = None, about: Any = None) -> Recorded:
     """The run with metrics changed where it has them, and those that it lacks added to every update."""
     run = Recorded.of(RESULTS / name)
     known = set().union(*run.metrics)
 
     def changed(metrics: dict[str, float]) -> dict[str, float]:
-        wanted = [key for key in changes if key in metrics or (key not in known and metrics["iteration"] > 0)]
-        found = {key: value if not callable(value := changes[key]) else value(metrics.get(key, 0.0), int(metrics["iteration"])) for key in wanted}
-        return metrics | found
+        iteration = int(metrics["iteration"])
+        wanted = {key: value for key, value in changes.items() if key in metrics or (key not in known and iteration)}
+        return metrics | {
+            key: value(metrics.get(key, 0.0), iteration) if callable(value) else value for key, value in wanted.items()
+        }
 
     return replace(run, metrics=[changed(m) for m in run.metrics], config=config or {}, metadata=about or {})
 
@@ -63,7 +65,12 @@ FAULTS: list[tuple[str, str, dict[str, Value], dict[str, Any]]] = [
     ("actions-saturated", PPO, {"rollout/action_saturation": 0.97} | at_success(0.1), {}),
     ("normalization-missing", PPO, {"rollout/action_middle": 0.99} | at_success(0.0), {"policy": {"checkpoint": "x"}}),
     ("success-never-true", PPO, at_success(0.0) | {"rollout/return": lambda _, i: 0.01 * i}, {}),
-    ("time-limit-too-short", PPO, at_success(0.3) | {"rollout/episode_steps": 99.0}, {"env": {"max_episode_steps": 100}}),
+    (
+        "time-limit-too-short",
+        PPO,
+        at_success(0.3) | {"rollout/episode_steps": 99.0},
+        {"env": {"max_episode_steps": 100}},
+    ),
     ("demonstrations-wrong", PPO, at_success(0.0), {"sft": {"demos": ["d.hdf5"]}, "policy": {"checkpoint": "x"}}),
     ("wrong-convention", PPO, at_success(0.0), {"policy": {"checkpoint": "x"}}),
     ("reward-never-seen", PPO, at_success(0.0), {"policy": {"checkpoint": None}}),
@@ -80,7 +87,7 @@ FAULTS: list[tuple[str, str, dict[str, Value], dict[str, Any]]] = [
     ("data-too-stale", PPO, {"learner/ess": 0.3}, {}),
     ("data-too-stale", PPO, {"episodes/stale": lambda _, i: 10.0 * i}, {}),
     ("value-head-explains-nothing", PPO, {"learner/explained_variance": 0.01}, {}),
-]  # fmt: skip
+]
 SPEED: list[tuple[str, dict[str, Value]]] = [
     ("memory-bound", {"memory/gib": 7.5}),
     ("memory-bound", {"memory/swap_gib": 1.0}),
@@ -103,7 +110,8 @@ def test_a_planted_fault_is_named_first(cause: str, name: str, changes: dict, co
 
 @pytest.mark.parametrize(("cause", "changes"), SPEED)
 def test_what_limits_the_speed_is_no_fault(cause: str, changes: dict) -> None:
-    found = judge(planted(PPO, {"busy/learner": 0.5, "busy/env_workers": 0.5} | changes, about={"machine": {"memory_gib": 8.0}}))
+    quiet: dict[str, Value] = {"busy/learner": 0.5, "busy/env_workers": 0.5}
+    found = judge(planted(PPO, quiet | changes, about={"machine": {"memory_gib": 8.0}}))
     assert [(finding.cause, finding.kind) for finding in found] == [(cause, "speed")]
 
 
@@ -144,7 +152,9 @@ def test_older_figures_are_weaker_evidence_and_missing_ones_are_not_judged() -> 
     assert judge(Recorded([{"iteration": 0.0}])) == []
 
 
-def test_the_command_reads_a_run_folder_and_says_what_the_run_ends_with(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_reads_a_run_folder_and_says_what_the_run_ends_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     healthy = (RESULTS / PPO).read_text().splitlines()
     config = RunConfig.model_validate({"env": {"name": "tabletop"}, "policy": {"checkpoint": None}})
     (tmp_path / "config.yaml").write_text(dump_config(config))

@@ -8,7 +8,8 @@ from vla_rl.observability.meter import Meter
 from vla_rl.observability.usage import Throughput
 from vla_rl.rollout.action_use import ActionUse
 
-SPACE = ActionSpace((ActionDim("dx", -0.5, 0.5), ActionDim("turn", 0.0, 10.0), ActionDim("grip", 0.0, 1.0, gripper=OPENVLA)))
+GRIPPER = ActionDim("grip", 0.0, 1.0, gripper=OPENVLA)
+SPACE = ActionSpace((ActionDim("dx", -0.5, 0.5), ActionDim("turn", 0.0, 10.0), GRIPPER))
 
 
 def test_numbers_at_limits_and_in_the_middle_are_those_that_were_executed() -> None:
@@ -28,5 +29,5 @@ def test_numbers_at_limits_and_in_the_middle_are_those_that_were_executed() -> N
 
 def test_without_a_number_there_is_no_share() -> None:
     meter = Meter()
-    ActionUse(ActionSpace((ActionDim("grip", gripper=OPENVLA),)), meter).count(np.ones((2, 3, 1)), np.array([3, 3]))
+    ActionUse(ActionSpace((GRIPPER,)), meter).count(np.ones((2, 3, 1)), np.array([3, 3]))
     assert not [name for name in Throughput().measure({"worker": [meter.snapshot()]}) if "action" in name]

@@ -40,7 +40,7 @@ CAUSES = (
     Cause("The learning rate is too high", updates.learning_rate_too_high, (_KL, "learner/lr")),
     Cause("The learning rate is too low", updates.learning_rate_too_low, (_KL, "learner/lr")),
     Cause("Updates go beyond algo.target_kl", updates.kl_beyond_its_bound, ("learner/update_kl",)),
-    Cause("Nearly all actions are at their limits", episodes.actions_saturated, ("rollout/action_saturation",), "likely"),
+    Cause("Nearly all actions are at a limit", episodes.actions_saturated, ("rollout/action_saturation",), "likely"),
     Cause("Actions hardly move anything", episodes.normalization_missing, ("rollout/action_middle",), "likely"),
     Cause("Returns rise, and nothing counts as a success", episodes.success_never_true, (_RETURN,), "likely"),
     Cause("The time limit may be too short", episodes.time_limit_too_short, ("rollout/episode_steps",), "likely"),

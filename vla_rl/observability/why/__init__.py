@@ -34,7 +34,7 @@ class Cause:
         return tuple(names for names in self.needs if not known & set(names.split("|")))
 
 
-_KL, _RETURN = "learner/update_kl|learner/approx_kl", "rollout/return"
+_KL, _RETURN, _EXPLAINED = "learner/update_kl|learner/approx_kl", "rollout/return", "learner/explained_variance"
 CAUSES = (
     Cause("Optimizer steps were skipped", updates.nan_steps, ("learner/skipped_steps",)),
     Cause("The learning rate is too high", updates.learning_rate_too_high, (_KL, "learner/lr")),
@@ -52,7 +52,7 @@ CAUSES = (
     Cause("An update sees too little", episodes.too_little_data, ("rollout/episodes", "rollout/success"), "likely"),
     Cause("The entropy has collapsed", updates.entropy_collapsed, ("learner/entropy",)),
     Cause("The data are too stale", updates.data_too_stale, ("learner/ess|episodes/stale",)),
-    Cause("The value head explains nothing", updates.value_head_explains_nothing, ("learner/explained_variance",)),
+    Cause("The value head explains nothing", updates.value_head_explains_nothing, (_EXPLAINED,), "likely"),
     Cause("Memory is short", speed.memory_bound, ("memory/gib",), "speed"),
     Cause("Simulators limit the speed", speed.simulator_bound, (speed.SIMULATORS,), "speed"),
     Cause("Inference limits the speed", speed.inference_bound, (speed.INFERENCE,), "speed"),

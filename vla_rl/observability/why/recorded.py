@@ -122,3 +122,8 @@ class Recorded:
         noise = math.sqrt((first.var() + last.var()) / third)
         rose = last.mean() - first.mean() > max(3 * noise, 1e-6)
         return (float(first.mean()), float(last.mean())) if rose else None
+
+    @property
+    def learns(self) -> bool:
+        """Whether the rollouts' success rises."""
+        return self.rise(rollouts_key(self.metrics)) is not None

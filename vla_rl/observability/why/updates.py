@@ -8,18 +8,17 @@ import math
 
 import numpy as np
 
-from vla_rl.observability.plots import rollouts_key
 from vla_rl.observability.why.recorded import WINDOW, Recorded, Verdict
 
-_GOOD_KL = 0.01  # nats an action for one update: healthy medians are 0.004 to 0.013
-_LARGE_KL = 0.05  # healthy: at most 0.03 over any 10 updates; 0.05 to 0.2 did harm
+_GOOD_KL = 0.01  # nats an action for one update: healthy medians of approx_kl are 0.006 to 0.013
+_LARGE_KL = 0.05  # healthy: approx_kl has at most 0.02 over any 10 updates; 0.05 to 0.2 did harm
 _SMALL_KL = 3e-4  # 6e-4, in the last updates of libero_spatial_cpu, brought back little
 _FEW = 10  # updates in a row that are too large
-_LITTLE_ENTROPY = 0.1  # share of the first updates' that is left; healthy: at least 0.5
+_LITTLE_ENTROPY = 0.1  # share of the first updates' that is left; healthy: at least 0.78
 _NARROWED = 2.0  # nats a number that a density has lost: its deviation is a seventh
-_LOW_ESS = 0.5  # healthy: at least 0.75
+_LOW_ESS = 0.5  # healthy: at least 0.8 at the median; 0.36 to 0.43, by eight uses of each episode, did harm
 _MUCH_STALE = 0.1  # share of the finished episodes; healthy: at most 0.02
-_NO_VARIANCE = 0.05  # healthy: at least 0.15 after 30 updates
+_NO_VARIANCE = 0.05  # healthy: at least 0.15 after 30 updates, but for the tabletop, where PPO learns without
 _WARM = 30  # updates after which a value head explains something
 _SOLVED = 0.9
 
@@ -64,7 +63,7 @@ def learning_rate_too_low(run: Recorded) -> Verdict | None:
     mixed = mixed_at[(success > 0) & (success < 1)]  # elsewhere there may be nothing to learn
     told = np.isin(iterations, mixed) & (iterations > _warmup(run))
     median = float(np.median(values[told])) if np.count_nonzero(told) >= WINDOW else np.inf
-    if median >= _SMALL_KL or run.rise(rollouts_key(run.metrics)) is not None:
+    if median >= _SMALL_KL or run.learns:
         return None
     return Verdict(
         f"{name} has the median {median:.1g} nats an action, and success does not rise; updates that learned here had "
@@ -124,12 +123,11 @@ def data_too_stale(run: Recorded) -> Verdict | None:
 
 
 def value_head_explains_nothing(run: Recorded) -> Verdict | None:
-    explained = run.values("learner/explained_variance")
-    if len(explained) < _WARM or (typical := run.typical("learner/explained_variance")) >= _NO_VARIANCE:
+    typical = run.typical("learner/explained_variance")
+    if len(run.values("learner/explained_variance")) < _WARM or typical >= _NO_VARIANCE or run.learns:
         return None
     return Verdict(
-        f"learner/explained_variance has the median {typical:.2f} in the last {WINDOW} of {len(explained)} updates; "
-        "runs that learned here passed 0.15 within 30.",
+        f"learner/explained_variance has the median {typical:.2g} in the last {WINDOW} updates, and success does not rise.",
         f"Raise learner.value_lr ({run.setting('learner.value_lr', 'not set: learner.lr')}; recipes have 3e-3) and "
         "algo.value_warmup; algo.bootstrap=never where failures end by the time limit.",
     )

@@ -127,7 +127,8 @@ def value_head_explains_nothing(run: Recorded) -> Verdict | None:
     if len(run.values("learner/explained_variance")) < _WARM or typical >= _NO_VARIANCE or run.learns:
         return None
     return Verdict(
-        f"learner/explained_variance has the median {typical:.2g} in the last {WINDOW} updates, and success does not rise.",
+        f"learner/explained_variance has the median {typical:.2g} in the last {WINDOW} updates, and success does not "
+        "rise.",
         f"Raise learner.value_lr ({run.setting('learner.value_lr', 'not set: learner.lr')}; recipes have 3e-3) and "
         "algo.value_warmup; algo.bootstrap=never where failures end by the time limit.",
     )

@@ -102,13 +102,11 @@ def _of_world_model(models: Sequence[Totals], wall: float) -> dict[str, float]:
 
 def _of_actions(workers: Sequence[Totals]) -> dict[str, float]:
     """As ``rollout.action_use`` counts them; nothing where no number was executed."""
-    numbers = _total(workers, "action_numbers")
-    if not numbers:
-        return {}
-    return {
-        "rollout/action_saturation": _total(workers, "numbers_at_limits") / numbers,
-        "rollout/action_middle": _total(workers, "numbers_in_middle") / numbers,
-    }
+    numbers, still = _total(workers, "action_numbers"), _total(workers, "numbers_in_middle")
+    found = {"rollout/action_middle": still / numbers} if numbers else {}
+    if numbers > still:  # tasks leave some numbers unused, which would hide that the others are saturated
+        found["rollout/action_saturation"] = _total(workers, "numbers_at_limits") / (numbers - still)
+    return found
 
 
 def _of_slowest(workers: Sequence[Totals]) -> dict[str, float]:

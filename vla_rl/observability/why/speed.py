@@ -78,6 +78,6 @@ def evaluations_take_the_time(run: Recorded) -> Verdict | None:
     if not spent or sum(spent) < _MUCH * total:
         return None
     return Verdict(
-        f"{len(spent)} evaluations took {sum(spent) / 60:.0f} of {total / 60:.0f} minutes.",
+        f"They took {sum(spent) / 60:.0f} of {total / 60:.0f} minutes, in {len(spent)} iterations.",
         "Raise train.eval_every, or lower train.eval_episodes.",
     )

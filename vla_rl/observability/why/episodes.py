@@ -28,7 +28,7 @@ def actions_saturated(run: Recorded) -> Verdict | None:
         return None
     return Verdict(
         f"{share:.0%} of the numbers that move anything lie within 1 % of a limit or beyond it, and "
-        f"{run.success_now:.0%} of the episodes succeed: another scale, missing statistics or a policy that has diverged "
+        f"{run.success_now:.0%} of the episodes succeed: another scale, other statistics or a policy that has diverged "
         "does this.",
         _compare(run),
     )

@@ -129,8 +129,8 @@ def value_head_explains_nothing(run: Recorded) -> Verdict | None:
     return Verdict(
         f"learner/explained_variance has the median {typical:.2g} in the last {WINDOW} updates, and success does not "
         "rise.",
-        f"Raise learner.value_lr ({run.setting('learner.value_lr', 'not set: learner.lr')}; recipes have 3e-3) and "
-        "algo.value_warmup; algo.bootstrap=never where failures end by the time limit.",
+        "Raise learner.value_lr (recipes have 3e-3) and algo.value_warmup; set algo.bootstrap=never where failures end by "
+        "the time limit.",
     )
 
 

@@ -129,7 +129,7 @@ def value_head_explains_nothing(run: Recorded) -> Verdict | None:
     return Verdict(
         f"learner/explained_variance has the median {typical:.2g} in the last {WINDOW} updates, and success does not "
         "rise.",
-        "Raise learner.value_lr (recipes have 3e-3) and algo.value_warmup; set algo.bootstrap=never where failures end by "
+        "Raise learner.value_lr (recipes have 3e-3) and algo.value_warmup; set algo.bootstrap=never if failures end by "
         "the time limit.",
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from vla_rl.observability.why.recorded import WINDOW, Recorded, Verdict
 
 _GOOD_KL = 0.01  # nats an action for one update: healthy medians of approx_kl are 0.006 to 0.013
-_LARGE_KL = 0.05  # healthy: approx_kl has at most 0.02 over any 10 updates; 0.05 to 0.2 did harm
+_LARGE_KL = 0.05  # healthy: approx_kl has at most 0.02 over any 10 updates; pilots with 0.05 to 0.2 were harmed
 _SMALL_KL = 3e-4  # 6e-4, in the last updates of libero_spatial_cpu, brought back little
 _FEW = 10  # updates in a row that are too large
 _LITTLE_ENTROPY = 0.1  # share of the first updates' that is left; healthy: at least 0.78
@@ -47,7 +47,7 @@ def learning_rate_too_high(run: Recorded) -> Verdict | None:
     direct = name == "learner/update_kl"
     return Verdict(
         f"{name} had the median {medians[worst]:.2g} nats an action in the updates {iterations[worst]:.0f} to "
-        f"{iterations[worst + _FEW - 1]:.0f}; above {_LARGE_KL} did harm in this project's runs."
+        f"{iterations[worst + _FEW - 1]:.0f}; above {_LARGE_KL} steps are too large."
         + ("" if direct else " It is the distance to the policy that acted, so stale data raise it, too."),
         f"Set learner.lr{_of(run)} to about {_better_lr(run, medians[worst]):.1g}, or algo.target_kl={2 * _GOOD_KL}.",
         weaker=not direct,
@@ -66,8 +66,7 @@ def learning_rate_too_low(run: Recorded) -> Verdict | None:
     if median >= _SMALL_KL or run.learns:
         return None
     return Verdict(
-        f"{name} has the median {median:.1g} nats an action, and success does not rise; updates that learned here had "
-        f"about {_GOOD_KL}.",
+        f"{name} has the median {median:.1g} nats an action, and success does not rise; {_GOOD_KL} is a good step.",
         f"Set learner.lr{_of(run)} to about {_better_lr(run, median):.1g}.",
         weaker=name != "learner/update_kl",
     )

@@ -242,6 +242,17 @@ def test_a_short_run_adds_nothing_to_a_data_set(monkeypatch: pytest.MonkeyPatch)
     assert [config.log.dataset for config in trained] == [None]
 
 
+def test_a_run_ends_with_what_looks_wrong(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, {})
+    for iteration in range(1, 31):
+        folder.log(iteration, {"rollout/return": 0.0, "rollout/success": 0.0, "rollout/episodes": 16.0})
+    trainer = MagicMock(config=folder.config, folder=folder, policy_version=30)
+    Trainer.finish(trainer)
+    said = [call.args[0] for call in trainer.view.say.call_args_list]
+    assert said[-3].startswith("why: No episode has had a reward. All of 480 episodes")
+    assert said[-1].startswith("results: ")
+
+
 def test_a_run_that_has_logged_nothing_leaves_no_folder(tmp_path: Path) -> None:
     config = RunConfig.model_validate({"log": {"dir": str(tmp_path), "name": "run", "tensorboard": False}})
     RunFolder.create(config, SPEC, ["vla-rl"]).close()

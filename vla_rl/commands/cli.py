@@ -331,6 +331,11 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             _file("--output", "the page; by default report.html, of one run in its folder, of several in this one"),
         ),
     ),
+    "why": (
+        "why:why_command",
+        "say what is wrong with a run and what to do, from what it has recorded; exit status 1 if something is",
+        (_option("run", metavar="RUN", type=Path, help="run folder, or a copy of its metrics.jsonl"), JSON),
+    ),
     "world-model": (
         "world_model:world_model_command",
         "what a run's world model has learned, by its audit",

@@ -241,7 +241,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     except FileNotFoundError:
         raise UserError(f"{file} does not exist: name a run folder (below runs/) or its metrics.jsonl") from None
     if not records:
-        raise UserError(f"{file} holds no iteration yet: nothing to draw")
+        raise UserError(f"{file} holds no iteration yet: nothing to draw or to judge")
     return records
 
 

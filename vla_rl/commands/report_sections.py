@@ -13,6 +13,7 @@ from vla_rl.config.messages import shown
 from vla_rl.observability.page import Chart, Line, Section, Table
 from vla_rl.observability.plots import EFFORTS, Effort, Metrics, rollouts_key, seed_curves, series, smoothed, steady
 from vla_rl.observability.success_rate import wilson_interval
+from vla_rl.observability.why import findings
 from vla_rl.placement.plan import Layout
 
 _ROLES = ("simulators", "inference", "learner")  # keys of a layout's record
@@ -104,6 +105,7 @@ def sections(groups: Groups) -> list[Section]:
         quiet = []
     return [
         _charted("Success", lines + intervals + quiet, _success(groups, undisturbed)),
+        Section("What stands in the way", _findings(runs)),
         _charted("Learning", lines, _charts(groups, _LEARNING, _UPDATES)),
         _charted("Speed", lines + quiet, _charts(undisturbed, _SPEED, _TRAINED)),
         Section("Episodes", (), _charts(groups, [_ended(runs)], _TRAINED, window=1), _ledger(runs)),
@@ -111,6 +113,16 @@ def sections(groups: Groups) -> list[Section]:
         Section("Evaluation by task", (), (), [table for run in runs for table in _tasks(run)]),
         Section("Configuration", (), (), _configuration(groups)),
         Section("Versions and machine", (), (), _origin(runs)),
+    ]
+
+
+def _findings(runs: Sequence[Run]) -> list[str]:
+    """A line for each; with several runs, it begins with the run's name."""
+    return [
+        f"{f'{run.name}: ' if len(runs) > 1 else ''}{finding.title}. {finding.evidence} {finding.remedy}"
+        for run in runs
+        if any(m["iteration"] > 0 for m in run.metrics)
+        for finding in findings(run.path)
     ]
 
 

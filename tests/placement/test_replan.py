@@ -58,7 +58,7 @@ def plan_of(config: RunConfig, inference: int) -> Any:
 
 def candidate(inference: int, simulated: float) -> Candidate:
     config = run_config(False)
-    found = candidate_of(plan_of(config, inference), profile(0.01, 0.01), workload(config), RESOURCES.cores)
+    found = candidate_of(plan_of(config, inference), profile(0.01, 0.01), workload(config))
     return replace(found, simulated=simulated)
 
 
@@ -268,7 +268,7 @@ def test_a_real_learner_migrates_with_its_state(tmp_path: Path, monkeypatch: pyt
         if current.layout.mode == "collocated":
             return None
         plan = make_plan(config, resources, Layout("collocated", (), (0, 1), (0, 1)))
-        candidates = (candidate_of(p, found, workload(config), 2) for p in (current, plan))
+        candidates = (candidate_of(p, found, workload(config)) for p in (current, plan))
         return Migration(*(replace(c, simulated=1.0) for c in candidates))
 
     monkeypatch.setattr(replan, "better_plan", better_plan)

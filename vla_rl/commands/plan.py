@@ -11,7 +11,6 @@ from envs import env_spec
 from vla_rl.core.files import write_json
 from vla_rl.core.ipc.shared_memory import free_shared_memory
 from vla_rl.core.machine import GIB, Machine
-from vla_rl.core.records import EnvSpec
 from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import draw_timeline
 from vla_rl.placement.checks import load_checked_config
@@ -42,8 +41,8 @@ class _Choice:
 def plan_command(args: Any) -> int:
     """Print the plan and what it was compared with, draw it, and write it as JSON."""
     site = _here(args) if args.on is None else elsewhere(args.on, args.config, args.overrides)
-    config, spec, console = site.config, env_spec(site.config.env), make_console()
-    choice = _by_rule(site, spec) if config.placement.profile is None else _by_profile(site, spec, args.output)
+    config, spec, console = site.config, site.spec, make_console()
+    choice = _by_rule(site) if config.placement.profile is None else _by_profile(site, args.output)
     plan, memory = choice.plan, choice.memory
     for shown in (*site.notes, *choice.why, plan_table(plan)):
         console.print(shown)
@@ -68,20 +67,20 @@ def plan_command(args: Any) -> int:
 
 def _here(args: Any) -> Site:
     config, machine = load_checked_config(args.config, args.overrides), Machine.detect()
-    return Site(config, machine, Resources.of(machine, config))
+    return Site(config, env_spec(config.env), machine, Resources.of(machine, config))
 
 
-def _by_rule(site: Site, spec: EnvSpec) -> _Choice:
+def _by_rule(site: Site) -> _Choice:
     text = "no placement.profile: chosen by rule; `vla-rl profile` measures one, configs/profiles has examples"
-    plan = plan_by_rule(site.config, spec, site.machine, site.resources)
-    return _Choice(plan, expected_memory(site.config, spec, site.machine), (text,))
+    plan = plan_by_rule(site.config, site.spec, site.machine, site.resources)
+    return _Choice(plan, expected_memory(site.config, site.spec, site.machine), (text,))
 
 
-def _by_profile(site: Site, spec: EnvSpec, output: Path | None) -> _Choice:
+def _by_profile(site: Site, output: Path | None) -> _Choice:
     """``output``: of a picture."""
-    profile = profile_of(site.config, spec, site.machine)
-    workload = workload_of(site.config, spec, profile)
-    found = search_by_profile(site.config, spec, site.machine, site.resources)
+    profile = profile_of(site.config, site.spec, site.machine)
+    workload = workload_of(site.config, site.spec, profile)
+    found = search_by_profile(site.config, site.spec, site.machine, site.resources)
     best, limit, rate = found[0], bottleneck(found[0], workload), chunks_per_s(found[0], workload)
     why: list[Table | str] = [costs_text(profile), _comparison(found)]
     if output:

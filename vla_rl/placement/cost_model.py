@@ -77,7 +77,7 @@ class Workload:
 class Bound:
     """Seconds of work that one super-batch costs."""
 
-    use: dict[str, float]  # by resource: "cores" or "remote cores" of the busiest node, "device 0", "link of node 0", ...
+    use: dict[str, float]  # by resource: "cores" and "remote cores" (of the busiest node), "device 0", "link of node 0"
     phases: dict[str, float]  # "simulators", "inference", "learner", "world model", each on its own devices
 
     @property

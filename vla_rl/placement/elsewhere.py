@@ -18,6 +18,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import GIB, Machine
+from vla_rl.core.records import EnvSpec
 from vla_rl.core.shipped import CONFIGS
 from vla_rl.placement.checks import checks_elsewhere, load_checked_config
 from vla_rl.placement.planner import with_env_workers
@@ -63,9 +64,10 @@ class NodeKind:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a plan is for: the run's config there, a node with devices, all nodes, and what is to be said of them."""
+    """What a plan is for: a run's config and simulator, a node with devices, all nodes, and remarks on them."""
 
     config: RunConfig
+    spec: EnvSpec
     machine: Machine
     resources: Resources
     notes: tuple[str, ...] = ()
@@ -90,13 +92,14 @@ def elsewhere(machines: str, source: Source, overrides: Sequence[str]) -> Site:
     nodes = tuple(kind.node for kind in kinds for _ in range(kind.count))
     resources, gpu_memory = Resources.on(nodes, "cuda"), profile.memory.device
     gpus = (Gpu(gpu, int(gpu_memory * GIB)),) * nodes[0].devices
-    machine = Machine(nodes[0].cores, int(nodes[0].memory * GIB), gpus)
-    if not given & {"placement.env_workers", "placement"}:
-        config = with_env_workers(config, env_spec(config.env), machine, resources)
+    machine, spec = Machine(nodes[0].cores, int(nodes[0].memory * GIB), gpus), env_spec(config.env)
     notes = [f"{kind.count} x {kind.describe(gpu_memory)}" for kind in kinds]
+    if not given & {"placement.env_workers", "placement"}:
+        config = with_env_workers(config, spec, machine, resources)
+        notes.append(f"placement.env_workers={config.placement.env_workers}, chosen for these machines")
     if profile.gpu is None:
         notes.append(f"{file} does not name its GPU: {gpu} (assumed)")
-    return Site(config, machine, resources, tuple(notes))
+    return Site(config, spec, machine, resources, tuple(notes))
 
 
 def parse_machines(text: str) -> tuple[NodeKind, ...]:

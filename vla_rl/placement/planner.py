@@ -72,8 +72,8 @@ def _mode(config: RunConfig) -> Mode | None:
 def with_env_workers(config: RunConfig, spec: EnvSpec, machine: Machine, resources: Resources) -> RunConfig:
     """The config with an env worker on each core that helps, by ``placement.profile``.
 
-    These are the cores of nodes with devices, except two for each device, and those of the fewest other nodes with which
-    cores no longer limit the best plan, by its bound. There are no more env workers than episodes that may be under way.
+    These are the cores of nodes with devices, except two for each device, and those of the fewest other nodes with
+    which cores no longer limit the best plan, by its bound. There are at most as many as episodes under way.
     ``machine``: a node with devices. Raises PlanError if no plan fits.
     """
     profile = profile_of(config, spec, machine)

@@ -72,7 +72,7 @@ def object_store_bytes(config: RunConfig, spec: EnvSpec, *, training: bool = Tru
 
 
 def row_bytes(config: RunConfig, spec: EnvSpec) -> int:
-    """Of one row of a batch: the observation, the action chunk with its record and random numbers, and 2 KiB of the rest."""
+    """Of one row: the observation, the action chunk with its record and its random numbers, and 2 KiB of the rest."""
     policy = config.policy.spec(spec)
     arrays = sum(np.dtype(x.dtype).itemsize * math.prod(x.shape) for x in policy.record.values())
     arrays += sum(4 * math.prod(x.shape) for x in policy.draws.values())

@@ -101,7 +101,7 @@ class SimulatedRun:
             _Server(p, simpy.Resource(self.clock), self.clock.event(), plan.clients_of(p.index) * plan.envs_per_worker)
             for p in plan.servers
         ]
-        self._workers = [self._make_worker(*asked) for asked in zip(plan.workers, plan.servers_by_worker(), strict=True)]
+        self._workers = list(map(self._make_worker, plan.workers, plan.servers_by_worker()))
         self._idle: deque[tuple[_Split, int]] = deque()
         self._running = self._buffered = self._taken = self._policy_version = 0
         self._chunks: deque[int] = deque()  # of finished episodes, in order

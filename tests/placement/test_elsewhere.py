@@ -150,6 +150,7 @@ def test_hosts_raise_the_rate_until_inference_is_the_bottleneck(tmp_path: Path) 
         limits.append(bottleneck(best, workload))
         workers.append(sized.placement.env_workers)
     assert workers == [4, 8, 12, 16, 16, 16], "cores are in use for 80 % of the time at most"
+    print(rates, limits)
     assert rates[:2] == pytest.approx([40, 80], rel=0.05)
     assert rates[1] < rates[2] <= rates[3] <= 103
     assert rates[3] > 95

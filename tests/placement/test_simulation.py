@@ -103,9 +103,7 @@ def test_servers_with_unequal_numbers_of_workers() -> None:
     least = bound(plan, costs, workload)
     assert least.seconds == pytest.approx(64 / (1 / 0.3 + 2 / 0.4))
     assert least.use["device 1"] == pytest.approx(0.3 / 0.4 * least.seconds)
-    assert 1 / SimulatedRun(plan, costs, workload).run(3, 8).batches_per_s == pytest.approx(
-        least.seconds, rel=0.1
-    )
+    assert 1 / SimulatedRun(plan, costs, workload).run(3, 8).batches_per_s == pytest.approx(least.seconds, rel=0.1)
     # If each worker played the same share, the first server would need 32 * 0.3 = 9.6 s.
 
 

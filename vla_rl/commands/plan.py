@@ -117,9 +117,9 @@ def plan_table(plan: Plan) -> Table:
 
 
 def _remarks(plan: Plan) -> Iterator[str]:
-    """What is unusual about a plan."""
+    """What is to be said of a plan besides."""
     if idle := set(range(plan.nodes)) - {p.node for p in plan.processes}:
-        yield f"not used: {_nodes(idle)}; more env workers there would not make this plan faster"
+        yield f"not used: {_nodes(idle)}"
     if plan.remote:
         yield PLANNED_ONLY
 

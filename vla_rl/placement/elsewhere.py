@@ -120,7 +120,7 @@ def _parse_term(term: str, text: str) -> NodeKind:
     if match is None:
         raise _refusal(text, f"{term!r} is neither GPUS x KIND nor CORES cpu")
     count, gpus, gpu, cores, extras = match.groups()
-    given = {} if cores is None else {"cpu": float(cores)}
+    given: dict[str, float] = {} if cores is None else {"cpu": float(cores)}
     for number, unit in re.findall(r":([\d.]+)([a-z]+)", extras.lower()):
         if unit in given:
             raise _refusal(text, f"{term!r} gives {unit} twice")

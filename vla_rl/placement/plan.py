@@ -105,6 +105,10 @@ class Plan:
         return (*self.workers, *self.servers, *self.learners, *models)
 
     @property
+    def nodes(self) -> int:
+        return len(self.machines)
+
+    @property
     def remote(self) -> tuple[Process, ...]:
         """Env workers whose inference server is on another node."""
         return tuple(worker for worker in self.workers if worker.remote)

@@ -150,13 +150,13 @@ def test_hosts_raise_the_rate_until_inference_is_the_bottleneck(tmp_path: Path) 
         limits.append(bottleneck(best, workload))
         workers.append(sized.placement.env_workers)
     assert workers == [4, 8, 12, 16, 16, 16], "cores are in use for 80 % of the time at most"
-    print(rates, limits)
-    assert rates[:2] == pytest.approx([40, 80], rel=0.05)
-    assert rates[1] < rates[2] <= rates[3] <= 103
-    assert rates[3] > 95
+    assert rates[0] == pytest.approx(40, rel=0.06)
+    assert 1.5 * rates[0] < rates[1] < 80, "on some cores, workers wait for batches of inference"
+    assert 1.2 * rates[1] < rates[2] <= 1.01 * rates[3]
+    assert rates[3] == pytest.approx(100, rel=0.02)
     assert rates[4:] == rates[3:4] * 2, "and not further"
-    assert "simulation on the cores" in limits[0]
-    assert all(limit.startswith("inference on device 0 is the bottleneck") for limit in limits[3:])
+    assert all(limit.startswith("simulation on the cores of nodes with inference") for limit in limits[:2])
+    assert all(limit.startswith("inference on device 0 is the bottleneck") for limit in limits[2:])
 
 
 # --- vla-rl plan --on -----------------------------------------------------------------------------------------------

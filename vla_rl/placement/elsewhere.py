@@ -9,8 +9,8 @@ After a colon stands what is known of each node: its cores (``128cpu``), main me
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from envs import env_spec
 from vla_rl.config.loading import Source
@@ -167,4 +167,7 @@ def profile_for(gpu: str, config: RunConfig) -> tuple[str, Profile]:
 
 def _value(config: RunConfig, key: str) -> str:
     """A key's value as text; "None" if this kind of simulator or policy does not have the key."""
-    return str(reduce(lambda group, name: getattr(group, name, None), key.split("."), config))
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return str(value)

@@ -52,7 +52,8 @@ class Resources:
 
     def __post_init__(self) -> None:
         if not self.machines:
-            cores, devices = (_shares(total, self.nodes) for total in (self.cores, self.devices))
+            dealt = (self.cores, self.cores if self.kind == "cpu" else self.devices)  # there, each core is one
+            cores, devices = (_shares(total, self.nodes) for total in dealt)
             object.__setattr__(self, "machines", tuple(map(Node, cores, devices)))
 
     @classmethod

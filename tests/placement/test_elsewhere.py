@@ -25,6 +25,7 @@ from vla_rl.placement.plan import PLANNED_ONLY, Plan, make_plan
 from vla_rl.placement.planner import search_by_profile, with_env_workers, workload_of
 from vla_rl.placement.profile import LinearCost, Memory, Profile, load_profile, save_profile
 from vla_rl.placement.resources import Link, Node, Resources, homes
+from vla_rl.placement.search import candidate_of
 from vla_rl.placement.simulation import SimulatedRun
 from vla_rl.replay.rules import StoreRules
 
@@ -155,8 +156,21 @@ def test_hosts_raise_the_rate_until_inference_is_the_bottleneck(tmp_path: Path) 
     assert 1.2 * rates[1] < rates[2] <= 1.01 * rates[3]
     assert rates[3] == pytest.approx(100, rel=0.02)
     assert rates[4:] == rates[3:4] * 2, "and not further"
-    assert all(limit.startswith("simulation on the cores of nodes with inference") for limit in limits[:2])
-    assert all(limit.startswith("inference on device 0 is the bottleneck") for limit in limits[2:])
+    assert all(limit.startswith("bottleneck: simulation on the cores of nodes with inference") for limit in limits[:2])
+    assert all(limit.startswith("bottleneck: inference on device 0, in use for 100 %") for limit in limits[2:])
+
+
+def test_the_bottleneck_of_a_plan_in_which_nothing_is_always_in_use() -> None:
+    config = run_config(env_workers=60)
+    plan, workload = make_plan(config, Resources(64, 2, "virtual")), Workload.of(config, horizon=16, spread=0.0)
+    slow = replace(candidate_of(plan, COSTS, workload), simulated=2 * 1.28)
+    text = (
+        "bottleneck: the bound on staleness, which lets 96 of 120 environments play at once; raise train.batch_episodes"
+    )
+    assert bottleneck(slow, workload).startswith(text)
+    later = replace(workload, max_staleness=3)
+    text = "bottleneck: none alone; inference on device 0, the busiest, is in use for 50 % of the time"
+    assert bottleneck(slow, later) == text
 
 
 # --- vla-rl plan --on -----------------------------------------------------------------------------------------------

@@ -14,17 +14,17 @@ def chunks_per_s(candidate: Candidate, workload: Workload) -> float:
 
 
 def bottleneck(candidate: Candidate, workload: Workload) -> str:
-    """The resource that is in use almost always; or the bound on staleness, where that keeps environments idle."""
+    """A sentence: which resource is in use almost always, or that the bound on staleness keeps environments idle."""
     plan, bound = candidate.plan, candidate.bound
     share = min(1.0, bound.seconds / (candidate.simulated or bound.seconds))
     what, remedy = _resource(plan, bound.limit)
     if share >= _SATURATED:
-        return f"{what} is the bottleneck, in use for {share:.0%} of the time: {remedy}"
+        return f"bottleneck: {what}, in use for {100 * share:.0f} % of the time; {remedy}"
     envs, allowed = len(plan.workers) * plan.envs_per_worker, (workload.max_staleness + 1) * workload.episodes
     if allowed < envs:
-        text = f"the bound on staleness is the bottleneck: it lets {allowed} of {envs} environments play at once"
+        text = f"bottleneck: the bound on staleness, which lets {allowed} of {envs} environments play at once"
         return f"{text}; raise train.batch_episodes or train.max_staleness"
-    return f"no resource is the bottleneck alone: {what}, the busiest, is in use for {share:.0%} of the time"
+    return f"bottleneck: none alone; {what}, the busiest, is in use for {100 * share:.0f} % of the time"
 
 
 def _resource(plan: Plan, name: str) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import GIB, Machine
 from vla_rl.placement.cost_model import Workload, bound
 from vla_rl.placement.elsewhere import parse_machines
-from vla_rl.placement.explanation import bottleneck, chunks_per_s
+from vla_rl.placement.explanation import bottleneck, chunks_per_s, costs_text
 from vla_rl.placement.plan import PLANNED_ONLY, Plan, make_plan
 from vla_rl.placement.planner import search_by_profile, with_env_workers, workload_of
 from vla_rl.placement.profile import LinearCost, Memory, Profile, load_profile, save_profile
@@ -171,6 +171,18 @@ def test_the_bottleneck_of_a_plan_in_which_nothing_is_always_in_use() -> None:
     later = replace(workload, max_staleness=3)
     text = "bottleneck: none alone; inference on device 0, the busiest, is in use for 50 % of the time"
     assert bottleneck(slow, later) == text
+
+
+def test_costs_that_nobody_has_measured_are_named() -> None:
+    shipped = {
+        gpu: load_profile(ROOT / f"configs/profiles/libero_openvla_oft_{gpu}.yaml") for gpu in ("lora_h200", "h100")
+    }
+    assert shipped["lora_h200"].assumed == (), "by its sources"
+    assert shipped["h100"].assumed == ("render", "infer", "train", "step", "weight_sync", "onload", "offload")
+    own = COSTS.model_copy(update={"sources": {"simulate": "the run x, 12 calls", "infer": "measured here"}})
+    near, (remote, _) = make_plan(run_config(), Resources(8, 2, "virtual")), remote_plan(Link())
+    assert costs_text(own, near) == "costs: made up; assumed, not measured: train"
+    assert costs_text(own, remote).endswith("train, render_on_cores, as render")
 
 
 # --- vla-rl plan --on -----------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def _by_profile(site: Site, output: Path | None) -> _Choice:
     workload = workload_of(site.config, site.spec, profile)
     found = search_by_profile(site.config, site.spec, site.machine, site.resources)
     best, limit, rate = found[0], bottleneck(found[0], workload), chunks_per_s(found[0], workload)
-    why: list[Table | str] = [costs_text(profile), _comparison(found)]
+    why: list[Table | str] = [costs_text(profile, best.plan), _comparison(found)]
     if output:
         _draw(best.plan, profile, workload, output)
         why.append(str(output))

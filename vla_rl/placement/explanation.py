@@ -43,7 +43,8 @@ def _resource(plan: Plan, name: str) -> tuple[str, str]:
     }[name]
 
 
-def costs_text(profile: Profile) -> str:
+def costs_text(profile: Profile, plan: Plan) -> str:
     """The profile's name, and which of its costs nobody has measured."""
-    assumed = ", ".join(profile.assumed)
+    drawing = ("render_on_cores, as render",) if plan.remote and profile.render_on_cores is None else ()
+    assumed = ", ".join((*profile.assumed, *drawing))
     return f"costs: {profile.name}; {f'assumed, not measured: {assumed}' if assumed else 'all measured'}"

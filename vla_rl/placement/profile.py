@@ -87,11 +87,9 @@ class Profile(_Part):
     @property
     def assumed(self) -> tuple[str, ...]:
         """Names of costs that were derived or assumed: all that are not 0 and whose source does not say "measured"."""
-        return tuple(
-            name
-            for name in (*CURVES, *TIMES)
-            if getattr(self, name) not in (0.0, LinearCost(each=0.0)) and not _is_measured(self.sources.get(name, ""))
-        )
+        told = {"offload": self.sources.get("onload", "")} | self.sources  # one text may be of both
+        costs = [name for name in (*CURVES, *TIMES) if getattr(self, name) not in (0.0, LinearCost(each=0.0))]
+        return tuple(name for name in costs if not _is_measured(told.get(name, "")))
 
     def rendering(self, remote: bool) -> LinearCost:
         """What observing costs an env worker; a remote one has no GPU to draw on."""

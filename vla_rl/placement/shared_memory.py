@@ -32,8 +32,8 @@ class SharedMemoryNeeds:
     def of(cls, config: RunConfig, spec: EnvSpec, plan: Plan) -> Self:
         """``plan``: without learners for an evaluation."""
         store = 0 if config.placement.ray_address else object_store_bytes(config, spec, training=bool(plan.learners))
-        clients = [*plan.workers, *([plan.world_model] if plan.world_model else [])]
-        rows = sum(client.node == 0 for client in clients) * plan.envs_per_worker
+        asked = [*plan.servers_by_worker(), *([0] if plan.world_model else [])]  # servers: requests lie on their nodes
+        rows = sum(plan.servers[server].node == 0 for server in asked) * plan.envs_per_worker
         return cls(store, _weights(config, spec, plan), rows * row_bytes(config, spec))
 
     @property

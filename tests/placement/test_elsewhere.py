@@ -21,7 +21,7 @@ from vla_rl.core.machine import GIB, Machine
 from vla_rl.placement.cost_model import Workload, bound
 from vla_rl.placement.elsewhere import parse_machines
 from vla_rl.placement.explanation import bottleneck, chunks_per_s, costs_text
-from vla_rl.placement.plan import PLANNED_ONLY, Plan, make_plan
+from vla_rl.placement.plan import Plan, make_plan
 from vla_rl.placement.planner import search_by_profile, with_env_workers, workload_of
 from vla_rl.placement.profile import LinearCost, Memory, Profile, load_profile, save_profile
 from vla_rl.placement.resources import Link, Node, Resources, homes
@@ -31,6 +31,7 @@ from vla_rl.replay.rules import StoreRules
 
 RECIPE = str(ROOT / "configs/recipes/openvla_oft_lora_1gpu.yaml")
 ON = "1x8xH100:64cpu+20x32cpu"
+PLANNED_ONLY = "planned only: this version runs env workers on nodes with an inference server"
 COSTS = Profile(
     name="made up",
     gpu="H100",
@@ -89,10 +90,17 @@ def test_env_workers_are_remote_only_where_no_core_is_left() -> None:
 
 def test_what_cannot_run_yet_is_refused() -> None:
     config = run_config(env_workers=12)
-    spec, machines = env_spec(config.env), (Node(8, 2), Node(8, 0))
-    plan = make_plan(config, Resources.on(machines, "cuda"))
-    with pytest.raises(UserError, match=f"^{PLANNED_ONLY}, and 6 of 12 would be on others; lower placement.env_work"):
-        Cluster(config, plan, spec, StoreRules.of(config, spec))
+    spec, refusals = (
+        env_spec(config.env),
+        {(2, 0): PLANNED_ONLY, (2, 1): "planned only: this version runs on nodes with"},
+    )
+    for devices, text in refusals.items():
+        plan = make_plan(config, Resources.on(tuple(Node(8, number) for number in devices), "cuda"))
+        with pytest.raises(
+            UserError, match=f"^{text}.*; use alike nodes with devices, and no more placement.env_workers"
+        ):
+            Cluster(config, plan, spec, StoreRules.of(config, spec))
+    assert make_plan(config, Resources(16, 4, "cuda", nodes=2)).planned_only is None
 
 
 # --- what remote env workers cost -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from vla_rl.placement.elsewhere import Site, elsewhere
 from vla_rl.placement.explanation import bottleneck, chunks_per_s, costs_text
 from vla_rl.placement.host_memory import host_use
 from vla_rl.placement.memory import Parts, describe_memory, expected_memory, memory_use
-from vla_rl.placement.plan import PLANNED_ONLY, Plan, Resources
+from vla_rl.placement.plan import Plan, Resources
 from vla_rl.placement.planner import plan_by_rule, profile_of, search_by_profile, workload_of
 from vla_rl.placement.profile import Memory, Profile
 from vla_rl.placement.search import Candidate
@@ -120,8 +120,8 @@ def _remarks(plan: Plan) -> Iterator[str]:
     """What is to be said of a plan besides."""
     if idle := set(range(plan.nodes)) - {p.node for p in plan.processes}:
         yield f"not used: {_nodes(idle)}"
-    if plan.remote:
-        yield PLANNED_ONLY
+    if plan.planned_only:
+        yield plan.planned_only
 
 
 def _nodes(numbers: Iterable[int]) -> str:

@@ -31,7 +31,6 @@ from vla_rl.core.errors import UserError
 from vla_rl.placement.resources import Kind, Node, Resources, homes
 
 Mode = Literal["collocated", "pipelined", "hybrid"]
-PLANNED_ONLY = "planned only: this version runs env workers on nodes with an inference server"
 
 
 class PlanError(UserError):
@@ -113,11 +112,21 @@ class Plan:
         """Env workers whose inference server is on another node."""
         return tuple(worker for worker in self.workers if worker.remote)
 
-    def require_runtime(self) -> None:
-        """Raise UserError if no runtime exists for this plan yet."""
+    @property
+    def planned_only(self) -> str | None:
+        """Why this version cannot run the plan; None if it can."""
         if self.remote:
-            where = f"{len(self.remote)} of {len(self.workers)} would be on others"
-            raise UserError(f"{PLANNED_ONLY}, and {where}; lower placement.env_workers, or use nodes with devices only")
+            return "planned only: this version runs env workers on nodes with an inference server"
+        if len({machine.devices for machine in self.machines if machine.devices}) > 1:
+            return "planned only: this version runs on nodes with equally many devices"
+        return None
+
+    def require_runtime(self) -> None:
+        """Raise UserError if this version cannot run the plan."""
+        if (reason := self.planned_only) is not None:
+            raise UserError(
+                f"{reason}; use alike nodes with devices, and no more placement.env_workers than their cores"
+            )
 
     @property
     def relays(self) -> tuple[Process, ...]:

@@ -83,6 +83,9 @@ def test_env_workers_are_remote_only_where_no_core_is_left() -> None:
     assert plan.remote == plan.workers[6:]
     fair = make_plan(run_config(env_workers=16, mode="collocated"), Resources.on(machines, "cuda"))
     assert [len(fair.workers_of(server)) for server in (0, 1)] == [8, 8]
+    unlike = Resources.on((Node(4, 1), Node(12, 1), Node(4, 0)), "cuda")
+    spread = make_plan(run_config(env_workers=14, mode="collocated"), unlike)
+    assert [sum(w.node == node for w in spread.workers) for node in range(3)] == [2, 10, 2]
     alone = make_plan(run_config(env_workers=12), Resources.on(machines[:1], "cuda"))
     assert {worker.node for worker in alone.workers} == {0}
     assert not alone.remote, "without such nodes they share the cores, as before"

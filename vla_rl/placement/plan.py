@@ -355,18 +355,20 @@ def _workers(
 def _seated(
     count: int, resources: Resources, servers: tuple[Process, ...], others: Iterable[Process]
 ) -> tuple[Process, ...]:
-    """Env workers on cores: on the inference servers' nodes in turn. One that would find no core left there goes to the
-    first node without a device that has one; if there are no such nodes, it stays."""
+    """Env workers on cores: on the inference servers' nodes in turn. If there are nodes without a device, one that finds
+    no core left goes to another server's node that has one, else to the first node without a device that has."""
     room = Counter({node: machine.cores for node, machine in enumerate(resources.machines)})
     for process in (*servers, *others):
         room[process.node] -= process.threads
-    away = cycle([node for node, m in enumerate(resources.machines) if not m.devices for _ in range(m.cores)])
-    workers = []
+    hosts = [node for node, m in enumerate(resources.machines) if not m.devices for _ in range(m.cores)]
+    away, nodes, workers = cycle(hosts), sorted({server.node for server in servers}), list[Process]()
     for index in range(count):
-        near = servers[index % len(servers)].node
-        node = near if room[near] > 0 else next(away, near)
+        node = servers[index % len(servers)].node
+        if hosts and room[node] <= 0:
+            roomiest = max(nodes, key=lambda number: room[number])
+            node = roomiest if room[roomiest] > 0 else next(away)
         room[node] -= 1
-        workers.append(Process("env worker", index, "cpu", (), 1, None, node, remote=node != near))
+        workers.append(Process("env worker", index, "cpu", (), 1, None, node, remote=node not in nodes))
     return tuple(workers)
 
 

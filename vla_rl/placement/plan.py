@@ -355,7 +355,7 @@ def _workers(
 def _seated(
     count: int, resources: Resources, servers: tuple[Process, ...], others: Iterable[Process]
 ) -> tuple[Process, ...]:
-    """Env workers on cores: on the inference servers' nodes in turn. If there are nodes without a device, one that finds
+    """Env workers on cores: on the inference servers' nodes in turn. If there are nodes without a device, one that sees
     no core left goes to another server's node that has one, else to the first node without a device that has."""
     room = Counter({node: machine.cores for node, machine in enumerate(resources.machines)})
     for process in (*servers, *others):

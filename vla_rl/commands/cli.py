@@ -390,7 +390,13 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
     "plan": (
         "plan:plan_command",
         "show what would run where, and why",
-        (CONFIG, OVERRIDES, _file("--output", "draw devices over time, a png file"), JSON),
+        (
+            CONFIG,
+            OVERRIDES,
+            _option("--on", metavar="MACHINES", help="plan for these instead of this one, such as 8xH100+16x64cpu"),
+            _file("--output", "draw devices over time, a png file"),
+            JSON,
+        ),
     ),
     "profile": (
         "profile:profile_command",

@@ -322,6 +322,16 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             _file("--output", "the picture", Path("curves.png")),
         ),
     ),
+    "trace": (
+        "trace:trace_command",
+        "write what each process of a run did when, for Perfetto and as a picture",
+        (
+            _option("run", metavar="RUN", type=Path, help="folder of a run with log.trace=true"),
+            _file("--output", "the trace, a json file; compressed if its name ends in .gz", Path("trace.json")),
+            _file("--picture", "also draw the end of the run, a png or svg file, below what its profile predicts"),
+            _option("--seconds", metavar="S", type=_amount, default=20.0, help="with --picture: how long an end"),
+        ),
+    ),
     "world-model": (
         "world_model:world_model_command",
         "what a run's world model has learned, by its audit",
@@ -420,6 +430,17 @@ BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
         (
             _option("commit", metavar="COMMIT", help="of this checkout, such as HEAD~5"),
             _option("--figures", metavar="NAME,...", type=_names, help="chunk, observe, act, update, start; all"),
+            _count("--blocks", "in which both are measured", 7),
+            JSON,
+        ),
+    ),
+    "trace": (
+        "benchmark.trace:trace_overhead_command",
+        "what log.trace costs",
+        (
+            CONFIG,
+            OVERRIDES,
+            _count("--iterations", "measured of each run, after two that are not", 4),
             _count("--blocks", "in which both are measured", 7),
             JSON,
         ),

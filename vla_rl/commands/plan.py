@@ -21,7 +21,7 @@ from vla_rl.placement.planner import plan_by_rule, profile_of, search_by_profile
 from vla_rl.placement.profile import Profile
 from vla_rl.placement.search import Candidate
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
-from vla_rl.placement.simulation import SimulatedRun
+from vla_rl.placement.simulation import forecast
 
 
 def plan_command(args: Any) -> int:
@@ -120,6 +120,5 @@ def _memory_table(plan: Plan, use: dict[int, dict[str, Parts]], room: float) -> 
 
 
 def _draw(plan: Plan, profile: Profile, workload: Workload, resources: Resources, path: Path) -> None:
-    run = SimulatedRun(plan, profile, workload, resources.cores)
-    run.run(warmup=workload.max_staleness + 2, batches=2)
-    draw_timeline(run.activities, path, f"{plan.layout.describe()}: two super-batches, simulated by {profile.name}")
+    spans = forecast(plan, profile, workload, resources.cores)
+    draw_timeline([spans], path, f"{plan.layout.describe()}: two super-batches, simulated by {profile.name}")

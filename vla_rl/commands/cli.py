@@ -434,17 +434,6 @@ BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
             JSON,
         ),
     ),
-    "trace": (
-        "benchmark.trace:trace_overhead_command",
-        "what log.trace costs",
-        (
-            CONFIG,
-            OVERRIDES,
-            _count("--iterations", "measured of each run, after two that are not", 4),
-            _count("--blocks", "in which both are measured", 7),
-            JSON,
-        ),
-    ),
     "workers": (
         "benchmark.workers:workers_command",
         "what the runtime itself costs for an episode, with many env workers, and what saturates first",

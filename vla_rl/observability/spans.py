@@ -123,7 +123,7 @@ def chrome_trace(trace: Trace) -> dict[str, Any]:
     numbers = {process: number for number, process in enumerate(sorted(nodes), 1)}
     events: list[dict[str, Any]] = []
     for (role, index), number in numbers.items():
-        about = {"ph": "M", "pid": number, "tid": 0}
+        about = {"ph": "M", "pid": number}
         events.append(about | {"name": "process_name", "args": {"name": f"{role} {index}, node {nodes[role, index]}"}})
         events.append(about | {"name": "process_sort_index", "args": {"sort_index": number}})
     tracks = _tracks(trace.spans)
@@ -144,21 +144,22 @@ def chrome_trace(trace: Trace) -> dict[str, Any]:
 
 
 def _tracks(spans: Iterable[Span]) -> dict[tuple[str, int], int]:
-    """The track of each (process, thread). Threads that never work at the same time, as those of a pool, share one."""
+    """The track of each (process, thread), from 1 on; no two processes share one.
+
+    Threads of a process that never work at the same time, such as those of a pool, do.
+    """
     outer: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)  # without the spans inside
     for span in spans:
         mine = outer[span.process, span.thread]
         if not mine or span.start >= mine[-1][1]:
             mine.append((span.start, span.end))
-    taken: defaultdict[str, list[list[tuple[float, float]]]] = defaultdict(list)
-    found = {}
+    taken: defaultdict[str, dict[int, list[tuple[float, float]]]] = defaultdict(dict)
+    found: dict[tuple[str, int], int] = {}
     for (process, thread), mine in sorted(outer.items()):
-        tracks = taken[process]
-        number = next((n for n, others in enumerate(tracks) if _apart(sorted(others + mine))), len(tracks))
-        if number == len(tracks):
-            tracks.append([])
-        tracks[number] += mine
-        found[process, thread] = number
+        free = (track for track, others in taken[process].items() if _apart(sorted(others + mine)))
+        track = next(free, max(found.values(), default=0) + 1)
+        taken[process].setdefault(track, []).extend(mine)
+        found[process, thread] = track
     return found
 
 

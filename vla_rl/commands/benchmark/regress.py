@@ -27,7 +27,7 @@ from vla_rl.core.machine import CODE
 from vla_rl.observability.console import ProgressDisplay, make_console
 
 _RESAMPLES = 10_000
-LEAST_BLOCKS = 5  # with fewer, no interval excludes much
+_LEAST_BLOCKS = 5  # with fewer, no interval excludes much
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Comparison:
 
 def regress_command(args: Any) -> int:
     """Measure, and print the ratios; 1 if a figure has become slower."""
-    if args.blocks < LEAST_BLOCKS:
-        raise UserError(f"--blocks {args.blocks}: the interval of a median needs at least {LEAST_BLOCKS}")
+    if args.blocks < _LEAST_BLOCKS:
+        raise UserError(f"--blocks {args.blocks}: the interval of a median needs at least {_LEAST_BLOCKS}")
     names = args.figures or list(figures.FIGURES)
     if unknown := set(names) - set(figures.FIGURES):
         raise UserError(f"--figures {min(unknown)}: there are {', '.join(figures.FIGURES)}")

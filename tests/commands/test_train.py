@@ -105,8 +105,8 @@ def _check_trace(run: Path, *, leases: bool) -> None:
     updates = [span for span in spans if (span.role, span.activity) == ("driver", "update")]
     trained = [span for span in spans if (span.process, span.activity) == ("learner 0", "train")]
     assert len(updates) == len(trained) == 3
-    for update, train in zip(updates, trained, strict=True):
-        assert update.start < train.start < train.end < update.end, "the processes' clocks agree"
+    for update, inside in zip(updates, trained, strict=True):
+        assert update.start < inside.start < inside.end < update.end, "the processes' clocks agree"
 
 
 def test_a_time_limit_ends_the_run_after_one_update_at_least_with_an_evaluation_and_a_checkpoint(tmp_path):

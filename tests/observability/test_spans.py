@@ -97,7 +97,8 @@ def run(tmp_path: Path) -> Path:
     server = part("inference server", 0, EPOCH, ("act", 101 * S, S, 4.0, 0), ("infer", 100 * S, 3 * S, None, 0))
     (folder / "trace/inference-server-0.jsonl").write_text(server)
     worker = part("env worker", 1, EPOCH - 10 * S, ("wait", 110 * S, 2 * S, None, 0), ("simulate", 112 * S, S, 2.0, 1))
-    worker += part("env worker", 1, EPOCH - 10 * S, ("render", 113 * S + 500, S, 1.0, 2), ("lease", 113 * S, S, None, 3))
+    later = ("render", 113 * S + 500, S, 1.0, 2), ("lease", 113 * S, S, None, 3)
+    worker += part("env worker", 1, EPOCH - 10 * S, *later)
     (folder / "trace/env-worker-1.jsonl").write_text(worker)
     return folder
 

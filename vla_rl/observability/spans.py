@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,4 +165,4 @@ def _tracks(spans: Iterable[Span]) -> dict[tuple[str, int], int]:
 
 
 def _apart(intervals: Sequence[tuple[float, float]]) -> bool:
-    return all(end <= start for (_, end), (start, _) in zip(intervals, intervals[1:], strict=False))
+    return all(end <= start for (_, end), (start, _) in pairwise(intervals))

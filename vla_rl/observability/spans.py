@@ -70,9 +70,11 @@ class SpanLog:
             return b""
         lost, self._lost = self._lost, 0
         lines = ["", json.dumps(self._about | {"lost": lost})]
+        names = {activity: json.dumps(activity) for activity in {span[0] for span in spans}}
         for activity, start, duration, size, thread in spans:
             number = self._threads.setdefault(thread, len(self._threads))
-            lines.append(json.dumps([activity, start, duration, None if size is None else float(size), number]))
+            shown = "null" if size is None else float(size)
+            lines.append(f"[{names[activity]}, {start}, {duration}, {shown}, {number}]")  # faster than json.dumps
         return ("\n".join(lines) + "\n").encode()
 
 

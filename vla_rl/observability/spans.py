@@ -24,7 +24,7 @@ class Span(NamedTuple):
     """An activity of a process, between two times in seconds since the first one of the trace or the simulation."""
 
     role: str
-    index: int
+    number: int  # among the processes of the role
     activity: str
     start: float
     end: float
@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
     @property
     def process(self) -> str:
-        return f"{self.role} {self.index}"
+        return f"{self.role} {self.number}"
 
 
 class Trace(NamedTuple):
@@ -99,7 +99,7 @@ def read_trace(folder: Path) -> Trace:
     spans = [
         Span(
             role=about["role"],
-            index=about["index"],
+            number=about["index"],
             activity=activity,
             start=(start - begun) * 1e-9,
             end=(end - begun) * 1e-9,
@@ -122,7 +122,7 @@ def _record(line: str) -> Any:
 
 def chrome_trace(trace: Trace) -> dict[str, Any]:
     """The trace event format of Chrome, which Perfetto reads, too: microseconds since the first span."""
-    nodes = {(s.role, s.index): s.node for s in trace.spans}
+    nodes = {(s.role, s.number): s.node for s in trace.spans}
     numbers = {process: number for number, process in enumerate(sorted(nodes), 1)}
     events: list[dict[str, Any]] = []
     for (role, index), number in numbers.items():
@@ -138,7 +138,7 @@ def chrome_trace(trace: Trace) -> dict[str, Any]:
             "cat": span.role,
             "ts": start / 1000,
             "dur": (end - start) / 1000,
-            "pid": numbers[span.role, span.index],
+            "pid": numbers[span.role, span.number],
             "tid": tracks[span.process, span.thread],
         }
         events.append(event if span.size is None else event | {"args": {"size": span.size}})

@@ -1,5 +1,8 @@
 """What runs inside the processes of a cluster, here in the test's own."""
 
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +11,13 @@ import torch
 
 from tests.learner.learner_tools import SPEC, config
 from vla_rl.cluster.deadlines import Deadlines
+from vla_rl.cluster.processes.common import device_lease
 from vla_rl.cluster.processes.inference import InferenceProcess
 from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
+from vla_rl.core.devices.lock import DeviceLockServer
 from vla_rl.core.errors import StallError, UserError
 from vla_rl.core.ipc.weights import WeightReader, WeightRelay, create_weight_buffers
+from vla_rl.observability.spans import SpanLog, read_trace
 from vla_rl.placement.plan import Process, Resources, make_plan
 from vla_rl.policies.build import build_policy, save_policy
 
@@ -51,3 +57,26 @@ def test_deadlines_fit_what_a_stage_costs() -> None:
     assert 600 <= tiny.publish < 610
     assert 600 + 10e9 / 50e6 < large.publish < 3600, "two bytes a weight, by the network"
     assert [large.update_after(seconds) for seconds in (0.0, 1.0, 600.0)] == [3600.0, 600.0, 12000.0]
+
+
+def test_how_long_a_lease_was_waited_for_is_recorded() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # not tmp_path: a socket's path must be short
+        server, log = DeviceLockServer(Path(folder) / "lock"), SpanLog("learner", 0, 0)
+        learner, other = (Process(role, 0, "cpu", (0,), 1, "device 0") for role in ("learner", "inference server"))
+        lease = device_lease(learner, server.path, log)
+
+        def compute() -> None:
+            with lease():
+                pass
+
+        with ThreadPoolExecutor(1) as thread:
+            with device_lease(other, server.path)():
+                waits = thread.submit(compute)
+                time.sleep(0.1)
+                assert not waits.done()
+            waits.result(5.0)
+        server.stop()
+        (Path(folder) / "learner-0.jsonl").write_bytes(log.take())
+        (span,) = read_trace(Path(folder)).spans
+    assert span.activity == "lease"
+    assert 0.05 < span.end - span.start < 5.0

@@ -22,6 +22,8 @@ from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.shared_memory import shared_root
+from vla_rl.observability.plots import kind_of
+from vla_rl.observability.spans import read_trace
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +58,8 @@ def _own_leftovers() -> list[Path]:
 def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, monkeypatch, mode, placement):
     for name in ("WANDB_API_KEY", "HF_TOKEN"):
         monkeypatch.setenv(name, "a-secret-of-the-user")
-    config = _config(tmp_path, mode=mode, placement={"mode": placement, "devices": 2}, train={"checkpoint_every": 1000})
+    placed = {"mode": placement, "devices": 2}
+    config = _config(tmp_path, mode=mode, placement=placed, train={"checkpoint_every": 1000}, log={"trace": True})
     assert train(config) == 0
     run = tmp_path / "run"
     metrics = _metrics(run)
@@ -78,12 +81,32 @@ def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, monkeypatch, 
     )
     evaluation = json.loads((run / "evaluations/000002-greedy.json").read_text())
     assert evaluation["policy_versions"] == [2], "one policy version played the whole evaluation"
+    _check_trace(run, leases=placement == "collocated")
     secrets = [b"a-secret-of-the-user", os.environ.get("RAY_AUTH_TOKEN", "a-secret-of-the-user").encode()]
     files = [path for path in run.rglob("*") if path.is_file()]
     assert not [path for path in files if any(secret in path.read_bytes() for secret in secrets)]
     assert not _own_leftovers()
     children = [p.name() for p in psutil.Process().children(recursive=True)]
     assert not [name for name in children if "ray" in name.lower()]
+
+
+def _check_trace(run: Path, *, leases: bool) -> None:
+    expected = {
+        "driver": {"next_batch", "update", "publish", "evaluate", "checkpoint"},
+        "env worker": {"reset", "render", "simulate", "wait"},
+        "inference server": {"wait", "infer", "act", "refresh"} | ({"lease"} if leases else set()),
+        "learner": {"train", "micro_batch", "step", "publish"} | ({"lease"} if leases else set()),
+        "replay store": {"collate"},
+    }
+    spans = read_trace(run / "trace").spans
+    assert {role: {span.activity for span in spans if span.role == role} for role in expected} == expected
+    assert {span.role for span in spans} == expected.keys()
+    assert not {span.activity for span in spans if kind_of(span.activity) == "other"}
+    updates = [span for span in spans if (span.role, span.activity) == ("driver", "update")]
+    trained = [span for span in spans if (span.process, span.activity) == ("learner 0", "train")]
+    assert len(updates) == len(trained) == 3
+    for update, inside in zip(updates, trained, strict=True):
+        assert update.start < inside.start < inside.end < update.end, "the processes' clocks agree"
 
 
 def test_a_time_limit_ends_the_run_after_one_update_at_least_with_an_evaluation_and_a_checkpoint(tmp_path):

@@ -135,11 +135,11 @@ def test_with_offloading_inference_waits_for_the_update() -> None:
     run = SimulatedRun(offloading, costs, workload)
     assert 1 / run.run(3, 4).batches_per_s == pytest.approx(64 * 0.2 + 0.75, rel=0.03)
     assert bound(offloading, costs, workload).seconds == pytest.approx(64 * 0.2 + 0.75)
-    learning = [a for a in run.activities if a.role == "learner"]
+    learning = [a for a in run.spans if a.role == "learner"]
     updates = [a.start for a in learning if a.end - a.start == pytest.approx(0.5)]
     ends = [a.end for a in learning if a.end - a.start == pytest.approx(0.25)]
     assert len(updates) == len(ends) == 4
-    inference = [a for a in run.activities if a.role == "inference server"]
+    inference = [a for a in run.spans if a.role == "inference server"]
     for begin, end in zip(updates, ends, strict=True):
         assert not [a for a in inference if begin < a.end - 1e-9 and a.start < end - 1e-9]
 

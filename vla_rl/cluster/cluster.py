@@ -25,7 +25,7 @@ from vla_rl.cluster.launcher import Launcher
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
 from vla_rl.cluster.processes.weight_relay import relay_source
 from vla_rl.cluster.ray_session import RaySession
-from vla_rl.cluster.stats import Stats
+from vla_rl.cluster.stats import SpanCollector, Stats
 from vla_rl.cluster.supervision import Replacements, Supervision
 from vla_rl.cluster.survivors import Loop, Survivors, has_lost_another
 from vla_rl.config.run_config import RunConfig
@@ -61,6 +61,7 @@ class Cluster:
         self._vital: dict[ray.ObjectRef, str] = {}  # calls that end with processes without which nothing goes on
         self._stranded: dict[ray.ObjectRef, Loop] = {}  # of env workers that have lost the store
         self._stats = Stats()
+        self._spans = SpanCollector()
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
         self._to_replace: dict[Loop, float] = {}  # ended processes, and when to start them again
@@ -439,3 +440,10 @@ class Cluster:
         use = self._session.lock_use()
         shared = [use[name] for name in self.plan.locks if name in use]
         return self._stats.ask(groups) | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
+
+    def spans(self) -> list[tuple[str, bytes]]:
+        """What the processes have recorded since the last call: their names, and parts of their files."""
+        models = () if self.world_model is None else (self.world_model,)
+        planned = (*self.plan.processes, STORE)
+        actors = (*self._workers, *self._servers, *self.learners, *models, self.store)
+        return self._spans.ask({f"{p.role} {p.index}": a for p, a in zip(planned, actors, strict=True)})

@@ -43,7 +43,8 @@ class Launcher:
         return self._actor(EnvWorkerProcess, process).remote(self._config, process, self._lock_server(process))
 
     def store(self, rules: StoreRules) -> ActorHandle:
-        return self._actor(StoreProcess, concurrency=2 * len(self._plan.workers) + 17).remote(rules)
+        made = self._actor(StoreProcess, concurrency=2 * len(self._plan.workers) + 17)
+        return made.remote(rules, self._config.log.trace)
 
     def relay(self, process: Process) -> ActorHandle:
         """Of weights, to the process's node."""

@@ -1,4 +1,4 @@
-"""What the meters of all processes say."""
+"""What the meters of all processes say, and what they did when."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from ray.actor import ActorHandle
 from vla_rl.cluster.calls import failure_of
 
 _TIMEOUT_S = 5.0
+_SPANS_TIMEOUT_S = 1.0
 
 
 class Stats:
@@ -27,3 +28,17 @@ class Stats:
             if failure_of(ref) is None:
                 self._last[calls[ref]] = ray.get(ref)
         return {name: [self._last.get((name, i), {}) for i in range(len(group))] for name, group in groups.items()}
+
+
+class SpanCollector:
+    """What processes record (``log.trace``). An answer that comes late is part of the next call's."""
+
+    def __init__(self) -> None:
+        self._asked: dict[Any, str] = {}
+
+    def ask(self, processes: Mapping[str, ActorHandle]) -> list[tuple[str, bytes]]:
+        """Names of processes, and parts of their files (``SpanLog.take``)."""
+        self._asked |= {process.take_spans.remote(): name for name, process in processes.items()}
+        answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=_SPANS_TIMEOUT_S)
+        named = [(self._asked.pop(ref), ref) for ref in answered]
+        return [(name, ray.get(ref)) for name, ref in named if failure_of(ref) is None]

@@ -336,6 +336,16 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         "say what is wrong with a run and what to do, from what it has recorded; exit status 1 if something is",
         (_option("run", metavar="RUN", type=Path, help="run folder, or a copy of its metrics.jsonl"), JSON),
     ),
+    "trace": (
+        "trace:trace_command",
+        "write what each process of a run did when, for Perfetto and as a picture",
+        (
+            _option("run", metavar="RUN", type=Path, help="folder of a run with log.trace=true"),
+            _file("--output", "the trace, a json file; compressed if its name ends in .gz", Path("trace.json")),
+            _file("--picture", "also draw the end of the run, a png or svg file, below what its profile predicts"),
+            _option("--seconds", metavar="S", type=_amount, default=20.0, help="with --picture: how long an end"),
+        ),
+    ),
     "world-model": (
         "world_model:world_model_command",
         "what a run's world model has learned, by its audit",

@@ -24,7 +24,7 @@ from vla_rl.placement.planner import plan_by_rule, profile_of, search_by_profile
 from vla_rl.placement.profile import Memory, Profile
 from vla_rl.placement.search import Candidate
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
-from vla_rl.placement.simulation import SimulatedRun
+from vla_rl.placement.simulation import forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +183,5 @@ def _main_memory(plan: Plan, use: Sequence[dict[str, Parts]], one: str) -> Itera
 
 
 def _draw(plan: Plan, profile: Profile, workload: Workload, path: Path) -> None:
-    run = SimulatedRun(plan, profile, workload)
-    run.run(warmup=workload.max_staleness + 2, batches=2)
-    draw_timeline(run.activities, path, f"{plan.layout.describe()}: two super-batches, simulated by {profile.name}")
+    spans = forecast(plan, profile, workload)
+    draw_timeline([spans], path, f"{plan.layout.describe()}: two super-batches, simulated by {profile.name}")

@@ -11,6 +11,7 @@ runs/NAME/
     migrations.jsonl one line per migration to a better plan (placement.replan_every)
     not_finite/      see ``divergence``
     evaluations/     a JSON file per evaluation, and a video
+    trace/           with log.trace, what each process did when: see ``observability.spans``
     curves.png       drawn at the end
     report.html      written at the end, see ``report``
 """
@@ -232,6 +233,13 @@ class RunFolder:
     def log_migration(self, iteration: int, migration: Mapping[str, Any]) -> None:
         with (self.path / "migrations.jsonl").open("a") as file:
             file.write(json.dumps({"iteration": iteration, "time": time.time()} | dict(migration)) + "\n")
+
+    def save_spans(self, process: str, lines: bytes) -> None:
+        """Append to the process's file. What a full disk cuts off does not harm what comes later (``read_trace``)."""
+        path = self.path / "trace" / f"{process.replace(' ', '-')}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as file:
+            file.write(lines)
 
     def save_evaluation(
         self, iteration: int, kind: str, record: Mapping[str, Any], frames: Sequence[Sequence[np.ndarray]]

@@ -1,11 +1,14 @@
 """What the main loop of a training run does: one method for each step, over a started cluster."""
 
+from __future__ import annotations
+
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psutil
 
@@ -25,6 +28,8 @@ from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec, Trajectory
 from vla_rl.observability.callbacks import Callback
 from vla_rl.observability.console import TrainingView
+from vla_rl.observability.meter import Meter
+from vla_rl.observability.spans import SpanLog
 from vla_rl.observability.usage import Throughput, resident_gib, swapped_gib
 from vla_rl.placement.memory import expected_memory
 from vla_rl.placement.plan import Plan, PlanError
@@ -34,6 +39,19 @@ from vla_rl.replay.super_batch import describe
 from vla_rl.world_model.audit import LEAST_CHUNKS
 
 _DRAIN_POLL_S = 0.2
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _timed(step: Callable[Concatenate[Trainer, P], R]) -> Callable[Concatenate[Trainer, P], R]:
+    """A step of the main loop, which the trainer's meter times."""
+
+    @wraps(step)
+    def timed(trainer: Trainer, *args: P.args, **kwargs: P.kwargs) -> R:
+        with trainer.meter.time(step.__name__):
+            return step(trainer, *args, **kwargs)
+
+    return timed
 
 
 class Trainer:
@@ -54,6 +72,7 @@ class Trainer:
         self.policy_version = 0  # updates done: the version of the learner's weights
         self.published_version = 0  # the version that inference acts with
         self.restarts = 0  # of the run, in this session
+        self.meter = Meter(spans=SpanLog("driver", 0, 0) if config.log.trace else None)
         self._guard = DivergenceGuard(folder.path, config.learner.max_skipped_updates, folder.checkpoints)
         self._longest_update = 0.0  # seconds
         self._saving: Saving | None = None  # the checkpoint that is being written
@@ -109,6 +128,7 @@ class Trainer:
         """Whether the checkpoint of this iteration is one to keep: it has the highest success so far."""
         return self.config.train.keep_best and self.folder.best_iteration() == self.policy_version
 
+    @_timed
     def next_batch(self) -> Any:
         """A reference to the next super-batch; None if the run is asked to stop meanwhile."""
         deadline, progress = time.monotonic() + STALL_S, -1
@@ -153,6 +173,7 @@ class Trainer:
         if not self.cluster.replace_store(record):
             raise lost
 
+    @_timed
     def update(self, batch_ref: Any) -> dict[str, float]:
         """Train on a super-batch; afterwards the policy version is one higher. Returns metrics.
 
@@ -173,11 +194,13 @@ class Trainer:
         """Whether the last update was not finite: the weights are those of before, and they may be about to diverge."""
         return self._guard.in_a_row > 0
 
+    @_timed
     def publish(self) -> None:
         """Weight sync: inference acts with the newest version from now on."""
         self.cluster.publish(self.policy_version)
         self.published_version = self.policy_version
 
+    @_timed
     def evaluate(self) -> dict[str, float]:
         """Evaluate the newest version. No update happens meanwhile, so that one version plays all episodes.
 
@@ -212,7 +235,17 @@ class Trainer:
         for text in self.cluster.notes():
             self.view.say(f"iteration {self.policy_version}: an env worker: {text}")
         self._replanner.observe(self._throughput.growth)
+        self._save_spans()
         return rates | self._of_world_model()
+
+    def _save_spans(self) -> None:
+        """What all processes have recorded, with ``log.trace``."""
+        if self.meter.spans is None:
+            return
+        with self._attempt("the trace"):
+            for process, lines in [("driver 0", self.meter.spans.take()), *self.cluster.spans()]:
+                if lines:
+                    self.folder.save_spans(process, lines)
 
     def _of_world_model(self) -> dict[str, float]:
         if self.cluster.world_model is None:
@@ -294,6 +327,7 @@ class Trainer:
             self.view.status(f"migrating: waiting for {running} episodes to end")
             time.sleep(_DRAIN_POLL_S)
 
+    @_timed
     def checkpoint(self, plan: Plan) -> None:
         """Begin a checkpoint of this moment, which is written while training goes on; see ``settle``.
 
@@ -352,6 +386,7 @@ class Trainer:
                 f"the last checkpoint, of iteration {self.policy_version}, could not be written to {self.folder.path}; "
                 f"make room, then continue from the one before: vla-rl train --resume {self.folder.path}"
             )
+        self._save_spans()
         with guarded("curves.png"):
             draw_curves(self.folder.metrics(), self.folder.path / "curves.png", self.folder.path.name)
         if self.has_converged():

@@ -307,6 +307,7 @@ class LogConfig(ConfigGroup):
         "step; rendering then costs policy.chunk_size times as much. null: none.",
     )
     dataset_episodes: Literal["all", "evaluations"] = Field("all", description="Which episodes log.dataset gets.")
+    trace: bool = Field(False, description="Record what each process does when, for `vla-rl trace`.")
 
 
 class RunConfig(ConfigGroup):

@@ -1,5 +1,6 @@
 """How long a device computes, measured without waiting for it."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,10 +24,13 @@ class DeviceTimer:
                 yield
             return
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start = time.perf_counter_ns()
         first.record()
         with self._meter.shown(activity):
             yield
         last.record()
+        if self._meter.spans is not None:  # when the work was submitted
+            self._meter.spans.add(activity, start, time.perf_counter_ns() - start, size)
         self._calls.append((activity, size, first, last))
 
     def read(self) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
+from vla_rl.observability.spans import SpanLog
+
 
 @dataclass(slots=True)
 class LineSums:
@@ -43,17 +45,21 @@ class Meter:
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     lines: dict[str, LineSums] = field(default_factory=dict)
     observer: Callable[[str, float | None], None] | None = None  # told of each start (None) and end (seconds)
+    spans: SpanLog | None = None  # where timed blocks are recorded, too
 
     @contextmanager
     def time(self, activity: str, size: float | None = None) -> Iterator[Call]:
         """Time the block. ``size``: how much it does; if only the result tells, set ``size`` of the yielded call."""
         call = Call(size)
-        start = time.perf_counter()
+        start = time.perf_counter_ns()
         try:
             with self.shown(activity):
                 yield call
         finally:
-            self.add(activity, time.perf_counter() - start, call.size)
+            duration = time.perf_counter_ns() - start
+            self.add(activity, duration * 1e-9, call.size)
+            if self.spans is not None:
+                self.spans.add(activity, start, duration, call.size)
 
     @contextmanager
     def shown(self, activity: str) -> Iterator[None]:

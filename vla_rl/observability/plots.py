@@ -12,6 +12,7 @@ import numpy as np
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import replacing
 from vla_rl.observability.metrics_file import read_records
+from vla_rl.observability.spans import Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -198,24 +199,57 @@ def _last_evaluations(axis: Axes, variants: Mapping[str, Sequence[Metrics]]) -> 
     axis.grid(alpha=0.3)
 
 
-def draw_timeline(activities: Sequence[Any], path: Path, title: str) -> None:
-    """Which role uses which device when. ``activities``: ``vla_rl.placement.simulation.Activity``."""
+_KINDS = {  # of activities: color, and the names that meters and the simulation give them
+    "simulate": ("tab:gray", {"simulate"}),
+    "render, reset": ("tab:cyan", {"render", "reset"}),
+    "infer": ("tab:blue", {"infer", "act", "encode"}),
+    "train": ("tab:orange", {"update", "train", "forward", "micro_batch", "step"}),
+    "weight sync": ("tab:green", {"publish", "refresh"}),
+    "offload": ("tab:olive", {"offload", "onload"}),
+    "world model": ("tab:purple", {"imagine", "frames", "model_train", "frame_train"}),
+    "collate, checkpoint": ("tab:brown", {"collate", "checkpoint"}),
+    "evaluate": ("tab:pink", {"evaluate"}),
+    "wait": ("#e4e4e4", {"wait", "lease", "next_batch", "offloaded"}),
+    "other": ("black", set[str]()),
+}
+
+
+def kind_of(activity: str) -> str:
+    """What pictures color alike."""
+    return next((kind for kind, (_, names) in _KINDS.items() if activity in names), "other")
+
+
+def draw_timeline(sections: Sequence[Sequence[Span]], path: Path, title: str) -> None:
+    """Who, or which device, does what when. One row for each ``Span.row``; the rows of a section stay together.
+
+    Of spans that contain others, the inner ones are drawn on top.
+    """
     from matplotlib.patches import Patch
 
-    colors = {"env worker": "tab:gray", "inference server": "tab:blue", "learner": "tab:orange"}
-    resources = sorted({a.resource for a in activities}, key=lambda name: (len(name), name))
-    start = min(a.start for a in activities)
-    with figure(path, None, 1, 1, (14, 1.5 + 0.5 * len(resources))) as axis:
-        for row, resource in enumerate(resources):
-            for role, color in colors.items():
-                bars = [
-                    (a.start - start, a.end - a.start) for a in activities if (a.resource, a.role) == (resource, role)
-                ]
-                axis.broken_barh(bars, (row - 0.4, 0.8), facecolors=color, linewidth=0)
-        axis.set_yticks(range(len(resources)), resources)
+    rows = [
+        (row, [span for span in spans if span.row == row])
+        for spans in sections
+        for row in sorted({span.row for span in spans}, key=_by_number)
+    ]
+    start = min(span.start for spans in sections for span in spans)
+    kinds = {kind_of(span.activity) for spans in sections for span in spans}
+    with figure(path, None, 1, 1, (14, 1.5 + 0.5 * len(rows))) as axis:
+        for number, (_, spans) in enumerate(rows):
+            spans.sort(key=lambda span: (span.start, -span.end))
+            bars = [(span.start - start, span.end - span.start) for span in spans]
+            colors = [_KINDS[kind_of(span.activity)][0] for span in spans]
+            axis.broken_barh(bars, (number - 0.4, 0.8), facecolors=colors, linewidth=0)
+        axis.set_yticks(range(len(rows)), [row for row, _ in rows])
         axis.invert_yaxis()
         axis.set(xlabel="seconds", title=title)
-        axis.legend(handles=[Patch(color=c, label=name) for name, c in colors.items()], loc="upper right", fontsize=8)
+        patches = [Patch(color=color, label=kind) for kind, (color, _) in _KINDS.items() if kind in kinds]
+        axis.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+
+
+def _by_number(row: str) -> tuple[str, int]:
+    """A key by which ``device 10`` follows ``device 9``."""
+    name, _, number = row.rpartition(" ")
+    return (name, int(number)) if number.isdecimal() else (row, 0)
 
 
 def seed_curves(

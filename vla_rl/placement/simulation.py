@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import simpy
 
+from vla_rl.observability.spans import Span
 from vla_rl.placement.cost_model import Workload, cores_of, crossings
 from vla_rl.placement.plan import Plan, Process
 from vla_rl.placement.profile import Profile
@@ -33,16 +34,6 @@ class Outcome:
     batches_per_s: float  # by the control steps played: the few trained super-batches are not of the mean size
     busy: dict[str, float]  # share of the time that each resource was in use
     inference_batch: float  # mean rows
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """Use of a resource, for pictures; seconds."""
-
-    resource: str
-    role: str
-    start: float
-    end: float
 
 
 @dataclass(slots=True)
@@ -95,7 +86,7 @@ class SimulatedRun:
         self._locks = {name: simpy.Resource(self.clock) for name in plan.locks}
         self._use: dict[str, float] = {}
         self._measured_from = 0.0
-        self.activities: list[Activity] = []
+        self.spans: list[Span] = []  # since the warm-up; their rows are resources
         self._rows = self._batches = 0
         self._servers = [
             _Server(p, simpy.Resource(self.clock), self.clock.event(), plan.clients_of(p.index) * plan.envs_per_worker)
@@ -128,7 +119,7 @@ class SimulatedRun:
             self.clock.process(self._infer(server))
         self._admit()
         self.clock.run(self.clock.process(self._learn(warmup)))
-        self.activities.clear()
+        self.spans.clear()
         start, used = self.clock.now, dict(self._use)
         self._measured_from = start
         rows, fired, played = self._rows, self._batches, self._played
@@ -140,7 +131,7 @@ class SimulatedRun:
             busy[name] = busy.get(name, 0.0) / size
         return Outcome(played_batches / seconds, busy, (self._rows - rows) / max(1, self._batches - fired))
 
-    def _compute(self, process: Process, seconds: float) -> Steps:
+    def _compute(self, process: Process, activity: str, seconds: float) -> Steps:
         """Hold the device or a core for this time, after waiting for others that share it."""
         on_cores = not process.devices
         name = cores_of(process) if on_cores else f"device {process.devices[0]}"
@@ -153,7 +144,7 @@ class SimulatedRun:
             yield self.clock.timeout(seconds)
             since = max(start, self._measured_from)  # counts only the part after the warm-up
             self._use[name] = self._use.get(name, 0.0) + self.clock.now - since
-            self.activities.append(Activity(name, process.role, start, self.clock.now))
+            self.spans.append(Span(process.role, process.index, activity, start, self.clock.now, row=name))
 
     def _simulate(self, worker: _Worker) -> Steps:
         size, render = self.workload.chunk_size, self.profile.rendering(worker.process.remote)
@@ -162,13 +153,13 @@ class SimulatedRun:
                 yield self._next_call(worker)
             split, starting = worker.inbox.popleft()
             if starting is not None:
-                yield from self._compute(worker.process, self.profile.reset + render(1))
+                yield from self._compute(worker.process, "reset", self.profile.reset + render(1))
                 split.left[starting] = steps = self._episode_steps()
                 split.chunks[starting] = math.ceil(steps / size)
                 self._request(split, 1)
                 continue
             executed = sum(min(left, size) for left in split.left.values()) / size
-            yield from self._compute(worker.process, self.profile.simulate(executed))
+            yield from self._compute(worker.process, "simulate", self.profile.simulate(executed))
             self._played += executed * size
             ended = [env_id for env_id, left in split.left.items() if left <= size]
             for env_id in ended:
@@ -177,7 +168,7 @@ class SimulatedRun:
             for env_id in split.left:
                 split.left[env_id] -= size
             if split.left:
-                yield from self._compute(worker.process, render(len(split.left)))
+                yield from self._compute(worker.process, "render", render(len(split.left)))
                 self._request(split, len(split.left))
 
     def _call(self, split: _Split, starting: int | None = None) -> None:
@@ -227,9 +218,9 @@ class SimulatedRun:
                     yield onloaded
                 if server.policy_version < self._policy_version:
                     server.policy_version = self._policy_version
-                    yield from self._compute(server.process, self.profile.weight_sync)
+                    yield from self._compute(server.process, "refresh", self.profile.weight_sync)
                 rows = [pending.popleft() for _ in range(min(len(pending), self.plan.max_batch))]
-                yield from self._compute(server.process, self.profile.infer(len(rows)))
+                yield from self._compute(server.process, "act", self.profile.infer(len(rows)))
             self._rows, self._batches = self._rows + len(rows), self._batches + 1
             for _, split in rows:
                 split.waiting -= 1
@@ -299,7 +290,8 @@ class SimulatedRun:
             while not self._observed:
                 yield self._next_call(worker)
             chunks = self._observed.popleft()
-            yield from self._compute(worker.process, self.profile.infer(chunks))  # the frozen policy encodes them
+            encoding = self.profile.infer(chunks)  # by the frozen policy
+            yield from self._compute(worker.process, "encode", encoding)
             left = chunks * self.workload.branches
             while left:
                 rows = min(left, self.plan.envs_per_worker)
@@ -307,9 +299,9 @@ class SimulatedRun:
                 while not worker.inbox:
                     yield self._next_call(worker)
                 worker.inbox.clear()
-                yield from self._compute(worker.process, rows * self.profile.imagine(1))
+                yield from self._compute(worker.process, "imagine", rows * self.profile.imagine(1))
                 left -= rows
-            yield from self._compute(worker.process, self.profile.model_train(chunks))
+            yield from self._compute(worker.process, "model_train", self.profile.model_train(chunks))
             self._complete()
 
     def _admit(self) -> None:
@@ -346,18 +338,27 @@ class SimulatedRun:
         onload, offload = (profile.onload, profile.offload) if self.plan.offload else (0.0, 0.0)
         mine = workload.trained_per_chunk * chunks / workload.minibatches / len(ranks)
         passes = max(1, math.ceil(mine / workload.micro_batch))
-        forward = [profile.train(mine / passes) / 3] * passes * workload.minibatches * workload.extra_passes
-        yield self._on_all_ranks([onload, *forward])
-        minibatch = [profile.train(mine / passes)] * passes + [profile.step]
+        train = profile.train(mine / passes)
+        forward = [("forward", train / 3)] * passes * workload.minibatches * workload.extra_passes
+        yield self._on_all_ranks([("onload", onload), *forward])
+        minibatch = [("micro_batch", train)] * passes + [("step", profile.step)]
         for _ in range(workload.epochs * workload.minibatches):
             yield self._on_all_ranks(minibatch)
-        yield self._on_all_ranks([profile.weight_sync if self._is_published() else 0.0, offload])
+        sync = profile.weight_sync if self._is_published() else 0.0
+        yield self._on_all_ranks([("publish", sync), ("offload", offload)])
 
-    def _on_all_ranks(self, leases: Iterable[float]) -> simpy.Event:
-        """Each rank computes for these times, with one device lease each; triggered when all ranks are done."""
+    def _on_all_ranks(self, leases: Iterable[tuple[str, float]]) -> simpy.Event:
+        """Each rank has these activities, each with a device lease of its own; triggered when all ranks are done."""
         return self.clock.all_of([self.clock.process(self._rank(rank, leases)) for rank in self.plan.learners])
 
-    def _rank(self, process: Process, leases: Iterable[float]) -> Steps:
-        for seconds in leases:
+    def _rank(self, process: Process, leases: Iterable[tuple[str, float]]) -> Steps:
+        for activity, seconds in leases:
             if seconds:
-                yield from self._compute(process, seconds)
+                yield from self._compute(process, activity, seconds)
+
+
+def forecast(plan: Plan, profile: Profile, workload: Workload) -> list[Span]:
+    """Two super-batches, after the queues have been filled."""
+    run = SimulatedRun(plan, profile, workload)
+    run.run(warmup=workload.max_staleness + 2, batches=2)
+    return run.spans

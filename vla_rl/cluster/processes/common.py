@@ -4,7 +4,9 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +15,7 @@ from typing import Any
 
 from vla_rl.cluster.processes.pulse import Limits, Pulse
 from vla_rl.core.devices.lock import DeviceLease, DeviceLock
+from vla_rl.observability.spans import SpanLog
 from vla_rl.placement.plan import Process
 
 CALL_TIMEOUT_S = 60.0  # a call that only reads or writes state
@@ -61,6 +64,20 @@ class Vital:
         threading.Event().wait()
 
 
+class Traced:
+    """A process that records its activities if that is wanted (``log.trace``)."""
+
+    spans: SpanLog | None = None
+
+    def record_spans(self, process: Process, wanted: bool) -> None:
+        """Call first; ``spans`` is then for the meters of the process."""
+        self.spans = SpanLog(process.role, process.index, process.node) if wanted else None
+
+    def take_spans(self) -> bytes:
+        """See ``SpanLog.take``."""
+        return b"" if self.spans is None else self.spans.take()
+
+
 @dataclass(frozen=True, slots=True)
 class PulseAddress:
     """Where a process shows its progress."""
@@ -76,9 +93,21 @@ class PulseAddress:
         return Pulse(self.path, self.row, limits)
 
 
-def device_lease(process: Process, lock_server: Path) -> DeviceLease:
-    """Lease a shared device through the lock server; on a device of its own, a process computes at any time."""
+def device_lease(process: Process, lock_server: Path, spans: SpanLog | None = None) -> DeviceLease:
+    """Lease a shared device through the lock server; on a device of its own, a process computes at any time.
+
+    ``spans``: where to record how long each lease was waited for.
+    """
     if process.lock is None:
         return nullcontext
     lock = DeviceLock(lock_server, process.lock, f"{process.role} {process.index}")
-    return partial(lock.lease, LEASE_TIMEOUT_S)
+    lease = partial(lock.lease, LEASE_TIMEOUT_S)
+    return lease if spans is None else partial(_recorded, lease, spans)
+
+
+@contextlib.contextmanager
+def _recorded(lease: DeviceLease, spans: SpanLog) -> Iterator[None]:
+    start = time.perf_counter_ns()
+    with lease():
+        spans.add("lease", start, time.perf_counter_ns() - start)
+        yield

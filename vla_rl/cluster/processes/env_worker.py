@@ -8,7 +8,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
-from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, Notes, PulseAddress, device_lease
+from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, Notes, PulseAddress, Traced, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EpisodeResult, EpisodeSpec, Trajectory
@@ -28,9 +28,10 @@ class StoreClient:
         self._store.add.remote(worker, finished)
 
 
-class EnvWorkerProcess:
+class EnvWorkerProcess(Traced):
     def __init__(self, config: RunConfig, process: Process, lock_server: Path) -> None:
         self._config, self._process, self._lock_server = config, process, lock_server
+        self.record_spans(process, config.log.trace)
         self._thread = ThreadPoolExecutor(1, "simulator")  # of all runs: an OpenGL context belongs to one thread
         self._env: Any = None
         self._keeps_env = False
@@ -66,9 +67,9 @@ class EnvWorkerProcess:
             splits=plan.splits,
             # a world model learns what the last chunk led to
             bootstrap_rule=config.algo.bootstrap_rule if config.world_model is None else "always",
-            lease=device_lease(self._process, self._lock_server),
+            lease=device_lease(self._process, self._lock_server, self.spans),
         )
-        self._worker.meter.observer = progress
+        self._worker.meter.observer, self._worker.meter.spans = progress, self.spans
         try:
             self._worker.run()
         except RayActorError:  # the store is gone, and the simulator is well

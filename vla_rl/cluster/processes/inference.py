@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cluster.processes.common import LEASE_TIMEOUT_S, PulseAddress, device_lease
+from vla_rl.cluster.processes.common import LEASE_TIMEOUT_S, PulseAddress, Traced, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EnvSpec
@@ -11,9 +11,10 @@ from vla_rl.inference.inference_server import BatchPolicy
 from vla_rl.placement.plan import Process
 
 
-class InferenceProcess:
+class InferenceProcess(Traced):
     def __init__(self, config: RunConfig, spec: EnvSpec, process: Process, lock_server: Path) -> None:
         self._config, self._spec, self._process, self._lock_server = config, spec, process, lock_server
+        self.record_spans(process, config.log.trace)
         self._policy: Any = None
         self._server: Any = None
 
@@ -64,12 +65,13 @@ class InferenceProcess:
             config=self._config,
             weights=WeightReader(weights) if weights else None,
             device=self._process.torch_device,
-            lease=device_lease(self._process, self._lock_server),
+            lease=device_lease(self._process, self._lock_server, self.spans),
         )
 
     def run(self, pulse: PulseAddress) -> None:
         progress = pulse.open(self._process)
-        self._server.meter.observer = self._server.policy.meter.observer = progress
+        for meter in (self._server.meter, self._server.policy.meter):
+            meter.observer, meter.spans = progress, self.spans
         try:
             self._server.run()
         finally:

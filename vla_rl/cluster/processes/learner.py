@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from vla_rl.cluster.processes.common import PulseAddress, Vital, device_lease
+from vla_rl.cluster.processes.common import PulseAddress, Traced, Vital, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import free_port
 from vla_rl.core.postponed import Writes, Written, postponed
@@ -14,10 +14,11 @@ from vla_rl.core.records import EnvSpec, SuperBatch
 from vla_rl.placement.plan import Process
 
 
-class LearnerProcess(Vital):
+class LearnerProcess(Traced, Vital):
     def __init__(self, config: RunConfig, spec: EnvSpec, process: Process, world_size: int, lock_server: Path) -> None:
         self._config, self._spec, self._process = config, spec, process
         self._world_size, self._lock_server = world_size, lock_server
+        self.record_spans(process, config.log.trace)
         self._learner: Any = None
         self._publisher: Any = None
         self._reader: Any = None
@@ -52,9 +53,10 @@ class LearnerProcess(Vital):
         config, prompts = self._config, self._config.algo.prompts(self._spec.instructions)
         dtype = torch_dtype(config.learner.precision)
         policy = build_policy(config.policy, self._spec, config.seed, prompts, device=device, dtype=dtype)
-        lease = device_lease(self._process, self._lock_server)
+        lease = device_lease(self._process, self._lock_server, self.spans)
         ranks: Any = {"rank": rank, "world_size": self._world_size, "device": device, "lease": lease}
         self._learner = make_learner(config, policy, self._spec, **ranks)
+        self._learner.meter.spans = self.spans
         if state is not None:
             self._learner.load(state)
         if rank == 0:

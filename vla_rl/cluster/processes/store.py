@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from vla_rl.cluster.processes.common import PulseAddress, Vital
+from vla_rl.cluster.processes.common import PulseAddress, Traced, Vital
 from vla_rl.core.postponed import Writes, Written
 from vla_rl.core.records import EpisodeResult, Trajectory
 from vla_rl.placement.plan import STORE
@@ -15,11 +15,13 @@ from vla_rl.replay.store import ReplayStore
 from vla_rl.replay.trajectory_file import save_trajectories
 
 
-class StoreProcess(Vital, ReplayStore):
+class StoreProcess(Traced, Vital, ReplayStore):
     """Closed until ``open``: env workers start with everything else, and wait until the run's state is restored."""
 
-    def __init__(self, rules: StoreRules) -> None:
+    def __init__(self, rules: StoreRules, traced: bool = False) -> None:
         super().__init__(rules, is_open=False)
+        self.record_spans(STORE, traced)
+        self.meter.spans = self.spans
         self._world_model: ActorHandle | None = None
         self._writes = Writes()
 

@@ -75,7 +75,7 @@ class VirtualInferenceProcess(InferenceProcess):
         """There is nothing to build."""
 
     def _make_policy_runner(self, weights: Path | None) -> VirtualPolicyRunner:
-        lease = device_lease(self._process, self._lock_server)
+        lease = device_lease(self._process, self._lock_server, self.spans)
         policy = self._config.policy.spec(self._spec)
         return VirtualPolicyRunner(virtual_profile(self._config), policy, weights, lease)
 
@@ -130,8 +130,9 @@ class VirtualLearnerProcess(LearnerProcess):
             workload=Workload.of(config, env.max_episode_steps or 1, getattr(env, "length_spread", 0.0)),
             ranks=self._world_size,
             rendezvous=Rendezvous(weights.parent, self._process.index, self._world_size),
-            lease=device_lease(self._process, self._lock_server),
+            lease=device_lease(self._process, self._lock_server, self.spans),
         )
+        self._learner.meter.spans = self.spans
         if self._process.index == 0:
             self._published = SharedArrays.create(weights, {"version": ((1,), "<i8")})["version"]
             self._published[0] = policy_version

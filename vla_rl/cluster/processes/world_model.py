@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from vla_rl.cluster.processes.common import PulseAddress, device_lease
+from vla_rl.cluster.processes.common import PulseAddress, Traced, device_lease
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.postponed import Writes, Written
@@ -29,11 +29,12 @@ class StoreSink:
         self._store.add_imagined.remote(episode_id, imagined, passed)
 
 
-class WorldModelProcess:
+class WorldModelProcess(Traced):
     """Real episodes come by ``observe``, imagined ones go to the store."""
 
     def __init__(self, config: RunConfig, spec: EnvSpec, process: Process, lock_server: Path) -> None:
         self._config, self._spec, self._process, self._lock_server = config, spec, process, lock_server
+        self.record_spans(process, config.log.trace)
         self._inbox = queue.SimpleQueue[Trajectory | None]()  # None: the end
         self._failure: Exception | None = None  # of the thread that observes
         self._imagination: Any = None
@@ -51,7 +52,7 @@ class WorldModelProcess:
 
         config, device = self._config, self._process.torch_device
         assert config.world_model is not None
-        lease = device_lease(self._process, self._lock_server)
+        lease = device_lease(self._process, self._lock_server, self.spans)
         set_up_torch(device, self._process.threads, config.learner.matmul)
         prompts = config.algo.prompts(self._spec.instructions)
         dtype = torch_dtype(config.learner.precision)
@@ -76,6 +77,8 @@ class WorldModelProcess:
         )
         if checkpoint is not None:
             load_world_model(checkpoint / _FOLDER, self._trainer, self._imagination)
+        for part in self._timed():
+            part.meter.spans = self.spans
         threading.Thread(target=self._observe_all, name="observe", daemon=True).start()
 
     def run(self, address: PoolAddress, position: int, plan: Plan, pulse: PulseAddress) -> None:
@@ -100,7 +103,7 @@ class WorldModelProcess:
             bootstrap_rule="never",
         )
         progress = pulse.open(self._process)
-        self._worker.meter.observer = progress
+        self._worker.meter.observer, self._worker.meter.spans = progress, self.spans
         try:
             if self._failure is None:
                 self._worker.run()
@@ -136,10 +139,13 @@ class WorldModelProcess:
     def stats(self) -> dict[str, float]:
         if self._worker is None:
             return {}
-        parts = [self._worker, self._trainer, self._imagination]
-        if self._imagination.futures is not None:
-            parts.append(self._imagination.futures.frames)
+        parts = [self._worker, *self._timed()]
         return {name: total for part in parts for name, total in part.meter.snapshot().items()}
+
+    def _timed(self) -> list[Any]:
+        """What has a meter, apart from the worker."""
+        futures = self._imagination.futures
+        return [self._trainer, self._imagination, *([] if futures is None else [futures.frames])]
 
     def stop(self) -> None:
         self._inbox.put(None)

@@ -67,6 +67,7 @@ class EnvWorkerProcess:
             # a world model learns what the last chunk led to
             bootstrap_rule=config.algo.bootstrap_rule if config.world_model is None else "always",
             lease=device_lease(self._process, self._lock_server),
+            teacher=config.algo.teacher,
         )
         self._worker.meter.observer = progress
         try:

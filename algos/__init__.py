@@ -12,6 +12,7 @@ from pydantic import Field
 from algos.algorithm import Algorithm
 from algos.awr import AWR
 from algos.config import AlgoConfigBase
+from algos.dagger import DAgger
 from algos.grpo import GRPO
 from algos.iql import IQL
 from algos.off_policy import OffPolicyAlgorithm
@@ -24,7 +25,7 @@ from vla_rl.core.plugins import plugin_of
 
 AnyAlgorithm = Algorithm | OffPolicyAlgorithm  # on super-batches, or on a replay memory
 
-ALGORITHMS: tuple[type[AnyAlgorithm], ...] = (PPO, GRPO, RLOO, AWR, RFT, RECAP, IQL, TD3BC)
+ALGORITHMS: tuple[type[AnyAlgorithm], ...] = (PPO, GRPO, RLOO, AWR, RFT, RECAP, IQL, TD3BC, DAgger)
 
 if TYPE_CHECKING:
     AlgoConfig = AlgoConfigBase

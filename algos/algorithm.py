@@ -95,6 +95,10 @@ class Algorithm(ABC):
         """Rows of the chunks that the update passes through the policy; the others have no part in the loss."""
         return np.arange(len(targets.num_steps))
 
+    def kept_chunks(self, batch: SuperBatch) -> Array:
+        """bool [M]: which chunks may be cloned again later (``bc_coef``); those of successful episodes."""
+        return np.repeat(batch.success, np.diff(batch.offsets))
+
     def trains_value(self, conditions: Array) -> Array:
         """bool [M]: which chunks, trained under these conditions, the value function learns from."""
         return np.ones(len(conditions), bool)

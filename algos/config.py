@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self, get_args
 import numpy as np
 from pydantic import Field, model_validator
 
-from vla_rl.core.records import Array, BootstrapRule, GroupRules
+from vla_rl.core.records import Array, BootstrapRule, GroupRules, TeacherRule
 from vla_rl.core.schema import INPUT_PATH, ConfigGroup, Positive, PositiveFloat
 
 RatioLevel = Literal["token", "action", "chunk"]  # what one element of the policy's loss covers
@@ -73,6 +73,11 @@ class AlgoConfigBase(ConfigGroup):
     def bootstrap_rule(self) -> BootstrapRule:
         """Which episodes end with the value of their final observation."""
         return "never"
+
+    @property
+    def teacher(self) -> TeacherRule | None:
+        """How often the simulator's expert takes over in training episodes; None: never."""
+        return None
 
 
 class AlgorithmConfig(AlgoConfigBase):

@@ -10,11 +10,16 @@ import pytest
 
 from tests.learner.learner_tools import SPEC, config, make_learner, parameters, random_batch
 from tests.runtime_fakes import trajectory
-from vla_rl.core.records import SuperBatch, take_rows
+from vla_rl.core.records import EXPERT, SuperBatch, take_rows
 from vla_rl.learner.anchors import AnchorRows, Anchors
 from vla_rl.learner.learner import Learner
 from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.super_batch import collate
+
+
+def observe(anchors: Anchors, batch: SuperBatch) -> None:
+    """Of successful episodes, as by most algorithms."""
+    anchors.observe(batch, np.repeat(batch.success, np.diff(batch.offsets)))
 
 
 def batch_of(successes: list[bool], first: int = 0) -> SuperBatch:
@@ -32,8 +37,8 @@ def learner_with(anchors: Anchors | None, **groups: dict) -> Learner:
 def test_the_memory_keeps_the_last_successful_episodes() -> None:
     anchors = Anchors(memory=2)
     assert anchors.draw(3, seed=0, policy_version=0, step=0) is None
-    anchors.observe(batch_of([True, False, True]))
-    anchors.observe(batch_of([False, True], first=10))
+    observe(anchors, batch_of([True, False, True]))
+    observe(anchors, batch_of([False, True], first=10))
     drawn = anchors.draw(200, seed=0, policy_version=0, step=0)
     assert drawn is not None
     numbers, counts = np.unique(drawn.record["tokens"][:, 0, 0], return_counts=True)
@@ -48,7 +53,7 @@ def test_draws_depend_on_seed_version_and_step_alone_and_survive_the_disk(tmp_pa
     anchors.save(tmp_path / "none.npz")
     loaded.load(tmp_path / "none.npz")
     assert loaded.draw(3, 0, 0, 0) is None
-    anchors.observe(batch_of([True] * 4))
+    observe(anchors, batch_of([True] * 4))
     anchors.save(tmp_path / "some.npz")
     loaded.load(tmp_path / "some.npz")
     kinds = {}
@@ -111,3 +116,21 @@ def test_a_resumed_learner_clones_what_the_other_would_have(tmp_path: Path) -> N
         learner.update(random_batch(1, policy_version=1))
     ours, theirs = parameters(straight), parameters(resumed)
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_experts_actions_take_the_place_of_the_policys() -> None:
+    """In the policy's own terms: what is trained decodes to what the expert did."""
+    learner, batch = make_learner(config(algo={"name": "dagger", "epochs": 1})), random_batch()
+    shown = np.arange(batch.num_chunks) % 2 == 0
+    actions = np.random.default_rng(0).uniform(-0.9, 0.9, (batch.num_chunks, 4, 7)).astype(np.float32)
+    batch.record[EXPERT] = np.where(shown[:, None, None], actions, np.float32(np.nan))
+    before = batch.record["tokens"].copy()
+    seen = learner._as_shown(batch).record
+    assert np.array_equal(batch.record["tokens"], before), "the batch is shared with other ranks"
+    assert np.array_equal(seen["tokens"][~shown], before[~shown])
+    decoded = learner.policy.decode({"tokens": seen["tokens"]})
+    assert np.abs(decoded - actions)[shown].max() < 0.01
+    metrics = learner.update(batch)
+    assert metrics["learner/optimizer_steps"] == 4
+    rated = learner._passes.evaluate(learner._engine, learner._as_shown(batch)).logprobs.mean(axis=(1, 2))
+    assert rated[shown].mean() > rated[~shown].mean(), "it is cloned, the rest is not"

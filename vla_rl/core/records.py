@@ -146,6 +146,26 @@ class EpisodeSpec:
 BootstrapRule = Literal["truncated", "never", "always"]  # which episodes end with the value of their final observation
 
 
+# in a record: float32 [K, A], the expert's actions in physical units; NaN where the policy acted, and after the end
+EXPERT = "expert"
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherRule:
+    """How often the simulator's expert plays a training chunk in the policy's place.
+
+    Attributes:
+        share: of the chunks, at the start.
+        decay: policy versions over which it falls to 0, linearly; None: it stays.
+    """
+
+    share: float
+    decay: int | None = None
+
+    def share_at(self, policy_version: int) -> float:
+        return self.share * (1.0 if self.decay is None else max(0.0, 1.0 - policy_version / self.decay))
+
+
 @dataclass(frozen=True, slots=True)
 class GroupRules:
     """How training episodes are grouped, and which groups are trained on (dynamic sampling, arXiv:2503.14476).

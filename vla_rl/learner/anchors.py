@@ -67,12 +67,14 @@ class Anchors:
         record = policy.encode(actions, np.random.default_rng(0))
         return cls([AnchorRows(demos.images, demos.proprio, demos.task, steps, record)])
 
-    def observe(self, batch: SuperBatch) -> None:
-        """Keep the successful episodes of a super-batch that no earlier one held; without a memory, nothing."""
+    def observe(self, batch: SuperBatch, kept: Array) -> None:
+        """Keep chunks (a mask, bool [M]) of episodes that no earlier super-batch held; without a memory, nothing."""
         if not self._grows:
             return
-        for b in np.flatnonzero(batch.success[: batch.new_episodes]):
-            rows = slice(batch.offsets[b], batch.offsets[b + 1])
+        for b in range(batch.new_episodes):
+            rows = batch.offsets[b] + np.flatnonzero(kept[batch.offsets[b] : batch.offsets[b + 1]])
+            if not rows.size:
+                continue
             seen = batch.obs_row[rows]
             rest = batch.task[rows].copy(), batch.num_steps[rows].copy()
             record = {name: array[rows].copy() for name, array in batch.record.items()}

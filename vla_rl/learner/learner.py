@@ -25,7 +25,7 @@ from algos.targets import Targets
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.errors import NotFiniteError
-from vla_rl.core.records import Observation, SuperBatch, take_rows
+from vla_rl.core.records import EXPERT, Observation, SuperBatch, take_rows
 from vla_rl.learner.anchors import Anchors
 from vla_rl.learner.critic import CriticTrainer
 from vla_rl.learner.forward_passes import ForwardPasses
@@ -76,6 +76,7 @@ class Learner(TrainedPolicy):
         with self.meter.time("train"):
             time.sleep(self.config.learner.latency_ms * 1e-3)
             self._set_learning_rates(batch.policy_version)
+            batch = self._as_shown(batch)
             try:
                 batch, targets, of_critic = self._targets(batch)
             except NotFiniteError:
@@ -85,7 +86,7 @@ class Learner(TrainedPolicy):
             grad_norms: list[float] = []
             self._skipped = 0
             if self._anchors is not None:
-                self._anchors.observe(batch)
+                self._anchors.observe(batch, self.algorithm.kept_chunks(batch))
             moves = self.algorithm.moves_policy(targets, batch.policy_version)
             probe = UpdateProbe(self._passes, batch, targets.condition, self._lease) if moves else None
             minibatches = [*self._minibatches(self.algorithm.trained_chunks(targets), batch.policy_version)]
@@ -108,6 +109,19 @@ class Learner(TrainedPolicy):
             if self._memory.gib:
                 metrics["offloaded_gib"] = self._memory.gib
             return {f"learner/{name}": value for name, value in metrics.items()}
+
+    def _as_shown(self, batch: SuperBatch) -> SuperBatch:
+        """The batch with the expert's actions, where it has acted, in the terms of the policy's own decisions."""
+        actions = batch.record.get(EXPERT)
+        if actions is None:
+            return batch
+        shown = np.flatnonzero(np.isfinite(actions[:, 0, 0]))
+        record = dict(batch.record)
+        encoded = self.policy.encode(np.nan_to_num(actions[shown]), np.random.default_rng(batch.policy_version))
+        for name, values in encoded.items():
+            record[name] = record[name].copy()
+            record[name][shown] = values
+        return replace(batch, record=record)
 
     def _targets(self, batch: SuperBatch) -> tuple[SuperBatch, Targets, dict[str, float]]:
         """The batch, with recomputed bootstrap values if the algorithm needs recomputed numbers, the targets, metrics.

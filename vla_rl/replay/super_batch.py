@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_rl.core.records import SuperBatch, Trajectory, join_records
+from vla_rl.core.records import EXPERT, SuperBatch, Trajectory, join_records
 
 
 def collate(
@@ -78,8 +78,17 @@ def describe(batch: SuperBatch) -> dict[str, float]:
         "rollout/staleness_max": float(staleness.max()),
         **{f"rollout/staleness_{updates}": float(share) for updates, share in enumerate(shares)},
         **{f"rollout/success_task_{task}": float(rate) for task, rate in per_task.items() if len(per_task) > 1},
+        **({"rollout/expert_share": _expert_share(batch)} if EXPERT in batch.record else {}),
         **_describe_imagined(batch),
     }
+
+
+def _expert_share(batch: SuperBatch) -> float:
+    """Of the control steps of the new episodes, those that the expert chose."""
+    chunks = slice(0, batch.offsets[batch.new_episodes])
+    shown = np.isfinite(batch.record[EXPERT][chunks, 0, 0])
+    steps = batch.num_steps[chunks]
+    return float(steps[shown].sum() / steps.sum())
 
 
 def _describe_imagined(batch: SuperBatch) -> dict[str, float]:

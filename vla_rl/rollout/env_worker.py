@@ -9,7 +9,9 @@ others wait for inference.
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import fields
 from typing import Protocol
 
 import numpy as np
@@ -19,17 +21,21 @@ from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.errors import NotFiniteError
 from vla_rl.core.ipc.mailbox import WorkerMailbox
 from vla_rl.core.records import (
+    EXPERT,
     ActionBatch,
     BootstrapRule,
     EpisodeResult,
     EpisodeSpec,
     PolicySpec,
+    StepResult,
+    TeacherRule,
     Trajectory,
     take_rows,
 )
 from vla_rl.observability.meter import Meter
 from vla_rl.rollout.action_use import ActionUse
 from vla_rl.rollout.recording import Recording
+from vla_rl.rollout.teacher import Taught, Teacher
 
 _IDLE_WAIT_S = 1.0  # longest uninterrupted wait; every event wakes the worker earlier
 
@@ -56,6 +62,7 @@ class EnvWorker:
         splits: int,  # groups of environments that advance independently, 1 .. env.num_envs
         bootstrap_rule: BootstrapRule = "truncated",  # which episodes are observed once more, to bootstrap from that
         lease: DeviceLease = nullcontext,  # of the simulator's device, if others share it
+        teacher: TeacherRule | None = None,  # when the expert plays a chunk; None: never
     ) -> None:
         self.worker = worker
         self.env = env
@@ -66,6 +73,7 @@ class EnvWorker:
         self._policy = policy
         self._bootstrap_rule = bootstrap_rule
         self._lease = lease
+        self._teacher = None if teacher is None else Teacher(teacher, env, policy.chunk_size)
         self._splits = [[int(e) for e in part] for part in np.array_split(np.arange(env.num_envs), splits)]
         self._running: dict[int, Recording] = {}  # by env id
         self._answered: set[int] = set()
@@ -176,12 +184,13 @@ class EnvWorker:
         if rows.size == 0:
             return
         moving = [env_ids[i] for i in rows.tolist()]
-        self._record_decisions(moving, batch, versions, rows)
         with self._lease(), self.meter.time("simulate") as call:
-            result = self.env.step(moving, batch.actions[rows])
+            taught = self._teach(moving, versions[rows])
+            result = self._step(moving, batch.actions[rows], taught)
             executed = int(result.num_steps.sum())
             call.size = executed / self._policy.chunk_size  # in whole chunks: an episode may end within one
             self._record_progress([e for e in moving if self._running[e].episode.evaluation])
+        self._record_decisions(moving, batch, versions, rows, taught)
         self._require_finite("rewarded", moving, result.rewards)
         self.meter.count("env_steps", executed)
         self.meter.count("chunks", len(moving))
@@ -214,9 +223,44 @@ class EnvWorker:
             return False
         return self._bootstrap_rule == "always" or not terminated
 
-    def _record_decisions(self, env_ids: list[int], batch: ActionBatch, versions: np.ndarray, rows: np.ndarray) -> None:
+    def _teach(self, env_ids: list[int], versions: np.ndarray) -> dict[int, Taught]:
+        """The chunks that the expert has played in the place of the policy's, by environment."""
+        if self._teacher is None:
+            return {}
+        taught = {}
+        for env_id, version in zip(env_ids, versions.tolist(), strict=True):
+            recording = self._running[env_id]
+            if self._teacher.takes_over(recording.episode, len(recording.decisions), version) and (
+                played := self._teacher.play(env_id)
+            ):
+                taught[env_id] = played
+        return taught
+
+    def _step(self, env_ids: list[int], actions: np.ndarray, taught: Mapping[int, Taught]) -> StepResult:
+        """What executing these chunks has led to, of the policy or of the expert."""
+        own = [i for i, env_id in enumerate(env_ids) if env_id not in taught]
+        if len(own) == len(env_ids):
+            return self.env.step(env_ids, actions)
+        parts = [taught[env_id].outcome for env_id in env_ids if env_id in taught]
+        order = [i for i, env_id in enumerate(env_ids) if env_id in taught] + own
+        if own:
+            parts.append(self.env.step([env_ids[i] for i in own], actions[own]))
+        back = np.argsort(order)
+        return StepResult(*(np.concatenate([getattr(p, f.name) for p in parts])[back] for f in fields(StepResult)))
+
+    def _record_decisions(
+        self,
+        env_ids: list[int],
+        batch: ActionBatch,
+        versions: np.ndarray,
+        rows: np.ndarray,
+        taught: Mapping[int, Taught],
+    ) -> None:
         for env_id, i in zip(env_ids, rows.tolist(), strict=True):
-            decision = (take_rows(batch.record, i), batch.logprobs[i], float(batch.values[i]), int(versions[i]))
+            record = take_rows(batch.record, i)
+            if self._teacher is not None:
+                record[EXPERT] = taught[env_id].actions if env_id in taught else self._teacher.nothing
+            decision = (record, batch.logprobs[i], float(batch.values[i]), int(versions[i]))
             self._running[env_id].decisions.append(decision)
 
     def _record_progress(self, env_ids: list[int]) -> None:

@@ -68,6 +68,7 @@ class EnvWorkerProcess(Traced):
             # a world model learns what the last chunk led to
             bootstrap_rule=config.algo.bootstrap_rule if config.world_model is None else "always",
             lease=device_lease(self._process, self._lock_server, self.spans),
+            teacher=config.algo.teacher,
         )
         self._worker.meter.observer, self._worker.meter.spans = progress, self.spans
         try:

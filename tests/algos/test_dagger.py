@@ -1,0 +1,27 @@
+"""DAgger clones the expert's chunks and no others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from algos.dagger import DAggerConfig
+from tests.algos.ppo_case import Case
+from vla_rl.core.records import EXPERT
+
+
+def test_the_loss_is_the_mean_over_the_experts_chunks() -> None:
+    case = Case(DAggerConfig(), episodes=8)
+    shown = np.random.default_rng(0).random(case.batch.num_chunks) < 0.4
+    actions = np.where(shown[:, None, None], 0.5, np.nan) * np.ones(case.batch.logprobs.shape)
+    case.batch.record[EXPERT] = actions.astype(np.float32)
+    case.targets = case.new_targets()
+    rows = case.algorithm.trained_chunks(case.targets)
+    assert rows.tolist() == np.flatnonzero(shown).tolist()
+    assert np.array_equal(case.algorithm.kept_chunks(case.batch), shown)
+    loss, sums = case.loss(rows)
+    executed = case.batch.step_mask & shown[:, None]
+    expected = -case.logprobs.detach().numpy()[executed].sum() / executed.sum()
+    assert loss.item() == pytest.approx(expected, abs=1e-10)
+    metrics = case.algorithm.finish_metrics({name: float(x) for name, x in sums.items()}, case.targets)
+    assert "approx_kl" not in metrics, "what was recorded is of the chunk that the expert replaced"

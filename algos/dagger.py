@@ -72,5 +72,5 @@ class DAgger(Algorithm):
 
 def by_expert(batch: SuperBatch) -> Array:
     """bool [M]: which chunks the expert played."""
-    shown: Array = np.isfinite(batch.record[EXPERT][:, 0, 0])
-    return shown
+    actions = batch.record.get(EXPERT)
+    return np.zeros(batch.num_chunks, bool) if actions is None else np.isfinite(actions[:, 0, 0])

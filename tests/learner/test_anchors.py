@@ -131,6 +131,6 @@ def test_the_experts_actions_take_the_place_of_the_policys() -> None:
     decoded = learner.policy.decode({"tokens": seen["tokens"]})
     assert np.abs(decoded - actions)[shown].max() < 0.01
     metrics = learner.update(batch)
-    assert metrics["learner/optimizer_steps"] == 4
+    assert metrics["learner/optimizer_steps"] == learner.algorithm.minibatches
     rated = learner._passes.evaluate(learner._engine, learner._as_shown(batch)).logprobs.mean(axis=(1, 2))
     assert rated[shown].mean() > rated[~shown].mean(), "it is cloned, the rest is not"

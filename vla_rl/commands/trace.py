@@ -51,6 +51,7 @@ def _forecast(run: Path, start: float, seconds: float) -> list[Span]:
     from envs import env_spec
     from vla_rl.config.loading import load_config
     from vla_rl.core.machine import Machine
+    from vla_rl.placement.plan import Resources
     from vla_rl.placement.planner import profile_of, search_by_profile, workload_of
     from vla_rl.placement.simulation import forecast
 
@@ -61,7 +62,7 @@ def _forecast(run: Path, start: float, seconds: float) -> list[Span]:
         if config.placement.profile is None:
             return []
         spec, machine = env_spec(config.env), Machine.detect()
-        plan = search_by_profile(config, spec, machine)[0].plan
+        plan = search_by_profile(config, spec, machine, Resources.of(machine, config))[0].plan
         profile = profile_of(config, spec, machine)
     except UserError as error:
         print(f"no forecast beside it: {error}")

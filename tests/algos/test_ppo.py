@@ -72,7 +72,7 @@ def test_ranks_and_micro_batches_do_not_change_loss_gradient_or_metrics(
     case = Case(config, seed)
     whole, whole_sums = case.whole()
     order = np.random.default_rng(seed).permutation(case.batch.num_chunks)
-    denominators = LossDenominators.of(case.batch.num_steps)
+    denominators = LossDenominators.of(case.batch.num_steps, case.targets.trains_value)
     shares, sums = [], []
     for rank in range(ranks):
         size = data.draw(st.integers(1, 9), label=f"micro-batch of rank {rank}")
@@ -116,7 +116,7 @@ def test_what_lies_behind_the_end_never_matters(seed: int, config: PPOConfig, ga
 @pytest.mark.parametrize("config", CONFIGS, ids=describe_config)
 def test_rows_without_steps_are_padding(config: PPOConfig) -> None:
     case = Case(config)
-    denominators = LossDenominators.of(case.batch.num_steps)
+    denominators = LossDenominators.of(case.batch.num_steps, case.targets.trains_value)
     rows = case.rows(slice(None))
     padding = replace(rows, num_steps=torch.zeros_like(rows.num_steps), advantages=rows.advantages * math.nan)
     outputs = case.logprobs, case.entropy, case.predictions
@@ -191,7 +191,7 @@ def test_gradcheck_of_the_whole_loss(config: PPOConfig) -> None:
     if getattr(config, "objective", "") in ("gipo", "cispo") or getattr(config, "proximal", "") == "interpolated":
         pytest.skip("holds a part of the loss constant that follows the policy: see the next test")
     case = Case(config, episodes=2, longest=2)
-    denominators, rows = LossDenominators.of(case.batch.num_steps), case.rows(slice(None))
+    denominators, rows = LossDenominators.of(case.batch.num_steps, case.targets.trains_value), case.rows(slice(None))
 
     def loss(logprobs: Tensor, entropy: Tensor, values: Tensor) -> Tensor:
         return case.algorithm.loss(logprobs, entropy, values, rows, denominators, 0)[0]
@@ -229,7 +229,7 @@ def test_float32_is_close_to_float64() -> None:
     case = Case(DECOUPLED, episodes=30)
     everything = slice(None)
     outputs = (case.logprobs.float(), case.entropy.float(), case.predictions.float())
-    denominators = LossDenominators.of(case.batch.num_steps)
+    denominators = LossDenominators.of(case.batch.num_steps, case.targets.trains_value)
     single, _ = case.algorithm.loss(*outputs, case.targets.rows(everything), denominators, 0)
     assert single.dtype == torch.float32
     assert single.item() == pytest.approx(case.whole()[0].item(), abs=1e-5)
@@ -239,7 +239,7 @@ def test_float32_is_close_to_float64() -> None:
 def test_loss_stays_on_its_device_and_never_waits_for_it(config: PPOConfig) -> None:
     """Tensors of the meta device mix with no others, and reading one back raises."""
     case = Case(config)
-    denominators = LossDenominators.of(case.batch.num_steps)
+    denominators = LossDenominators.of(case.batch.num_steps, case.targets.trains_value)
     outputs = [x.detach().to("meta").requires_grad_() for x in (case.logprobs, case.entropy, case.predictions)]
     rows = case.targets.rows(slice(None), "meta")
     loss, sums = case.algorithm.loss(outputs[0], outputs[1], outputs[2], rows, denominators, 0)

@@ -216,7 +216,7 @@ def test_a_dual_clip_that_nothing_reads_is_refused() -> None:
 
 def test_shapes_that_would_broadcast_are_refused() -> None:
     case = Case(PLAIN)
-    rows, denominators = case.rows(slice(None)), LossDenominators.of(case.batch.num_steps)
+    rows, denominators = case.rows(slice(None)), LossDenominators.of(case.batch.num_steps, case.targets.trains_value)
     with pytest.raises(ValueError, match=r"values \(\d+, 1\) instead of \(\d+,\)"):
         case.algorithm.loss(case.logprobs, case.entropy, case.predictions[:, None], rows, denominators, 0)
     with pytest.raises(ValueError, match="entropy"):

@@ -188,7 +188,7 @@ def _success(groups: Groups, undisturbed: Groups) -> list[Chart]:
 def _evaluated(metrics: Metrics, over: Effort) -> list[Line]:
     lines = []
     for color, kind in enumerate(("greedy", "sampled"), 1):
-        keys = [f"eval/{kind}_{part}" for part in ("success", "low95", "high95")]
+        keys = [f"eval/{kind}_success", f"eval/{kind}_low95", f"eval/{kind}_high95"]
         if found := [m for m in metrics if keys[0] in m and over.key in m]:
             x, y, low, high = (np.array([m.get(key, m[keys[0]]) for m in found]) for key in (over.key, *keys))
             lines.append(Line(f"evaluation, {kind}", x / over.unit, y, low, high, kind="points", color=color))

@@ -3,11 +3,13 @@
 import fcntl
 import os
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 _LONGEST = 1000  # bytes of an owner's name
+_ASKED_S = 0.002  # ``is_locked`` is through within it
 
 
 class FileLock:
@@ -21,6 +23,7 @@ class FileLock:
     @classmethod
     def acquire(cls, path: Path) -> Self | None:
         """Lock ``path``, which is made if it is missing; None if another process holds it. Raises OSError."""
+        is_second = False
         while True:
             new = None if path.exists() else path
             fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -28,7 +31,11 @@ class FileLock:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(fd)
-                return None
+                if is_second:
+                    return None
+                is_second = True
+                time.sleep(_ASKED_S)
+                continue
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), path.stat()):
                     return cls(fd, new)
@@ -46,3 +53,18 @@ class FileLock:
                 self._new.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock ``path``; the file stays as it is. Raises OSError if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

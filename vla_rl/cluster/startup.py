@@ -1,6 +1,7 @@
 """How far the processes of a cluster are with what they load and build."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -13,8 +14,8 @@ class Startup:
 
     def __init__(self, envs_per_worker: int) -> None:
         self._envs = envs_per_worker
-        self._calls: dict[str, tuple[int, list[ray.ObjectRef]]] = {}  # how many there were, and the open ones
-        self._asked: dict[int, tuple[ActorHandle, ray.ObjectRef]] = {}  # open questions, by env worker
+        self._calls: dict[str, tuple[int, list[Any]]] = {}  # how many there were, and the open ones
+        self._asked: dict[int, tuple[ActorHandle, Any]] = {}  # open questions, by env worker
         self._ready: dict[int, ActorHandle] = {}  # env workers that play
 
     def expect(self, what: str, calls: Sequence[ray.ObjectRef]) -> None:

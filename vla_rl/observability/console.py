@@ -124,6 +124,7 @@ class TrainingView:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._activity.end()
         self._shown.__exit__(kind, error, tb)
 
     def say(self, text: str) -> None:

@@ -1,5 +1,6 @@
 """A log that is never silent for long: a thread says what is being done, and for how long already."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,10 @@ class Activity:
         if text.partition(": ")[0] != self._text.partition(": ")[0]:
             self._since = time.monotonic()
         self._text = text
+
+    def end(self) -> None:
+        """It is over: its time is told no longer."""
+        self._since = math.inf
 
     def text(self) -> str:
         """With the time that the stage has taken so far, from a second on."""

@@ -39,4 +39,5 @@ def test_the_newest_value_of_each_metric_is_served_until_the_end() -> None:
 
 def test_numbers_that_are_not_finite_have_their_names() -> None:
     text = exposition({"a/b-c": math.inf, "d": -math.inf, "e": math.nan})
-    assert [line for line in text.splitlines() if line[0] != "#"] == ["vla_rl_a_b_c +Inf", "vla_rl_d -Inf", "vla_rl_e NaN"]
+    values = [line for line in text.splitlines() if line[0] != "#"]
+    assert values == ["vla_rl_a_b_c +Inf", "vla_rl_d -Inf", "vla_rl_e NaN"]

@@ -42,10 +42,12 @@ class Startup:
         if self._ready.get(index) is worker:
             return True
         asked = self._asked.get(index)
+        if asked is not None and asked[0] is worker and ray.wait([asked[1]], timeout=0.0)[0]:
+            asked = None  # asked again, unless it is ready
+            _, answer = self._asked.pop(index)
+            if failure_of(answer) is None and ray.get(answer):
+                self._ready[index] = worker
+                return True
         if asked is None or asked[0] is not worker:
             self._asked[index] = worker, worker.is_ready.remote()
-        elif ray.wait([asked[1]], timeout=0.0)[0]:
-            del self._asked[index]  # asked again the next time
-            if failure_of(asked[1]) is None and ray.get(asked[1]):
-                self._ready[index] = worker
-        return self._ready.get(index) is worker
+        return False

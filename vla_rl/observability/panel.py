@@ -64,7 +64,7 @@ class RunPicture:
         if math.isfinite(success := record.get(_SUCCESS, math.nan)):
             self.successes.append((iteration, success))
         for kind in _KINDS:
-            names = [f"eval/{kind}_{name}" for name in ("success", "low95", "high95")]
+            names = f"eval/{kind}_success", f"eval/{kind}_low95", f"eval/{kind}_high95"
             if all(name in record for name in names):
                 rate, low, high = (record[name] for name in names)
                 self.evaluations[kind] = iteration, rate, low, high

@@ -10,7 +10,7 @@
     placement/      decides what runs on which device, from the configuration and measured costs
     config/         the schema of a run, and reading it from YAML files and overrides
     policies/       OpenVLA-OFT: model, action codec, prompt, images, LoRA, checkpoints
-    observability/  meters, rates, the terminal view, plots
+    observability/  meters, rates, the terminal view, plots, pages
     core/           records, errors, shared memory, device leases: what every room may import
 
 Simulators are in ``envs``, algorithms in ``algos``. From Python: ``vla_rl.train(vla_rl.load_config("tabletop"))``
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vla_rl.commands.api import LoadedPolicy, evaluate, load_config, load_policy, register_envs, train
+    from vla_rl.commands.api import LoadedPolicy, evaluate, load_config, load_policy, register_envs, report, train
     from vla_rl.config.messages import ConfigError
     from vla_rl.config.run_config import RunConfig
     from vla_rl.core.errors import RunError, UserError
@@ -47,6 +47,7 @@ __all__ = [
     "load_config",
     "load_policy",
     "register_envs",
+    "report",
     "train",
 ]
 _HOMES = {

@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
+from tests import ROOT
 from tests.learner.learner_tools import SPEC, random_batch
 from tests.runtime_fakes import limited_files
 from vla_rl.cluster.deadlines import Deadlines
@@ -215,12 +216,41 @@ def test_a_picture_that_cannot_be_drawn_does_not_end_the_run(tmp_path: Path, cap
         draw_curves(folder.metrics(), tmp_path / "curves.nothing", "run")
 
 
+def test_a_run_is_reported_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(config: RunConfig, spec: object, folder: RunFolder, *rest: object) -> None:
+        folder.log(0, {"eval/greedy_success": 0.5})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_module, "_run", interrupted)
+    monkeypatch.setattr(train_module, "sweep_leftovers", lambda: None)
+    for name, temporary in (("one", False), ("other", True)):
+        overrides = [f"log.dir={tmp_path}", f"log.name={name}", "log.tensorboard=false"]
+        with pytest.raises(KeyboardInterrupt):
+            train_module.run_training(load_config(ROOT / "configs/tabletop.yaml", overrides), temporary=temporary)
+    assert capsys.readouterr().out == f"report: {tmp_path / 'one/report.html'}\n"
+    assert "stopped; it continues with" in (tmp_path / "one/report.html").read_text(), "its folder is free again"
+    assert not (tmp_path / "other/report.html").exists()
+
+
 def test_a_short_run_adds_nothing_to_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[RunConfig] = []
-    monkeypatch.setattr(train_module, "run_training", lambda config, callbacks: trained.append(config))
+    monkeypatch.setattr(train_module, "run_training", lambda config, callbacks, temporary: trained.append(config))
     with pytest.raises(UserError), short_run(RunConfig.model_validate({"log": {"dataset": "data"}}), 1):
         pass
     assert [config.log.dataset for config in trained] == [None]
+
+
+def test_a_run_ends_with_what_looks_wrong(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, {})
+    for iteration in range(1, 31):
+        folder.log(iteration, {"rollout/return": 0.0, "rollout/success": 0.0, "rollout/episodes": 16.0})
+    trainer = MagicMock(config=folder.config, folder=folder, policy_version=30)
+    Trainer.finish(trainer)
+    said = [call.args[0] for call in trainer.view.say.call_args_list]
+    assert said[-3].startswith("why: No episode has had a reward. All of 480 episodes")
+    assert said[-1].startswith("results: ")
 
 
 def test_a_run_that_has_logged_nothing_leaves_no_folder(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def test_cloning_the_tabletop_expert(tmp_path):
     figures = clone(config, Console(quiet=True))
     assert figures["demonstrations"] == 20
     assert figures["final_loss"] < 0.75 * np.log(256)
+    assert figures["passes"] == pytest.approx(40 * 16 / figures["steps"], abs=0.051)
     policy = load_policy(tmp_path / "policy")
     files = sorted(tmp_path.glob("demos-*/part*.hdf5"))
     assert len(files) == 2

@@ -71,7 +71,7 @@ def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, monkeypatch, 
     if mode == "sync":
         assert {m["rollout/staleness_max"] for m in metrics[1:]} == {0}
         assert max(m["learner/ratio_p99"] for m in metrics[1:]) >= 1.0
-    for name in ("config.yaml", "metadata.json", "curves.png", "evaluations/000003-greedy.json"):
+    for name in ("config.yaml", "metadata.json", "curves.png", "report.html", "evaluations/000003-greedy.json"):
         assert (run / name).stat().st_size > 0
     assert [p.name for p in Checkpoints(run / "checkpoints", 9).complete()] == ["000002", "000003"], (
         "the best and the last"

@@ -12,7 +12,7 @@ from vla_rl.commands import watch
 from vla_rl.commands.cli import main
 from vla_rl.config.loading import dump_config
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.file_lock import FileLock, is_locked
+from vla_rl.core.file_lock import FileLock
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_once_is_one_panel_of_what_the_folder_has(run: Path, capsys: pytest.Capt
     main(["watch", str(run), "--once"])
     assert "complete" in (shown := capsys.readouterr().out)
     assert "▃▅▇█" in shown
-    assert not is_locked(run / "lock")
+    assert not FileLock.is_held(run / "lock")
 
 
 def test_it_follows_a_run_to_its_end(
@@ -60,7 +60,7 @@ def test_it_follows_a_run_to_its_end(
     monkeypatch.setattr(watch, "_POLL_S", 0.02)
     lock = FileLock.acquire(run / "lock")
     assert lock is not None
-    assert is_locked(run / "lock")
+    assert FileLock.is_held(run / "lock")
     log(run, 1, 2)
     watcher = threading.Thread(target=main, args=(["watch", str(run)],))
     watcher.start()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from vla_rl.commands.cli import main
 from vla_rl.observability import plots
@@ -83,3 +84,41 @@ def test_a_comparison_has_no_panel_for_evaluations_that_no_run_made(tmp_path, mo
     for more in ({}, {"eval/greedy_success": 0.5}):
         plots.draw_comparison({"a": [rollouts], "b": [rollouts | more]}, tmp_path / "curves.png")
     assert titles == [[titles[1][-1]], ["greedy success, evaluation", "success of the rollouts (moving mean of 9)"]]
+
+
+def test_curves_over_control_steps(tmp_path, capsys, monkeypatch):
+    drawn = []
+
+    @contextmanager
+    def unsaved(path, title, rows, columns, size, **options):
+        axes = Figure().subplots(rows, columns, **options)
+        yield axes
+        drawn.append((axes[0, 0].get_xlabel(), list(axes[0, 0].lines[0].get_xdata())))
+
+    monkeypatch.setattr(plots, "figure", unsaved)
+    file = records(tmp_path / "run.jsonl", 0.2)
+    command = ["plot", str(file), "--x", "steps", "--output", str(tmp_path / "p.png")]
+    assert main(command) == 2
+    assert "--x steps: run has not recorded episodes/control_steps; leave --x out" in capsys.readouterr().err
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [line | {"episodes/control_steps": 500.0 * line["iteration"]} for line in lines]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(command) == 0
+    assert drawn == [("thousand control steps played", [0.0, 0.5, 1.0, 1.5])]
+
+
+def test_rates_leave_out_the_update_after_an_evaluation():
+    evaluated = {1, 4}
+    metrics = [{"iteration": i} | ({"eval/greedy_success": 0.5} if i in evaluated else {}) for i in range(7)]
+    assert [m["iteration"] for m in plots.steady(metrics)] == [0, 1, 3, 4, 6]
+    always = [m | {"eval/greedy_success": 0.5} for m in metrics]
+    assert plots.steady(always) == always
+
+
+def test_counters_of_several_sessions_go_on():
+    metrics = [
+        {"iteration": i, "episodes/played": n, "time/iteration_s": 2.0} for i, n in enumerate([5.0, 9.0, 3.0, 4.0])
+    ]
+    totals = plots.with_totals([*metrics[:1], {"iteration": 9}, *metrics[1:]])
+    assert [m.get("episodes/played") for m in totals] == [5.0, None, 9.0, 12.0, 13.0]
+    assert [m["time/trained_s"] for m in totals] == [2.0, 2.0, 4.0, 6.0, 8.0]

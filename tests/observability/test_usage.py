@@ -4,12 +4,13 @@ import mmap
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import psutil
 import pytest
 
 from vla_rl.core.ipc.shared_memory import shared_root
-from vla_rl.observability.usage import ProcessorTime, resident_gib
+from vla_rl.observability.usage import ProcessorTime, Throughput, resident_gib, swapped_gib
 
 _TOUCH = (
     "import mmap,sys;f=open(sys.argv[1],'r+b');m=mmap.mmap(f.fileno(),0);sum(m[::4096]);print(1,flush=True);input()"
@@ -57,3 +58,21 @@ def test_shared_memory_counts_once_and_page_tables_are_not_walked(monkeypatch: p
                     other.communicate(b"\n")
     assert once - before == pytest.approx(0.25, abs=0.05)
     assert thrice - once < 0.1, "two small processes, and no second copy"
+
+
+def test_the_slowest_worker_is_compared_with_the_median_one() -> None:
+    def worker(seconds: float, steps: float) -> dict[str, float]:
+        return {"simulate_s": seconds / 2, "render_s": seconds / 2, "env_steps": steps}
+
+    fast, slow, idle = worker(1.0, 100), worker(3.0, 100), worker(0.0, 0)
+    for workers, ratio in (([fast, slow, idle], 3.0), ([fast, fast, slow], 3.0), ([fast, worker(2.0, 200)], 1.0)):
+        assert Throughput().measure({"worker": workers})["throughput/slowest_worker"] == pytest.approx(ratio)
+    assert "throughput/slowest_worker" not in Throughput().measure({"worker": [slow, idle]})
+
+
+def test_swapped_memory_is_that_of_all_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = 1 + len(psutil.Process().children(recursive=True))
+    monkeypatch.setattr(Path, "read_text", lambda path: "Name:\tx\nVmSwap:\t  524288 kB\n")
+    assert swapped_gib() == 0.5 * processes
+    monkeypatch.setattr(Path, "read_text", lambda path: "Name:\tkernel thread\n")
+    assert swapped_gib() == 0.0

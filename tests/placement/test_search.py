@@ -64,7 +64,7 @@ def test_the_search_is_as_good_as_trying_everything(seed: int) -> None:
     config, profile = run_config(on_devices), random_profile(seed, on_devices)
     resources = Resources(cores=8, devices=2 + seed % 5, kind="virtual")
     workload = Workload.of(config, horizon=32, spread=0.8)
-    everything = [simulate(c, profile, workload, 8) for c in candidates(config, resources, profile, workload, None)]
+    everything = [simulate(c, profile, workload) for c in candidates(config, resources, profile, workload, None)]
     best = min(c.simulated or 0.0 for c in everything)
     found = search(config, resources, profile, workload)
     assert found[0].simulated is not None

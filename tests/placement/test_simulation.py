@@ -57,9 +57,9 @@ ONE, TWO = list(layouts(1, False)), list(layouts(2, False))
 )
 def test_a_single_cost_is_paid_in_full(costs: dict[str, Any], expected: float) -> None:
     plan, workload = plan_of(2, next(layouts(2, False, "pipelined")))
-    outcome = SimulatedRun(plan, profile(**costs), workload, cores=4).run(warmup=3, batches=4)
+    outcome = SimulatedRun(plan, profile(**costs), workload).run(warmup=3, batches=4)
     assert 1 / outcome.batches_per_s == pytest.approx(expected, rel=0.02)
-    assert bound(plan, profile(**costs), workload, cores=4).seconds == pytest.approx(expected, rel=1e-6)
+    assert bound(plan, profile(**costs), workload).seconds == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_a_single_cost_is_paid_in_full(costs: dict[str, Any], expected: float) -
 def test_a_world_model_replaces_simulation_by_its_own_costs(costs: dict[str, Any], expected: float) -> None:
     layout, rules = next(layouts(2, False, "pipelined")), {"branches": 3}
     plan, workload = plan_of(2, layout, world_model=rules, episodes=4, max_wait_ms=0.0)
-    outcome = SimulatedRun(plan, profile(**costs), workload, cores=4).run(warmup=3, batches=12)
+    outcome = SimulatedRun(plan, profile(**costs), workload).run(warmup=3, batches=12)
     assert 1 / outcome.batches_per_s == pytest.approx(expected, rel=0.35 if "infer" in costs else 0.05)
-    limit = bound(plan, profile(**costs), workload, cores=4)
+    limit = bound(plan, profile(**costs), workload)
     assert limit.seconds == pytest.approx(expected, rel=0.3 if "infer" in costs else 1e-6)
     assert 1 / outcome.batches_per_s >= 0.98 * limit.seconds
     assert limit.limit == {"simulate": "cores", "train": "device 1", "infer": "device 0"}.get(*costs, "world model")
@@ -87,7 +87,7 @@ def test_full_batches_of_inference() -> None:
     """Two workers of 8 envs keep batches of 4 full: 64 chunks in 16 batches."""
     plan, workload = plan_of(2, next(layouts(2, False, "pipelined")), envs_per_worker=8)
     costs = profile(infer=LinearCost(fixed=0.2, each=0.05))
-    outcome = SimulatedRun(plan, costs, workload, cores=4).run(3, 4)
+    outcome = SimulatedRun(plan, costs, workload).run(3, 4)
     assert 1 / outcome.batches_per_s == pytest.approx(16 * 0.4, rel=0.05)
     assert outcome.inference_batch == pytest.approx(4.0, abs=0.1)
 
@@ -100,23 +100,21 @@ def test_servers_with_unequal_numbers_of_workers() -> None:
     plan, workload = plan_of(4, list(layouts(4, False, "pipelined"))[2], env_workers=4, envs_per_worker=8)
     assert [len(plan.workers_of(server)) for server in range(3)] == [2, 1, 1]
     costs = profile(simulate=LinearCost(each=0.4), infer=LinearCost(each=0.3))
-    least = bound(plan, costs, workload, cores=4)
+    least = bound(plan, costs, workload)
     assert least.seconds == pytest.approx(64 / (1 / 0.3 + 2 / 0.4))
     assert least.use["device 1"] == pytest.approx(0.3 / 0.4 * least.seconds)
-    assert 1 / SimulatedRun(plan, costs, workload, cores=4).run(3, 8).batches_per_s == pytest.approx(
-        least.seconds, rel=0.1
-    )
+    assert 1 / SimulatedRun(plan, costs, workload).run(3, 8).batches_per_s == pytest.approx(least.seconds, rel=0.1)
     # If each worker played the same share, the first server would need 32 * 0.3 = 9.6 s.
 
 
 def test_devices_are_shared_or_not() -> None:
     costs = profile(infer=LinearCost(each=0.1), train=LinearCost(each=0.1))
     shared, workload = plan_of(1, next(layouts(1, False)))
-    together = SimulatedRun(shared, costs, workload, cores=4).run(3, 4)
+    together = SimulatedRun(shared, costs, workload).run(3, 4)
     assert 1 / together.batches_per_s == pytest.approx(64 * 0.2, rel=0.03)
     assert together.busy["device 0"] == pytest.approx(1.0, abs=0.02)
     split, workload = plan_of(2, next(layouts(2, False, "pipelined")))
-    apart = SimulatedRun(split, costs, workload, cores=4).run(3, 4)
+    apart = SimulatedRun(split, costs, workload).run(3, 4)
     assert 1 / apart.batches_per_s == pytest.approx(64 * 0.1, rel=0.03)
 
 
@@ -126,17 +124,17 @@ def test_a_weight_sync_is_paid_as_often_as_it_happens() -> None:
     seldom = replace(workload, max_staleness=3, publish_every=2)
     costs = profile(train=LinearCost(each=0.05), weight_sync=1.0)
     for each, expected in [(workload, 64 * 0.05 + 2.0), (seldom, 64 * 0.05 + 1.0)]:
-        assert 1 / SimulatedRun(plan, costs, each, cores=4).run(4, 4).batches_per_s == pytest.approx(expected, rel=0.03)
-        assert bound(plan, costs, each, cores=4).seconds == pytest.approx(expected)
+        assert 1 / SimulatedRun(plan, costs, each).run(4, 4).batches_per_s == pytest.approx(expected, rel=0.03)
+        assert bound(plan, costs, each).seconds == pytest.approx(expected)
 
 
 def test_with_offloading_inference_waits_for_the_update() -> None:
     costs = profile(infer=LinearCost(each=0.1), train=LinearCost(each=0.1), onload=0.5, offload=0.25)
     plan, workload = plan_of(1, next(layouts(1, False)))
     offloading = replace(plan, offload=True)
-    run = SimulatedRun(offloading, costs, workload, cores=4)
+    run = SimulatedRun(offloading, costs, workload)
     assert 1 / run.run(3, 4).batches_per_s == pytest.approx(64 * 0.2 + 0.75, rel=0.03)
-    assert bound(offloading, costs, workload, cores=4).seconds == pytest.approx(64 * 0.2 + 0.75)
+    assert bound(offloading, costs, workload).seconds == pytest.approx(64 * 0.2 + 0.75)
     learning = [a for a in run.activities if a.role == "learner"]
     updates = [a.start for a in learning if a.end - a.start == pytest.approx(0.5)]
     ends = [a.end for a in learning if a.end - a.start == pytest.approx(0.25)]
@@ -150,8 +148,8 @@ def test_sequential_phases_add_up() -> None:
     plan, workload = plan_of(2, next(layouts(2, False, "pipelined")))
     synchronous = replace(workload, max_staleness=0)
     costs = profile(simulate=LinearCost(each=0.1), train=LinearCost(each=0.05))
-    expected = bound(plan, costs, synchronous, cores=4).sequential_seconds
-    outcome = SimulatedRun(plan, costs, synchronous, cores=4).run(2, 3)
+    expected = bound(plan, costs, synchronous).sequential_seconds
+    outcome = SimulatedRun(plan, costs, synchronous).run(2, 3)
     assert 1 / outcome.batches_per_s == pytest.approx(expected, rel=0.02)
 
 
@@ -177,9 +175,9 @@ def test_no_plan_beats_its_bound(devices: int, on_devices: bool, costs: tuple[fl
         train=LinearCost(fixed=fixed, each=train),
         weight_sync=weight_sync,
     )
-    outcome = SimulatedRun(plan, some, workload, cores=4).run(2, 3)
+    outcome = SimulatedRun(plan, some, workload).run(2, 3)
     # The bound is on the mean: what was played before the measurement can shorten 3 super-batches by a part of one.
-    assert 1 / outcome.batches_per_s > 0.6 * bound(plan, some, workload, cores=4).seconds
+    assert 1 / outcome.batches_per_s > 0.6 * bound(plan, some, workload).seconds
     assert all(share <= 1.0 + 1e-6 for share in outcome.busy.values())
 
 

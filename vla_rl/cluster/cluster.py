@@ -43,6 +43,8 @@ class Cluster:
     """All processes of one run; a context manager that leaves none behind."""
 
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec, rules: StoreRules) -> None:
+        """Raises UserError if this version cannot run the plan."""
+        plan.require_runtime()
         self.config, self.plan, self.spec = config, plan, spec
         self.deadlines = Deadlines.of(config, spec)
         self._rules = rules

@@ -291,6 +291,7 @@ def _node_ids(wanted: int) -> list[str]:
         if (there := node["Resources"].get("GPU", 0)) < gpus:
             name = node["NodeManagerHostname"]
             raise UserError(
-                f"placement.nodes={wanted}: {name} has {there:.0f} GPUs, this machine {gpus}; nodes are alike"
+                f"placement.nodes={wanted}: {name} has {there:.0f} GPUs, this machine {gpus}; this version runs on "
+                "alike nodes (`vla-rl plan --on` plans for others)"
             )
     return [node["NodeID"] for node in alive[:wanted]]

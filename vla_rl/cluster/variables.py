@@ -26,6 +26,6 @@ def variables(plan: Plan, process: Process | None, gpus: Sequence[Gpu]) -> dict[
     if process.kind == "cuda":
         found["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[d].entry for d in plan.local_devices(process))
     elif (drawing := plan.drawing_device(process)) is not None:
-        gpu = gpus[drawing // plan.nodes]
+        gpu = gpus[plan.local_device(drawing)]
         found |= {"CUDA_VISIBLE_DEVICES": gpu.entry, "MUJOCO_EGL_DEVICE_ID": str(gpu.number)}
     return found

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vla_rl.observability.success_rate import Evaluation
     from vla_rl.policies.base.policy import Policy
 
-__all__ = ["LoadedPolicy", "evaluate", "load_config", "load_policy", "register_envs", "train"]
+__all__ = ["LoadedPolicy", "evaluate", "load_config", "load_policy", "register_envs", "report", "train"]
 
 Overrides = Sequence[str] | Mapping[str, Any]
 Config = Source | RunConfig
@@ -99,6 +99,18 @@ def evaluate(
 
     found = _evaluated(target, config, overrides, best=best)
     return evaluate_policy(found, episodes or found.train.eval_episodes or 50, greedy=greedy, record=record)
+
+
+def report(*runs: str | Path, output: str | Path | None = None) -> Path:
+    """Write what came out of a run, or of several in comparison, as a page of HTML; returns its file.
+
+    ``runs``: run folders, also of runs that are running, or copies of a ``metrics.jsonl``. ``output``: None stands for
+    ``report.html``, of one run in its folder, of several in the working directory. Raises UserError if there is nothing
+    to report.
+    """
+    from vla_rl.commands.report import write_report
+
+    return write_report([Path(run) for run in runs], None if output is None else Path(output))
 
 
 def load_policy(

@@ -323,6 +323,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         "draw the curves of one run, or compare several",
         (
             _option("runs", metavar="RUN", nargs="+", type=Path, help="run folder, or a copy of its metrics.jsonl"),
+            _option("--x", choices=("minutes", "steps", "episodes"), default="minutes", help="what to draw over"),
             _file("--output", "the picture", Path("curves.png")),
         ),
     ),
@@ -334,6 +335,19 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             _option("--once", action="store_true", help="show it once, and end"),
             _option("--follow", action="store_true", help="go on when the run ends: it may be resumed"),
         ),
+    ),
+    "report": (
+        "report:report_command",
+        "write what came out of one run, or of several, as a page of HTML that needs no network",
+        (
+            _option("runs", metavar="RUN", nargs="+", type=Path, help="run folder, or a copy of its metrics.jsonl"),
+            _file("--output", "the page; by default report.html, of one run in its folder, of several in this one"),
+        ),
+    ),
+    "why": (
+        "why:why_command",
+        "say what is wrong with a run and what to do, from what it has recorded; exit status 1 if something is",
+        (_option("run", metavar="RUN", type=Path, help="run folder, or a copy of its metrics.jsonl"), JSON),
     ),
     "world-model": (
         "world_model:world_model_command",
@@ -389,7 +403,13 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
     "plan": (
         "plan:plan_command",
         "show what would run where, and why",
-        (CONFIG, OVERRIDES, _file("--output", "draw devices over time, a png file"), JSON),
+        (
+            CONFIG,
+            OVERRIDES,
+            _option("--on", metavar="MACHINES", help="plan for these instead of this one, such as 8xH100+16x64cpu"),
+            _file("--output", "draw devices over time, a png file"),
+            JSON,
+        ),
     ),
     "profile": (
         "profile:profile_command",

@@ -37,6 +37,7 @@ def metadata(config: RunConfig, spec: EnvSpec, argv: Sequence[str]) -> dict[str,
         "engine": spec.engine,
         "assets": spec.assets,
         "instructions": list(spec.instructions),
+        "max_episode_steps": spec.max_episode_steps,
         _RANGES: spec.proprio_range,
         _CONDITIONS: list(config.algo.conditions),
     }

@@ -1,6 +1,7 @@
 """`vla-rl plan`: what would run where, the layouts that were compared, and a picture of devices over time."""
 
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,58 +15,84 @@ from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import draw_timeline
 from vla_rl.placement.checks import load_checked_config
 from vla_rl.placement.cost_model import Workload
+from vla_rl.placement.elsewhere import Site, elsewhere
+from vla_rl.placement.explanation import bottleneck, chunks_per_s, costs_text
 from vla_rl.placement.host_memory import host_use
 from vla_rl.placement.memory import Parts, describe_memory, expected_memory, memory_use
 from vla_rl.placement.plan import Plan, Resources
 from vla_rl.placement.planner import plan_by_rule, profile_of, search_by_profile, workload_of
-from vla_rl.placement.profile import Profile
+from vla_rl.placement.profile import Memory, Profile
 from vla_rl.placement.search import Candidate
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.placement.simulation import SimulatedRun
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A plan, why it was chosen, and what to expect of it."""
+
+    plan: Plan
+    memory: Memory
+    why: tuple[Table | str, ...]
+    expected: tuple[str, ...] = ()
+    record: dict[str, Any] = field(default_factory=dict)
+
+
 def plan_command(args: Any) -> int:
     """Print the plan and what it was compared with, draw it, and write it as JSON."""
-    config, machine = load_checked_config(args.config, args.overrides), Machine.detect()
-    spec, console, resources = env_spec(config.env), make_console(), Resources.of(machine, config)
-    record: dict[str, Any] = {"resources": asdict(resources)}
-    if config.placement.profile is None:
-        memory = expected_memory(config, spec, machine)
-        plan = plan_by_rule(config, spec, machine)
-        console.print(
-            "no placement.profile: chosen by rule; `vla-rl profile` measures one, configs/profiles has examples"
-        )
-    else:
-        profile = profile_of(config, spec, machine)
-        memory, found = profile.memory, search_by_profile(config, spec, machine)
-        plan = found[0].plan
-        console.print(_comparison(found))
-        record["candidates"] = [
-            {
-                "layout": c.layout.describe(),
-                "bound_s": c.bound.seconds,
-                "simulated_s": c.simulated,
-                "limit": c.bound.limit,
-            }
-            for c in found
-        ]
-        if args.output:
-            _draw(plan, profile, workload_of(config, spec, profile), resources, args.output)
-            console.print(str(args.output))
-    console.print(plan_table(plan))
+    site = _here(args) if args.on is None else elsewhere(args.on, args.config, args.overrides)
+    config, spec, console = site.config, site.spec, make_console()
+    choice = _by_rule(site) if config.placement.profile is None else _by_profile(site, args.output)
+    plan, memory = choice.plan, choice.memory
+    for shown in (*site.notes, *choice.why, plan_table(plan)):
+        console.print(shown)
     use = {device: memory_use(plan, memory, config, device) for device in _devices(plan)}
     console.print(_memory_table(plan, use, memory.device))
-    needs = SharedMemoryNeeds.of(config, spec, plan)
-    host: dict[str, Parts] = {}
+    needs, nodes = SharedMemoryNeeds.of(config, spec, plan), list[dict[str, Parts]]()
     if config.placement.virtual is None:
-        host = host_use(plan, memory, config, spec)
-        room = f"this machine has {machine.memory / GIB:.0f} GiB"
-        console.print(f"main memory: {describe_memory(host)} at least; {room}")
-    console.print(f"shared memory: needs {needs.describe()}; free here: {free_shared_memory() / GIB:.1f} GiB")
+        nodes = [host_use(plan, memory, config, spec, node) for node in range(plan.nodes)]
+        for line in _main_memory(plan, nodes, "this machine" if args.on is None else "it"):
+            console.print(line)
+    free = f"; free here: {free_shared_memory() / GIB:.1f} GiB" if args.on is None else ""
+    console.print(f"shared memory: needs {needs.describe()}{free}")
+    for line in (*choice.expected, *_remarks(plan)):
+        console.print(line)
     if args.json:
+        record = {"resources": asdict(site.resources)} | choice.record
         record |= {"offload": plan.offload, "plan": [asdict(p) for p in plan.processes], "shared_memory": asdict(needs)}
-        write_json(args.json, record | {"memory_gib": {"room": memory.device, "devices": use, "host": host}})
+        found = {"room": memory.device, "devices": use, "host": nodes[0] if nodes else {}, "nodes": nodes}
+        write_json(args.json, record | {"memory_gib": found})
     return 0
+
+
+def _here(args: Any) -> Site:
+    config, machine = load_checked_config(args.config, args.overrides), Machine.detect()
+    return Site(config, env_spec(config.env), machine, Resources.of(machine, config))
+
+
+def _by_rule(site: Site) -> _Choice:
+    text = "no placement.profile: chosen by rule; `vla-rl profile` measures one, configs/profiles has examples"
+    plan = plan_by_rule(site.config, site.spec, site.machine, site.resources)
+    return _Choice(plan, expected_memory(site.config, site.spec, site.machine), (text,))
+
+
+def _by_profile(site: Site, output: Path | None) -> _Choice:
+    """``output``: of a picture."""
+    profile = profile_of(site.config, site.spec, site.machine)
+    workload = workload_of(site.config, site.spec, profile)
+    found = search_by_profile(site.config, site.spec, site.machine, site.resources)
+    best, limit, rate = found[0], bottleneck(found[0], workload), chunks_per_s(found[0], workload)
+    why: list[Table | str] = [costs_text(profile, best.plan), _comparison(found)]
+    if output:
+        _draw(best.plan, profile, workload, output)
+        why.append(str(output))
+    candidates = [
+        {"layout": c.layout.describe(), "bound_s": c.bound.seconds, "simulated_s": c.simulated, "limit": c.bound.limit}
+        for c in found
+    ]
+    predicted = f"predicted: {rate:.3g} chunks/s, a super-batch of {workload.chunks:.0f} in {best.simulated:.3g} s"
+    record = {"candidates": candidates, "chunks_per_s": rate, "bottleneck": limit}
+    return _Choice(best.plan, profile.memory, tuple(why), (predicted, limit), record)
 
 
 def plan_table(plan: Plan) -> Table:
@@ -74,18 +101,39 @@ def plan_table(plan: Plan) -> Table:
     table = Table(title=f"plan: {plan.layout.describe()}, batches of up to {plan.max_batch}{offload}")
     for name in ("processes", "role", "where", "device is", "threads", "envs in splits"):
         table.add_column(name)
-    for processes in (plan.workers, plan.servers, plan.learners):
+    near = tuple(worker for worker in plan.workers if not worker.remote)
+    for processes in (near, plan.remote, plan.servers, plan.learners):
         if not processes:
             continue
         first = processes[0]
         devices = sorted({d for p in processes for d in p.devices})
         where = f"{first.kind} {', '.join(map(str, devices))}" if devices else "cores"
-        nodes = len({p.node for p in processes})
-        where += f" of {nodes} nodes" if plan.nodes > 1 else ""
+        where += f" of {_nodes(p.node for p in processes)}" if plan.nodes > 1 else ""
         sharing = "shared" if any(p.lock for p in processes) else "own"
         envs = f"{plan.envs_per_worker} in {plan.splits}" if first.role == "env worker" else ""
-        table.add_row(str(len(processes)), first.role, where, sharing, str(first.threads), envs)
+        role = f"{first.role}, remote" if first.remote else first.role
+        table.add_row(str(len(processes)), role, where, sharing, str(first.threads), envs)
     return table
+
+
+def _remarks(plan: Plan) -> Iterator[str]:
+    """What is to be said of a plan besides."""
+    if idle := set(range(plan.nodes)) - {p.node for p in plan.processes}:
+        yield f"not used: {_nodes(idle)}"
+    if plan.planned_only:
+        yield plan.planned_only
+
+
+def _nodes(numbers: Iterable[int]) -> str:
+    """Such as ``node 0``, or ``nodes 1-4, 7``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"node {text}" if text.isdigit() else f"nodes {text}"
 
 
 def _comparison(found: list[Candidate]) -> Table:
@@ -113,13 +161,28 @@ def _memory_table(plan: Plan, use: dict[int, dict[str, Parts]], room: float) -> 
     for name in ("devices", "role", "GiB", "of which"):
         table.add_column(name, justify="right" if name == "GiB" else "left")
     for devices in alike.values():
+        where = ", ".join(map(str, devices))
+        where += f" of {_nodes(map(plan.node_of, devices))}" if plan.nodes > 1 else ""
         for role, parts in use[devices[0]].items():
             inside = ", ".join(f"{part} {size:.1f}" for part, size in parts.items())
-            table.add_row(", ".join(map(str, devices)), role, f"{sum(parts.values()):.1f}", inside)
+            table.add_row(where, role, f"{sum(parts.values()):.1f}", inside)
     return table
 
 
-def _draw(plan: Plan, profile: Profile, workload: Workload, resources: Resources, path: Path) -> None:
-    run = SimulatedRun(plan, profile, workload, resources.cores)
+def _main_memory(plan: Plan, use: Sequence[dict[str, Parts]], one: str) -> Iterator[str]:
+    """A line for the nodes that hold the same in main memory. ``one``: what a single node is called."""
+    alike: dict[str, list[int]] = {}
+    for node, (roles, machine) in enumerate(zip(use, plan.machines, strict=True)):
+        alike.setdefault(f"{roles} {machine.memory}", []).append(node)
+    for nodes in alike.values():
+        of, whose = (f" of {_nodes(nodes)}", "each") if plan.nodes > 1 else ("", one)
+        room = plan.machines[nodes[0]].memory
+        if not use[nodes[0]]:
+            continue
+        yield f"main memory{of}: {describe_memory(use[nodes[0]])} at least; {whose} has {room:.0f} GiB"
+
+
+def _draw(plan: Plan, profile: Profile, workload: Workload, path: Path) -> None:
+    run = SimulatedRun(plan, profile, workload)
     run.run(warmup=workload.max_staleness + 2, batches=2)
     draw_timeline(run.activities, path, f"{plan.layout.describe()}: two super-batches, simulated by {profile.name}")

@@ -3,18 +3,22 @@
 from typing import Any
 
 from vla_rl.core.errors import UserError
-from vla_rl.observability.plots import draw_comparison, draw_curves, read_metrics
+from vla_rl.observability.plots import EFFORTS, draw_comparison, draw_curves, read_metrics, with_totals
 
 
 def plot_command(args: Any) -> int:
     """`vla-rl plot`: the curves of one run, or several runs in one picture."""
-    runs = {path.stem if path.is_file() else path.name: read_metrics(path) for path in args.runs}
+    runs = {path.stem if path.is_file() else path.name: with_totals(read_metrics(path)) for path in args.runs}
     if len(runs) < len(args.runs):
         raise UserError(f"two of {', '.join(map(str, args.runs))} have the same name: rename one, names are the labels")
+    over = EFFORTS[args.x]
+    for name, metrics in runs.items():
+        if not any(over.key in m for m in metrics):
+            raise UserError(f"--x {args.x}: {name} has not recorded {over.key}; leave --x out")
     if len(runs) == 1:
         ((name, metrics),) = runs.items()
-        draw_curves(metrics, args.output, name)
+        draw_curves(metrics, args.output, name, over)
     else:
-        draw_comparison(runs, args.output)
+        draw_comparison(runs, args.output, over)
     print(args.output)
     return 0

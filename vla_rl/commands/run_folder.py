@@ -12,6 +12,7 @@ runs/NAME/
     not_finite/      see ``divergence``
     evaluations/     a JSON file per evaluation, and a video
     curves.png       drawn at the end
+    report.html      written at the end, see ``report``
 """
 
 import json
@@ -124,6 +125,11 @@ class RunFolder:
         with replacing(self.path / "config.yaml") as partial:
             partial.write_text(dump_config(self.config))
         self._loggers = open_loggers(self.path, self.config, int(checkpoint.name) if checkpoint else 0)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this process may write: a new run, or a reopened one after ``begin``."""
+        return self._continues is None
 
     def _newest(self, say: Callable[[str], None]) -> Path | None:
         return self.checkpoints.newest_undamaged(say) if self.checkpoints.complete() else None

@@ -133,6 +133,7 @@ def clone(config: RunConfig, console: Console) -> dict[str, Any]:
         "demonstrations": demos.num_demonstrations,
         "steps": len(demos.actions),
         "updates": config.sft.updates,
+        "passes": round(config.sft.updates * config.sft.batch / len(demos.actions), 1),
         "final_loss": round(float(np.mean(losses[-100:])), 4),
         "seconds": round(time.monotonic() - start, 1),
     }

@@ -23,6 +23,7 @@ from vla_rl.commands.dataset import complete_dataset
 from vla_rl.commands.fitting import require_fit
 from vla_rl.commands.metadata import knows_conditions, with_ranges_of
 from vla_rl.commands.recovery import Recovery, Start
+from vla_rl.commands.report import report_at_end
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.signals import StopRequest
 from vla_rl.commands.trainer import Trainer
@@ -66,8 +67,8 @@ def run_training(
     """Run a training, or continue the run in the folder ``resume``; one that is complete stays as it is.
 
     ``iteration``: of the checkpoint to continue from; None: the newest. ``temporary``: its folder will be removed, and
-    is not named. Raises UserError before any process is started,
-    where the mistake can be found that early.
+    is not named. Other runs get a report, however they end. Raises UserError before any process is started, where the
+    mistake can be found that early.
     """
     from envs import env_spec
     from vla_rl.policies.build import check_policy, require_trainable
@@ -85,7 +86,7 @@ def run_training(
         )
     folder.temporary = temporary
     spec = with_ranges_of(folder.path, spec)
-    with closing(folder), ExitStack() as stack:
+    with ExitStack() as afterwards, closing(folder), ExitStack() as stack:
         start = Start.of(checkpoint, config) if checkpoint else Start()
         if checkpoint:
             require_fit(config, folder.path, checkpoint, spec)
@@ -97,6 +98,7 @@ def run_training(
         stack.enter_context(complete_dataset(config, spec))
         for callback in callbacks:
             callback.on_start(folder.path)
+        afterwards.callback(report_at_end, folder)
         _run(config, spec, folder, plan, start, callbacks)
     result = folder.result()
     for callback in callbacks:

@@ -18,13 +18,14 @@ from vla_rl.commands.metadata import metadata
 from vla_rl.commands.run_folder import RunFolder
 from vla_rl.commands.saving import Saving
 from vla_rl.commands.signals import StopRequest
+from vla_rl.commands.why import last_words
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import RunError, StallError
 from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec, Trajectory
 from vla_rl.observability.callbacks import Callback
 from vla_rl.observability.console import TrainingView
-from vla_rl.observability.usage import Throughput, resident_gib
+from vla_rl.observability.usage import Throughput, resident_gib, swapped_gib
 from vla_rl.placement.memory import expected_memory
 from vla_rl.placement.plan import Plan, PlanError
 from vla_rl.placement.planner import layout_record
@@ -238,7 +239,7 @@ class Trainer:
         metrics = metrics | {f"episodes/{name}": float(value) for name, value in counters.items()}
         elapsed = self._elapsed()
         metrics |= {"time/seconds": elapsed, "restarts": float(self.cluster.restarts), "memory/gib": resident_gib()}
-        metrics["restarts_of_run"] = float(self.restarts)
+        metrics |= {"restarts_of_run": float(self.restarts), "memory/swap_gib": swapped_gib()}
         if self.config.placement.replan_every:
             metrics["placement/migrations"] = float(self._replanner.migrations)
         metrics["machine/cpu"] = psutil.cpu_percent() / 100  # share of all cores since the previous iteration
@@ -340,7 +341,7 @@ class Trainer:
         return bool(complete) and complete[-1].name == f"{self.policy_version:06d}"
 
     def finish(self) -> None:
-        """The last checkpoint, if it is missing, the curves, and a word about what comes next."""
+        """The last checkpoint, if it is missing, the curves, what looks wrong, and a word about what comes next."""
         from vla_rl.observability.plots import draw_curves
 
         self.settle(wait=True)
@@ -364,4 +365,7 @@ class Trainer:
         done = self.has_converged() or self.policy_version >= self.config.train.iterations
         self.view.status("complete" if done else "stopped")
         if not self.folder.temporary:
+            with guarded("vla-rl why"):
+                for text in last_words(self.folder.path) if self.policy_version else ():
+                    self.view.say(text)
             self.view.say(f"results: {self.folder.path} (curves.png, evaluations/, checkpoints/)")

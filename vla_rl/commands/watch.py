@@ -11,7 +11,7 @@ from rich.panel import Panel
 
 from vla_rl.config.yaml_file import read_config_file
 from vla_rl.core.errors import UserError
-from vla_rl.core.file_lock import is_locked
+from vla_rl.core.file_lock import FileLock
 from vla_rl.core.files import json_or_empty
 from vla_rl.observability.console import make_console, say
 from vla_rl.observability.heartbeat import duration
@@ -73,7 +73,7 @@ class WatchedRun:
         """A line for each iteration that has been logged since the last call. Raises UserError."""
         try:
             self._read_config()
-            self.is_running = is_locked(self._lock)  # first: what is read next is then complete if it is over
+            self.is_running = FileLock.is_held(self._lock)  # first: what is read next is then complete if it is over
         except OSError as error:
             raise UserError(f"{self._folder} cannot be read: {error}") from None
         lines = []

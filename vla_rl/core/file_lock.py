@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 _LONGEST = 1000  # bytes of an owner's name
-_ASKED_S = 0.002  # ``is_locked`` is through within it
+_ASKED_S = 0.002  # ``is_held`` is through within it
 
 
 class FileLock:
@@ -41,6 +41,18 @@ class FileLock:
                     return cls(fd, new)
             os.close(fd)  # its owner has just removed it
 
+    @staticmethod
+    def is_held(path: Path) -> bool:
+        """Whether a process holds the lock ``path``. No file is made or changed."""
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # there is none, or nobody may read it
+            return False
+        return False
+
     def _write(self, text: bytes) -> None:
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, text, 0)
@@ -53,18 +65,3 @@ class FileLock:
                 self._new.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock ``path``; the file stays as it is. Raises OSError if it cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False

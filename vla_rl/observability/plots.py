@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,22 @@ if TYPE_CHECKING:
 
 
 Metrics = Sequence[dict[str, float]]
+
+
+class Effort(NamedTuple):
+    """What curves are drawn over: a metric, its unit on the axis, and the label of the axis."""
+
+    key: str
+    unit: float
+    label: str
+
+
+EFFORTS = {
+    "episodes": Effort("episodes/played", 1.0, "training episodes played"),
+    "steps": Effort("episodes/control_steps", 1000.0, "thousand control steps played"),
+    "minutes": Effort("time/seconds", 60.0, "minutes, evaluations included"),
+    "core": Effort("time/cpu_s", 60.0, "minutes of a core, evaluations left out"),  # see ``with_totals``
+}
 
 
 @contextmanager
@@ -63,14 +79,15 @@ def smoothed(y: np.ndarray, window: int) -> np.ndarray:
     return np.array([y[max(0, i - half) : i + half + 1].mean() for i in range(len(y))])
 
 
-def draw_curves(metrics: Metrics, path: Path, title: str) -> None:
-    """One run: success, throughput, busy shares and health of the updates, over minutes of wall-clock time."""
+def draw_curves(metrics: Metrics, path: Path, title: str, over: Effort = EFFORTS["minutes"]) -> None:
+    """One run: success, throughput, busy shares and health of the updates."""
     with figure(path, title, 2, 2, (12, 7.5)) as axes:
-        _success(axes[0, 0], metrics)
-        _lines(axes[0, 1], metrics, "throughput", {"throughput/env_steps_per_s": "env steps/s"})
+        _success(axes[0, 0], metrics, over)
+        _lines(axes[0, 1], steady(metrics), over, "throughput", {"throughput/env_steps_per_s": "env steps/s"})
         _lines(
             axes[1, 0],
-            metrics,
+            steady(metrics),
+            over,
             "busy share of the time",
             {"busy/env_workers": "simulators", "busy/inference": "inference", "busy/learner": "learner"},
         )
@@ -78,6 +95,7 @@ def draw_curves(metrics: Metrics, path: Path, title: str) -> None:
         _lines(
             axes[1, 1],
             metrics,
+            over,
             "updates",
             {
                 "learner/update_kl": "KL of the update",
@@ -88,8 +106,8 @@ def draw_curves(metrics: Metrics, path: Path, title: str) -> None:
         axes[1, 1].set_ylim(-1, 1)
 
 
-def draw_comparison(runs: Mapping[str, Metrics], path: Path) -> None:
-    """Success of several runs over minutes of wall-clock time: evaluations, as far as there are any, and rollouts."""
+def draw_comparison(runs: Mapping[str, Metrics], path: Path, over: Effort = EFFORTS["minutes"]) -> None:
+    """Success of several runs: evaluations, as far as there are any, and rollouts."""
     panels: list[tuple[str, str | None, str, int]] = [
         (f"{kind} success, evaluation", f"eval/{kind}_success", "o-", 1)
         for kind in ("greedy", "sampled")
@@ -100,18 +118,11 @@ def draw_comparison(runs: Mapping[str, Metrics], path: Path) -> None:
     with figure(path, None, 1, columns, (5.0 * columns, 4.5), sharey=True, squeeze=False) as axes:
         for axis, (title, key, style, window) in zip(axes[0], panels, strict=True):
             for name, metrics in runs.items():
-                x, y = _minutes(metrics, key or rollouts_key(metrics))
+                x, y = _over(over, metrics, key or rollouts_key(metrics))
                 if len(x):
                     axis.plot(x, smoothed(y, window), style, label=name)
-            axis.set(title=title, ylim=(0, 1), xlabel="minutes")
+            axis.set(title=title, ylim=(0, 1), xlabel=over.label)
             _legend_and_grid(axis)
-
-
-_EFFORTS = {  # what success is drawn over: unit of the metric, and label
-    "episodes/control_steps": (1000.0, "thousand control steps played"),
-    "time/seconds": (60.0, "minutes, evaluations included"),
-    "time/cpu_s": (60.0, "minutes of a core, evaluations left out"),
-}
 
 
 def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str) -> None:
@@ -120,14 +131,14 @@ def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str
 
     What metrics of older runs do not count is not drawn.
     """
-    variants = {name: [_with_processor_time(m) for m in seeds] for name, seeds in variants.items()}
+    variants = {name: [with_totals(m) for m in seeds] for name, seeds in variants.items()}
     every = [m for seeds in variants.values() for m in seeds]
-    efforts = {key: about for key, about in _EFFORTS.items() if all(key in m[-1] for m in every)}
+    efforts = [EFFORTS[name] for name in ("steps", "minutes", "core") if all(EFFORTS[name].key in m[-1] for m in every)]
     columns = len(efforts) + 1
     with figure(path, title, 1, columns, (5.3 * columns, 5), sharey=True) as axes:
-        for axis, (x_key, (scale, label)) in zip(axes, efforts.items(), strict=False):
+        for axis, (x_key, scale, label) in zip(axes, efforts, strict=False):
             for name, seeds in variants.items():
-                x, curves = _seed_curves(seeds, x_key)
+                x, curves = seed_curves(seeds, x_key)
                 (line,) = axis.plot(x / scale, curves.mean(axis=0), label=name)
                 low, high = curves.min(axis=0), curves.max(axis=0)
                 axis.fill_between(x / scale, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
@@ -137,12 +148,40 @@ def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str
         _last_evaluations(axes[-1], variants)
 
 
-def _with_processor_time(metrics: Metrics) -> Metrics:
-    """With ``time/cpu_s``, the sum of ``time/iteration_cpu_s``; as they are where that was not measured."""
-    if not any("time/iteration_cpu_s" in m for m in metrics):
-        return metrics
-    totals = np.cumsum([m.get("time/iteration_cpu_s", 0.0) for m in metrics])
-    return [m | {"time/cpu_s": float(total)} for m, total in zip(metrics, totals, strict=True)]
+def with_totals(metrics: Metrics) -> Metrics:
+    """With ``time/cpu_s`` and ``time/trained_s``, the sums of ``time/iteration_cpu_s`` and ``time/iteration_s``.
+
+    These leave evaluations out. What a run did not measure has no sum. Episodes are counted over all sessions of a run.
+    """
+    for total, part in (("time/cpu_s", "time/iteration_cpu_s"), ("time/trained_s", "time/iteration_s")):
+        if any(part in m for m in metrics):
+            sums = np.cumsum([m.get(part, 0.0) for m in metrics])
+            metrics = [m | {total: float(value)} for m, value in zip(metrics, sums, strict=True)]
+    for key in ("episodes/played", "episodes/succeeded"):
+        metrics = _continued(metrics, key)
+    return metrics
+
+
+def _continued(metrics: Metrics, key: str) -> Metrics:
+    """With a counter that goes on where earlier versions began again with a new session."""
+    continued, total, before = [], 0.0, 0.0
+    for m in metrics:
+        if key in m:
+            total += m[key] - before if m[key] >= before else m[key]
+            before, m = m[key], m | {key: total}
+        continued.append(m)
+    return continued
+
+
+def steady(metrics: Metrics) -> Metrics:
+    """For curves of what simulators do: without the update after each evaluation, if that leaves at least half.
+
+    During an evaluation, simulators also play what the next update trains on, and rest afterwards. Its rates say
+    nothing of how fast a run is, and the success of the few episodes that end then is noise.
+    """
+    evaluated = [any(key.startswith("eval/") for key in m) for m in metrics]
+    kept = [m for m, after in zip(metrics, [False, *evaluated], strict=False) if not after]
+    return kept if 2 * len(kept) >= len(metrics) else metrics
 
 
 def _last_evaluations(axis: Axes, variants: Mapping[str, Sequence[Metrics]]) -> None:
@@ -179,12 +218,19 @@ def draw_timeline(activities: Sequence[Any], path: Path, title: str) -> None:
         axis.legend(handles=[Patch(color=c, label=name) for name, c in colors.items()], loc="upper right", fontsize=8)
 
 
-def _seed_curves(seeds: Sequence[Metrics], x_key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Common x values, up to the end of the shortest seed, and smoothed curves [seeds, x]."""
-    curves = [series(m, rollouts_key(m), x_key) for m in seeds]
+def seed_curves(
+    seeds: Sequence[Metrics], x_key: str, key: str | None = None, window: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
+    """Common x values, up to the end of the shortest seed, and smoothed curves [seeds, x]; empty if a seed has none.
+
+    ``key``: of the metric; None: success of the rollouts. ``window``: of the moving mean.
+    """
+    curves = [series(m, key or rollouts_key(m), x_key) for m in seeds]
+    if not all(len(x) for x, _ in curves):
+        return np.zeros(0), np.zeros((len(seeds), 0))
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     common = np.linspace(start, end, 200)
-    return common, np.array([np.interp(common, x, smoothed(y, 5)) for x, y in curves])
+    return common, np.array([np.interp(common, x, smoothed(y, window)) for x, y in curves])
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -195,36 +241,36 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     except FileNotFoundError:
         raise UserError(f"{file} does not exist: name a run folder (below runs/) or its metrics.jsonl") from None
     if not records:
-        raise UserError(f"{file} holds no iteration yet: nothing to draw")
+        raise UserError(f"{file} holds no iteration yet: nothing to draw or to judge")
     return records
 
 
-def _minutes(metrics: Metrics, key: str) -> tuple[np.ndarray, np.ndarray]:
-    x, y = series(metrics, key, "time/seconds")
-    return x / 60, y
+def _over(effort: Effort, metrics: Metrics, key: str) -> tuple[np.ndarray, np.ndarray]:
+    x, y = series(metrics, key, effort.key)
+    return x / effort.unit, y
 
 
-def _success(axis: Axes, metrics: Metrics) -> None:
-    x, y = _minutes(metrics, rollouts_key(metrics))
+def _success(axis: Axes, metrics: Metrics, over: Effort) -> None:
+    x, y = _over(over, steady(metrics), rollouts_key(metrics))
     if len(x):
         axis.plot(x, y, color="tab:gray", alpha=0.35, linewidth=1)
         axis.plot(x, smoothed(y, 5), color="tab:gray", label="rollouts (sampled, training placements)")
     for kind, color in (("greedy", "tab:blue"), ("sampled", "tab:orange")):
-        x, y = _minutes(metrics, f"eval/{kind}_success")
+        x, y = _over(over, metrics, f"eval/{kind}_success")
         if len(x):
-            low, high = _minutes(metrics, f"eval/{kind}_low95")[1], _minutes(metrics, f"eval/{kind}_high95")[1]
+            low, high = (_over(over, metrics, f"eval/{kind}_{end}95")[1] for end in ("low", "high"))
             axis.plot(x, y, "o-", color=color, label=f"evaluation, {kind}")
             axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-    axis.set(title="success", ylim=(0, 1), xlabel="minutes")
+    axis.set(title="success", ylim=(0, 1), xlabel=over.label)
     _legend_and_grid(axis)
 
 
-def _lines(axis: Axes, metrics: Metrics, title: str, keys: dict[str, str]) -> None:
+def _lines(axis: Axes, metrics: Metrics, over: Effort, title: str, keys: dict[str, str]) -> None:
     for key, label in keys.items():
-        x, y = _minutes(metrics, key)
+        x, y = _over(over, metrics, key)
         if len(x):
             axis.plot(x, y, label=label)
-    axis.set(title=title, xlabel="minutes")
+    axis.set(title=title, xlabel=over.label)
     _legend_and_grid(axis)
 
 

@@ -1,14 +1,18 @@
 """Throughput, busy shares and memory of a run, from the meters of its processes."""
 
 import contextlib
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median_low
 
 import psutil
 
 Totals = dict[str, float]
 _OFFLOAD = ("onload_s", "offload_s")
+_PLAYING = ("simulate_s", "render_s", "reset_s")  # what an env worker does
 
 
 class ProcessorTime:
@@ -59,7 +63,7 @@ class Throughput:
             "throughput/batches_per_s": 1.0 / wall,
             "throughput/episodes_per_s": _total(workers, "episodes") / wall,
             "throughput/inference_batch": rows / batches if batches else 0.0,
-            "busy/env_workers": _share(workers, ("simulate_s", "render_s", "reset_s"), wall),
+            "busy/env_workers": _share(workers, _PLAYING, wall),
             "busy/simulate": _share(workers, ("simulate_s",), wall),
             "busy/render": _share(workers, ("render_s",), wall),
             "busy/reset": _share(workers, ("reset_s",), wall),
@@ -70,6 +74,8 @@ class Throughput:
             "cpu/learner_s": _total(learners, "cpu_s"),
             "time/iteration_s": wall,
             "time/iteration_cpu_s": self._processors.growth(),
+            **_of_actions(workers),
+            **_of_slowest(workers),
             **_of_world_model(growth.get("world_model", []), wall),
             **({"busy/shared_devices": _share(growth["device"], ("held_s",), wall)} if growth.get("device") else {}),
             **({"busy/learner_offload": _share(learners, _OFFLOAD, wall)} if _total(learners, "offload_s") else {}),
@@ -92,6 +98,22 @@ def _of_world_model(models: Sequence[Totals], wall: float) -> dict[str, float]:
         "busy/imagine": _share(models, ("imagine_s", "frames_s"), wall),
         "busy/model_train": _share(models, ("model_train_s", "frame_train_s"), wall),
     }
+
+
+def _of_actions(workers: Sequence[Totals]) -> dict[str, float]:
+    """As ``rollout.action_use`` counts them; nothing where no number was executed."""
+    numbers, still = _total(workers, "action_numbers"), _total(workers, "numbers_in_middle")
+    found = {"rollout/action_middle": still / numbers} if numbers else {}
+    if numbers > still:  # tasks leave some numbers unused, which would hide that the others are saturated
+        found["rollout/action_saturation"] = _total(workers, "numbers_at_limits") / (numbers - still)
+    return found
+
+
+def _of_slowest(workers: Sequence[Totals]) -> dict[str, float]:
+    """Seconds a control step takes in the slowest worker, as a multiple of the median one's; of two, the faster is."""
+    spent = ((sum(w.get(name, 0.0) for name in _PLAYING), w.get("env_steps", 0.0)) for w in workers)
+    costs = [seconds / steps for seconds, steps in spent if seconds and steps]
+    return {"throughput/slowest_worker": max(costs) / median_low(costs)} if len(costs) > 1 else {}
 
 
 def _difference(totals: Totals, before: Totals) -> Totals:
@@ -127,3 +149,13 @@ def resident_gib() -> float:
             private += info.rss - of_others
             shared = max(shared, of_others)
     return (private + shared) / 2**30
+
+
+def swapped_gib() -> float:
+    """What the kernel has moved of this process and its descendants on this machine to disk, in GiB; Linux only."""
+    kib = 0
+    for process in [root := psutil.Process(), *root.children(recursive=True)]:
+        with contextlib.suppress(OSError):  # it has ended, or /proc is missing
+            found = re.search(r"VmSwap:\s*(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+            kib += int(found[1]) if found else 0
+    return kib / 2**20

@@ -33,13 +33,17 @@ _ON_THE_HUB: dict[str, RepoType] = {  # keys that may be addresses there
 }
 
 
-def load_checked_config(source: Source, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
-    """Load a config that must be able to run on this machine, and download what it names on the hub.
+def load_checked_config(
+    source: Source, overrides: Sequence[str] | Mapping[str, Any] = (), checks: Sequence[Check] | None = None
+) -> RunConfig:
+    """Load a config that must be able to run, and download what it names on the hub.
 
+    ``checks``: of the machine where it runs; by default ``machine_checks`` of this one.
     Keys that follow from the policy's checkpoint are set so, unless the config says otherwise. Raises ConfigError, as
     ``load_config`` does, and UserError if something cannot be downloaded.
     """
-    return with_keys_of_checkpoint(with_downloads(load_config(source, overrides, machine_checks(Machine.detect()))))
+    checks = machine_checks(Machine.detect()) if checks is None else checks
+    return with_keys_of_checkpoint(with_downloads(load_config(source, overrides, checks)))
 
 
 def with_downloads(config: RunConfig) -> RunConfig:
@@ -73,11 +77,19 @@ def with_keys_of_checkpoint(config: RunConfig) -> RunConfig:
     return config.with_values({key: value for key, value in found.items() if key in free})
 
 
-def machine_checks(machine: Machine) -> tuple[Check, ...]:
-    """Checks for ``load_config``: what ``machine`` must have for the run."""
+def checks_elsewhere() -> tuple[Check, ...]:
+    """Checks for ``load_config`` of what can be told without the machine that runs it."""
     return (
         Check((("policy", "checkpoint"),), _checkpoint_exists),
         Check(tuple((group, name) for group, name in (key.split(".") for key in _ON_THE_HUB)), _addresses_have_a_form),
+        Check((("placement", "profile"), ("placement", "virtual")), _profiles_can_be_read),
+    )
+
+
+def machine_checks(machine: Machine) -> tuple[Check, ...]:
+    """Checks for ``load_config``: what ``machine`` must have for the run."""
+    return (
+        *checks_elsewhere(),
         Check((("placement",), ("env",), ("learner",)), lambda config: _plan_exists(config, machine)),
         Check((("env",),), lambda config: _simulator_has_gpu(config, machine)),
         Check((("placement",),), lambda config: _processes_fit(config, machine)),
@@ -85,7 +97,6 @@ def machine_checks(machine: Machine) -> tuple[Check, ...]:
         Check((("learner", "compile_blocks"),), partial(_compiler_exists, "learner", machine)),
         Check((("learner", "matmul"),), partial(_processor_has_bf16, machine)),
         Check((("placement", "cuda_graphs"),), lambda config: _graphs_have_a_gpu(config, machine)),
-        Check((("placement", "profile"), ("placement", "virtual")), _profiles_can_be_read),
         Check((("log", "dataset"),), _dataset_can_be_written),
         Check((("log", "wandb"),), _wandb_has_a_key),
     )

@@ -15,7 +15,7 @@ It is a lower bound: libraries, simulators and the operating system come on top.
 from collections.abc import Mapping
 
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.machine import GIB, Machine
+from vla_rl.core.machine import GIB
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.memory import (
     ELEMENT,
@@ -58,12 +58,12 @@ def host_use(plan: Plan, memory: Memory, config: RunConfig, spec: EnvSpec, node:
     return {role: held for role, parts in found.items() if (held := {x: size for x, size in parts.items() if size})}
 
 
-def host_problem(plan: Plan, memory: Memory, config: RunConfig, spec: EnvSpec, machine: Machine) -> PlanError | None:
+def host_problem(plan: Plan, memory: Memory, config: RunConfig, spec: EnvSpec) -> PlanError | None:
     """The error, with the arithmetic, if a node's main memory is too small. Virtual devices hold nothing."""
     if config.placement.virtual is not None:
         return None
-    room = machine.memory / GIB
-    for node in range(plan.nodes):
+    for node, machine in enumerate(plan.machines):
+        room = machine.memory
         parts = host_use(plan, memory, config, spec, node)
         shared = sum(parts.get("shared memory", {}).values())
         if total(parts) > room >= shared:  # ``SharedMemoryNeeds.check`` tells more of a need that is larger by itself

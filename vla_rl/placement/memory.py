@@ -75,7 +75,7 @@ def memory_use(plan: Plan, memory: Memory, config: RunConfig, device: int) -> di
             parts |= {"context": _CONTEXT} if here[0].kind == "cuda" else {}
             found[name] = {part: size * len(here) for part, size in parts.items() if size}
     if memory.draw_each and draws_on_devices(config, plan.servers[0].kind):
-        workers = sum(plan.drawing_device(worker) == device for worker in plan.workers)
+        workers = plan.drawing_devices().count(device)
         found |= {"drawing": {"contexts": memory.draw_each * workers}} if workers else {}
     return found
 
@@ -130,7 +130,7 @@ def total(parts: Mapping[str, Parts]) -> float:
 
 def _shares_memory(plan: Plan, process: Process, device: int) -> bool:
     if process.kind == "cpu" and process.devices:
-        return process.node == device % plan.nodes
+        return process.node == plan.node_of(device)
     return device in process.devices
 
 

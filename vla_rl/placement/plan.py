@@ -10,16 +10,17 @@ A device is a GPU, with one process for each role that uses it. On a machine wit
 core: a role has one process per node with a thread for each of its cores, and roles that overlap lease the node's cores
 as a whole. Simulators that run on cores (LIBERO) have processes of their own and need no lease.
 
-With several nodes, all alike, device d belongs to node d mod nodes: however the devices are divided, every node has its
-part of each role. An env worker and its inference server run on one node, because they share memory.
+With several nodes, these take turns in the numbering of devices: however the devices are divided, every node has its
+part of each role. An env worker and its inference server run on one node, because they share memory. Nodes without a
+device take the env workers for which the others have no core left; these workers are remote.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, cycle, pairwise
-from typing import Literal, Self
+from typing import Literal
 
 from envs.libero.config import LiberoConfig
 from envs.maniskill.config import ManiSkillConfig
@@ -27,10 +28,9 @@ from envs.metaworld.config import MetaWorldConfig
 from envs.workload.config import WorkloadConfig
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
-from vla_rl.core.machine import Machine
+from vla_rl.placement.resources import Kind, Node, Resources, homes
 
 Mode = Literal["collocated", "pipelined", "hybrid"]
-Kind = Literal["cuda", "cpu", "virtual"]
 
 
 class PlanError(UserError):
@@ -39,29 +39,6 @@ class PlanError(UserError):
     def __init__(self, key: str, text: str) -> None:
         super().__init__(f"{key}: {text}")
         self.key, self.text = key, text
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """Cores and devices of the machine, or of all nodes of a cluster together."""
-
-    cores: int
-    devices: int
-    kind: Kind = "cpu"
-    nodes: int = 1
-
-    @classmethod
-    def of(cls, machine: Machine, config: RunConfig) -> Self:
-        """Without a GPU, the cores are the devices; ``placement.devices`` says how many virtual devices there are.
-
-        ``machine``: one of the nodes.
-        """
-        if config.placement.virtual is not None:
-            return cls(config.placement.env_workers, config.placement.devices or 1, "virtual")
-        nodes, cores = config.placement.nodes, machine.cpus * config.placement.nodes
-        if machine.gpus:
-            return cls(cores, len(machine.gpus) * nodes, "cuda", nodes)
-        return cls(cores, cores, "cpu", nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +73,7 @@ class Process:
     threads: int
     lock: str | None  # the device lock to lease for computing; None: it shares nothing
     node: int = 0
+    remote: bool = False  # an env worker whose inference server is on another node
 
     @property
     def torch_device(self) -> str:
@@ -116,14 +94,39 @@ class Plan:
     envs_per_worker: int
     splits: int  # groups of a worker's envs that advance independently
     max_batch: int  # rows of one inference batch
+    machines: tuple[Node, ...]  # by the number of the node
     offload: bool = False  # devices hold the learner's state during its updates, and inference's between them
-    nodes: int = 1
     world_model: Process | None = None  # asks the first inference server
 
     @property
     def processes(self) -> tuple[Process, ...]:
         models = () if self.world_model is None else (self.world_model,)
         return (*self.workers, *self.servers, *self.learners, *models)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.machines)
+
+    @property
+    def remote(self) -> tuple[Process, ...]:
+        """Env workers whose inference server is on another node."""
+        return tuple(worker for worker in self.workers if worker.remote)
+
+    @property
+    def planned_only(self) -> str | None:
+        """Why this version cannot run the plan; None if it can."""
+        if self.remote:
+            return "planned only: this version runs env workers on nodes with an inference server"
+        if len({machine.devices for machine in self.machines if machine.devices}) > 1:
+            return "planned only: this version runs on nodes with equally many devices"
+        return None
+
+    def require_runtime(self) -> None:
+        """Raise UserError if this version cannot run the plan."""
+        if (reason := self.planned_only) is not None:
+            raise UserError(
+                f"{reason}; use alike nodes with devices, and no more placement.env_workers than their cores"
+            )
 
     @property
     def relays(self) -> tuple[Process, ...]:
@@ -137,10 +140,16 @@ class Plan:
         return sorted({p.lock for p in self.processes if p.lock is not None})
 
     def servers_by_worker(self) -> tuple[int, ...]:
-        """Index of the inference server that each env worker asks, on its node."""
+        """Index of the inference server that each env worker asks: one of its node, in turn; remote workers come last,
+        and ask the one that then has fewest."""
         nodes = {server.node for server in self.servers}
         near = {node: cycle([s.index for s in self.servers if s.node == node]) for node in nodes}
-        return tuple(next(near[worker.node]) for worker in self.workers)
+        asked = {worker.index: next(near[worker.node]) for worker in self.workers if not worker.remote}
+        clients = Counter(asked.values())
+        for worker in self.remote:
+            asked[worker.index] = server = min(range(len(self.servers)), key=lambda index: clients[index])
+            clients[server] += 1
+        return tuple(asked[worker.index] for worker in self.workers)
 
     def server_of(self, worker: int) -> int:
         return self.servers_by_worker()[worker]
@@ -152,20 +161,33 @@ class Plan:
     def workers_of(self, server: int) -> list[int]:
         return [worker for worker, its in enumerate(self.servers_by_worker()) if its == server]
 
+    def node_of(self, device: int) -> int:
+        return homes(self.machines)[device]
+
+    def local_device(self, device: int) -> int:
+        """A device as it is numbered on its node."""
+        nodes = homes(self.machines)
+        return nodes[:device].count(nodes[device])
+
     def local_devices(self, process: Process) -> tuple[int, ...]:
         """The devices of a process, as numbered on its node."""
-        return tuple(device // self.nodes for device in process.devices)
+        return tuple(map(self.local_device, process.devices))
 
-    def drawing_device(self, process: Process) -> int | None:
-        """The device on which an env worker on cores draws: those of its node in turn; None without GPUs.
+    def drawing_devices(self) -> tuple[int | None, ...]:
+        """The device on which each env worker on cores draws: those of its node in turn; None without GPUs.
 
         Drawing needs no lease: it takes a device's graphics units and little of its time.
         """
-        if process.role != "env worker" or process.devices:
-            return None
-        near = {d for p in self.processes if p.kind == "cuda" and p.node == process.node for d in p.devices}
-        workers = [worker.index for worker in self.workers if worker.node == process.node]
-        return sorted(near)[workers.index(process.index) % len(near)] if near else None
+        near = defaultdict[int, set[int]](set)
+        for process in self.processes:
+            if process.kind == "cuda":
+                near[process.node].update(process.devices)
+        turns = {node: cycle(sorted(devices)) for node, devices in near.items()}
+        return tuple(None if w.devices or w.node not in turns else next(turns[w.node]) for w in self.workers)
+
+    def drawing_device(self, process: Process) -> int | None:
+        """As ``drawing_devices``, of one process; None of any that is no env worker."""
+        return self.drawing_devices()[process.index] if process.role == "env worker" else None
 
 
 def simulator_on_devices(config: RunConfig, kind: Kind) -> bool:
@@ -273,7 +295,7 @@ def make_plan(config: RunConfig, resources: Resources, layout: Layout | None = N
             f"{config.algo.name} trains on one rank, and this plan ({layout.describe()}) has {len(learners)} learners"
         )
         raise PlanError("algo.name", f"{text}; set placement.devices=1, or on cores learner.ranks=1")
-    workers = _workers(p.env_workers, layout, resources, servers)
+    workers = _workers(p.env_workers, layout, resources, servers, learners)
     servers = _with_workers(servers, workers)
     return Plan(
         layout=layout,
@@ -284,7 +306,7 @@ def make_plan(config: RunConfig, resources: Resources, layout: Layout | None = N
         splits=_num_splits(config, layout),
         max_batch=p.max_batch,
         offload=training and _always_offloads(config, layout),
-        nodes=resources.nodes,
+        machines=resources.machines,
         world_model=_world_model(config, servers[0]) if training else None,
     )
 
@@ -318,13 +340,15 @@ def _num_splits(config: RunConfig, layout: Layout) -> int:
     return min(2, config.placement.envs_per_worker) if layout.simulators else config.placement.envs_per_worker
 
 
-def _workers(count: int, layout: Layout, resources: Resources, servers: tuple[Process, ...]) -> tuple[Process, ...]:
-    """One on each simulator device; or ``count`` on cores of the nodes that have an inference server.
+def _workers(
+    count: int, layout: Layout, resources: Resources, servers: tuple[Process, ...], learners: tuple[Process, ...]
+) -> tuple[Process, ...]:
+    """One on each simulator device; or ``count`` on cores.
 
     Raises PlanError if a simulator's device is on a node without an inference server.
     """
     if not layout.simulators:
-        return tuple(Process("env worker", i, "cpu", (), 1, None, servers[i % len(servers)].node) for i in range(count))
+        return _seated(count, resources, servers, learners)
     workers = _processes("env worker", layout, layout.simulators, resources, None, None)
     alone = {worker.node for worker in workers} - {server.node for server in servers}
     if alone:
@@ -333,13 +357,39 @@ def _workers(count: int, layout: Layout, resources: Resources, servers: tuple[Pr
     return workers
 
 
+def _seated(
+    count: int, resources: Resources, servers: tuple[Process, ...], others: Iterable[Process]
+) -> tuple[Process, ...]:
+    """Env workers on cores: on the inference servers' nodes in turn. If there are nodes without a device, one that sees
+    no core left goes to another server's node that has one, else to the first node without a device that has."""
+    room = Counter({node: machine.cores for node, machine in enumerate(resources.machines)})
+    for process in (*servers, *others):
+        room[process.node] -= process.threads
+    hosts = [node for node, m in enumerate(resources.machines) if not m.devices for _ in range(m.cores)]
+    away, nodes, workers = cycle(hosts), sorted({server.node for server in servers}), list[Process]()
+    for index in range(count):
+        node = servers[index % len(servers)].node
+        if hosts and room[node] <= 0:
+            roomiest = max(nodes, key=lambda number: room[number])
+            node = roomiest if room[roomiest] > 0 else next(away)
+        room[node] -= 1
+        workers.append(Process("env worker", index, "cpu", (), 1, None, node, remote=node not in nodes))
+    return tuple(workers)
+
+
 def _with_workers(servers: tuple[Process, ...], workers: tuple[Process, ...]) -> tuple[Process, ...]:
-    """Those inference servers that have an env worker: each worker asks one, so a node needs no more than it has."""
-    left, used = Counter(worker.node for worker in workers), list[Process]()
+    """Those inference servers that have an env worker: each worker asks one, so that a node needs no more than it has,
+    and the remote ones together no more than they are."""
+    left, used = Counter(worker.node for worker in workers if not worker.remote), list[Process]()
+    anywhere = sum(worker.remote for worker in workers)
     for server in servers:
         if left[server.node]:
             left[server.node] -= 1
-            used.append(replace(server, index=len(used)))
+        elif anywhere:
+            anywhere -= 1
+        else:
+            continue
+        used.append(replace(server, index=len(used)))
     return tuple(used)
 
 
@@ -347,29 +397,30 @@ def _processes(
     role: str, layout: Layout, devices: tuple[int, ...], resources: Resources, wanted: int | None, threads: int | None
 ) -> tuple[Process, ...]:
     """One on each device; on cores as many as wanted, by default one per node with a thread for each core."""
-    kind, nodes, shared = resources.kind, resources.nodes, layout.shared
+    kind, nodes, shared = resources.kind, homes(resources.machines), layout.shared
     if kind == "cpu":
         return _on_cores(role, layout, devices, nodes, wanted, threads)
     if role == "learner" and wanted not in (None, len(devices)):
         text = f"a plan ({layout.describe()}) has one on each of the learner's {len(devices)} GPUs; use null"
         raise PlanError("learner.ranks", text)
     return tuple(
-        Process(role, i, kind, (d,), threads or 1, f"device {d}" if d in shared else None, d % nodes)
+        Process(role, i, kind, (d,), threads or 1, f"device {d}" if d in shared else None, nodes[d])
         for i, d in enumerate(devices)
     )
 
 
 def _on_cores(
-    role: str, layout: Layout, devices: tuple[int, ...], nodes: int, wanted: int | None, threads: int | None
+    role: str, layout: Layout, devices: tuple[int, ...], nodes: Sequence[int], wanted: int | None, threads: int | None
 ) -> tuple[Process, ...]:
-    parts = [part for node in range(nodes) if (part := tuple(d for d in devices if d % nodes == node))]
+    """``nodes``: of each device."""
+    parts = [tuple(d for d in devices if nodes[d] == node) for node in sorted({nodes[d] for d in devices})]
     count = wanted or len(parts)
     if count > len(devices):
         raise PlanError("learner.ranks", f"{count} processes for {len(devices)} CPU cores; use at most that many")
     processes = []
     for index in range(count):
         part = parts[index % len(parts)]
-        node, neighbours = part[0] % nodes, len(range(index % len(parts), count, len(parts)))
+        node, neighbours = nodes[part[0]], len(range(index % len(parts), count, len(parts)))
         lock = f"cores of node {node}" if layout.shared & set(part) else None
         if lock and neighbours > 1:
             text = f"{neighbours} processes would wait for each other while they wait for leases of the same cores"

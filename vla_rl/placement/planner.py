@@ -1,5 +1,6 @@
 """The plan with which a run starts, or with which it continues from a checkpoint."""
 
+from bisect import bisect_left
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,21 @@ from vla_rl.core.records import EnvSpec
 from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.host_memory import host_problem
 from vla_rl.placement.memory import expected_memory, fit_memory
-from vla_rl.placement.plan import Layout, Plan, Resources, layouts, make_plan, simulator_on_devices, usable_devices
+from vla_rl.placement.plan import (
+    Layout,
+    Mode,
+    Plan,
+    Resources,
+    layouts,
+    make_plan,
+    simulator_on_devices,
+    usable_devices,
+)
 from vla_rl.placement.profile import Profile, load_profile
-from vla_rl.placement.search import Candidate, search
+from vla_rl.placement.search import Candidate, candidates, search
+from vla_rl.placement.shared_memory import row_bytes
+
+_SPARE = 0.8  # cores in use for this share of what the busiest other resource is hold up next to nothing
 
 
 def plan_run(config: RunConfig, spec: EnvSpec, *, training: bool = True) -> Plan:
@@ -21,30 +34,64 @@ def plan_run(config: RunConfig, spec: EnvSpec, *, training: bool = True) -> Plan
     Raises PlanError if no plan fits.
     """
     machine = Machine.detect()
+    resources = Resources.of(machine, config)
     if config.placement.profile is None or not training:
-        return plan_by_rule(config, spec, machine, training=training)
-    return search_by_profile(config, spec, machine)[0].plan
+        return plan_by_rule(config, spec, machine, resources, training=training)
+    return search_by_profile(config, spec, machine, resources)[0].plan
 
 
-def plan_by_rule(config: RunConfig, spec: EnvSpec, machine: Machine, *, training: bool = True) -> Plan:
-    """The plan without a profile. Raises PlanError if it does not fit."""
+def plan_by_rule(
+    config: RunConfig, spec: EnvSpec, machine: Machine, resources: Resources, *, training: bool = True
+) -> Plan:
+    """The plan without a profile. ``machine``: a node with devices. Raises PlanError if it does not fit."""
     memory = expected_memory(config, spec, machine)
-    plan = fit_memory(make_plan(config, Resources.of(machine, config), training=training), memory, config)
-    if problem := host_problem(plan, memory, config, spec, machine):
+    plan = fit_memory(make_plan(config, resources, training=training), memory, config)
+    if problem := host_problem(plan, memory, config, spec):
         raise problem
     return plan
 
 
-def search_by_profile(config: RunConfig, spec: EnvSpec, machine: Machine) -> list[Candidate]:
-    """The best layouts of the configured mode by ``placement.profile``, the fastest first. Raises PlanError."""
+def search_by_profile(config: RunConfig, spec: EnvSpec, machine: Machine, resources: Resources) -> list[Candidate]:
+    """The best layouts of the configured mode by ``placement.profile``, the fastest first. Raises PlanError.
+
+    ``machine``: a node with devices.
+    """
     profile = profile_of(config, spec, machine)
-    mode = None if config.placement.mode == "auto" else config.placement.mode
-    found = search(config, Resources.of(machine, config), profile, workload_of(config, spec, profile), mode)
-    problems = [host_problem(c.plan, profile.memory, config, spec, machine) for c in found]
+    found = search(config, resources, profile, workload_of(config, spec, profile), _mode(config))
+    problems = [host_problem(c.plan, profile.memory, config, spec) for c in found]
     if fitting := [c for c, problem in zip(found, problems, strict=True) if problem is None]:
         return fitting
     assert problems[0] is not None
     raise problems[0]
+
+
+def _mode(config: RunConfig) -> Mode | None:
+    return None if config.placement.mode == "auto" else config.placement.mode
+
+
+def with_env_workers(config: RunConfig, spec: EnvSpec, machine: Machine, resources: Resources) -> RunConfig:
+    """The config with an env worker on each core that helps, by ``placement.profile``.
+
+    These are the cores of nodes with devices, except two for each device, and those of the fewest other nodes with
+    which cores no longer limit the best plan, by its bound. There are at most as many as episodes under way.
+    ``machine``: a node with devices. Raises PlanError if no plan fits.
+    """
+    profile = profile_of(config, spec, machine)
+    workload = workload_of(config, spec, profile)
+    near = sum(m.cores for m in resources.machines if m.devices) - 2 * resources.devices
+    others = [m.cores for m in resources.machines if not m.devices]
+    most = (workload.max_staleness + 1) * workload.episodes
+
+    def using(hosts: int) -> RunConfig:
+        workers = max(resources.devices, near) + sum(others[:hosts])
+        return config.with_values({"placement.env_workers": min(most, workers)})
+
+    def suffice(hosts: int) -> bool:
+        use = candidates(using(hosts), resources, profile, workload, _mode(config))[0].bound.use
+        cores = max((seconds for name, seconds in use.items() if name.endswith("cores")), default=0.0)
+        return cores <= _SPARE * max(seconds for name, seconds in use.items() if not name.endswith("cores"))
+
+    return using(bisect_left(range(len(others)), True, key=suffice))
 
 
 def profile_of(config: RunConfig, spec: EnvSpec, machine: Machine) -> Profile:
@@ -60,7 +107,8 @@ def profile_of(config: RunConfig, spec: EnvSpec, machine: Machine) -> Profile:
 
 def workload_of(config: RunConfig, spec: EnvSpec, profile: Profile) -> Workload:
     """What the run asks of the machine, with the episode lengths of the profile."""
-    return Workload.of(config, spec.max_episode_steps, 2 * (1 - profile.mean_length))
+    workload = Workload.of(config, spec.max_episode_steps, 2 * (1 - profile.mean_length))
+    return replace(workload, row_bytes=row_bytes(config, spec))
 
 
 def layout_record(plan: Plan) -> dict[str, Any]:

@@ -56,9 +56,14 @@ class Profile(_Part):
     """Costs of one simulator and one policy on one kind of device."""
 
     name: str
+    gpu: str | None = Field(None, description="The kind of GPU, as `vla-rl plan --on` names it; null: not known.")
+    fits: dict[str, str] = Field({}, description="Configuration keys and the values that a run has for which it holds.")
     simulator_on: Literal["cores", "devices"]
     simulate: LinearCost = Field(description="A chunk in each of n envs: on one core, or batched on a device.")
     render: LinearCost = Field(description="One observation of each of n envs.")
+    render_on_cores: LinearCost | None = Field(
+        None, description="The same on a core of a node without a GPU; null: as 'render'."
+    )
     reset: Seconds = Field(description="The start of an episode.")
     infer: LinearCost = Field(description="An inference batch of n rows.")
     train: LinearCost = Field(description="Forward and backward pass of a micro-batch of n chunks.")
@@ -79,9 +84,26 @@ class Profile(_Part):
     def __hash__(self) -> int:
         return hash((self.name, self.simulate, self.infer, self.train))  # equality compares all fields
 
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Names of costs that were derived or assumed: all that are not 0 and whose source does not say "measured"."""
+        told = {"offload": self.sources.get("onload", "")} | self.sources  # one text may be of both
+        costs = [name for name in (*CURVES, *TIMES) if getattr(self, name) not in (0.0, LinearCost(each=0.0))]
+        return tuple(name for name in costs if not _is_measured(told.get(name, "")))
+
+    def rendering(self, remote: bool) -> LinearCost:
+        """What observing costs an env worker; a remote one has no GPU to draw on."""
+        return self.render_on_cores if remote and self.render_on_cores is not None else self.render
+
     def scaled(self, factor: float) -> Self:
         """The profile with all times multiplied by ``factor``."""
-        return self.model_copy(update={name: getattr(self, name) * factor for name in (*CURVES, *TIMES)})
+        there = [name for name in (*CURVES, *TIMES, "render_on_cores") if getattr(self, name) is not None]
+        return self.model_copy(update={name: getattr(self, name) * factor for name in there})
+
+
+def _is_measured(source: str) -> bool:
+    """Of a shipped profile, and of one that a run has measured ("the run NAME, 12 calls")."""
+    return source.startswith("measured") or source.endswith(" calls")
 
 
 def load_profile(path: Path) -> Profile:

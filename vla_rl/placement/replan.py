@@ -92,7 +92,7 @@ def better_plan(
     """The migration that is worth it, if there is one. Raises PlanError if by this profile no plan fits into memory."""
     # Under ZeRO, DeepSpeed saves one part of the learner's state per rank, so that their number has to stay.
     any_ranks = config.learner.zero_stage == 0 or config.placement.virtual is not None  # virtual learners have no state
-    now = simulate(candidate_of(current, profile, workload, resources.cores), profile, workload, resources.cores)
+    now = simulate(candidate_of(current, profile, workload), profile, workload)
     found = search(config, resources, profile, workload, ranks=None if any_ranks else len(current.learners))
     return worthwhile(now, found)
 

@@ -59,7 +59,7 @@ def search(
     found = candidates(config, resources, profile, workload, mode, ranks)
     worth = sum(c.bound.seconds <= _WITHIN * found[0].bound.seconds for c in found)
     number = max(_AT_LEAST, min(worth, _DEVICES_AT_MOST // usable_devices(config, resources)))
-    simulated = sorted((simulate(c, profile, workload, resources.cores) for c in found[:number]), key=_expected)
+    simulated = sorted((simulate(c, profile, workload) for c in found[:number]), key=_expected)
     alike = [c for c in simulated if _expected(c) <= _ALIKE * _expected(simulated[0])]
     first = min(alike, key=_busiest_device)
     return [first, *(c for c in simulated if c is not first)]
@@ -85,26 +85,26 @@ def candidates(
             refused.append(error)
             continue
         if ranks in (None, len(plan.learners)):
-            found.append(candidate_of(plan, profile, workload, resources.cores))
+            found.append(candidate_of(plan, profile, workload))
     if not found:
         raise refused[0] if refused else PlanError("placement.mode", f"{mode} needs more devices than there are")
     return sorted(found, key=_expected)
 
 
-def candidate_of(plan: Plan, profile: Profile, workload: Workload, cores: int) -> Candidate:
+def candidate_of(plan: Plan, profile: Profile, workload: Workload) -> Candidate:
     """Any plan, with its bound."""
-    return Candidate(plan, bound(plan, profile, workload, cores))
+    return Candidate(plan, bound(plan, profile, workload))
 
 
-def simulate(candidate: Candidate, profile: Profile, workload: Workload, cores: int) -> Candidate:
+def simulate(candidate: Candidate, profile: Profile, workload: Workload) -> Candidate:
     """The candidate with its simulated time."""
-    return replace(candidate, simulated=_simulated_seconds(candidate.plan, profile, workload, cores))
+    return replace(candidate, simulated=_simulated_seconds(candidate.plan, profile, workload))
 
 
 @lru_cache(maxsize=1024)  # a search of all modes repeats the simulations of a search of one
-def _simulated_seconds(plan: Plan, profile: Profile, workload: Workload, cores: int) -> float:
+def _simulated_seconds(plan: Plan, profile: Profile, workload: Workload) -> float:
     warmup = workload.max_staleness + 3  # until everything played before the first update has been trained
-    return 1.0 / SimulatedRun(plan, profile, workload, cores).run(warmup, _BATCHES).batches_per_s
+    return 1.0 / SimulatedRun(plan, profile, workload).run(warmup, _BATCHES).batches_per_s
 
 
 def _expected(candidate: Candidate) -> float:
@@ -113,4 +113,5 @@ def _expected(candidate: Candidate) -> float:
 
 
 def _busiest_device(candidate: Candidate) -> float:
-    return max(seconds for name, seconds in candidate.bound.use.items() if name != "cores")
+    use = candidate.bound.use
+    return max(seconds for name, seconds in use.items() if name.startswith("device") or name == "world model")

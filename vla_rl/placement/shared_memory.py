@@ -32,9 +32,9 @@ class SharedMemoryNeeds:
     def of(cls, config: RunConfig, spec: EnvSpec, plan: Plan) -> Self:
         """``plan``: without learners for an evaluation."""
         store = 0 if config.placement.ray_address else object_store_bytes(config, spec, training=bool(plan.learners))
-        clients = [*plan.workers, *([plan.world_model] if plan.world_model else [])]
-        rows = sum(client.node == 0 for client in clients) * plan.envs_per_worker
-        return cls(store, _weights(config, spec, plan), rows * _row_bytes(config, spec))
+        asked = [*plan.servers_by_worker(), *([0] if plan.world_model else [])]  # servers: requests lie on their nodes
+        rows = sum(plan.servers[server].node == 0 for server in asked) * plan.envs_per_worker
+        return cls(store, _weights(config, spec, plan), rows * row_bytes(config, spec))
 
     @property
     def total(self) -> int:
@@ -68,10 +68,10 @@ def object_store_bytes(config: RunConfig, spec: EnvSpec, *, training: bool = Tru
     branches = 0 if config.world_model is None else config.world_model.branches
     episodes = train.batch_episodes * ((config.max_staleness + 1) * (1 + branches) + train.reuse + branches)
     chunks = -(-spec.max_episode_steps // config.policy.chunk_size) + (config.algo.bootstrap_rule != "never")
-    return _LEAST_STORE + int(1.05 * episodes * chunks * _row_bytes(config, spec)) + frames * config.log.video
+    return _LEAST_STORE + int(1.05 * episodes * chunks * row_bytes(config, spec)) + frames * config.log.video
 
 
-def _row_bytes(config: RunConfig, spec: EnvSpec) -> int:
+def row_bytes(config: RunConfig, spec: EnvSpec) -> int:
     """Of one row: the observation, the action chunk with its record and its random numbers, and 2 KiB of the rest."""
     policy = config.policy.spec(spec)
     arrays = sum(np.dtype(x.dtype).itemsize * math.prod(x.shape) for x in policy.record.values())

@@ -10,8 +10,8 @@ profile says. ``vla-rl benchmark scaling`` compares the results with the real ru
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Generator, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from vla_rl.placement.cost_model import Workload
+from vla_rl.placement.cost_model import Workload, cores_of, crossings
 from vla_rl.placement.plan import Plan, Process
 from vla_rl.placement.profile import Profile
 
@@ -80,15 +80,18 @@ class _Server:
 class SimulatedRun:
     """One run of ``warmup + batches`` super-batches; ``run()`` measures the last ``batches``."""
 
-    def __init__(self, plan: Plan, profile: Profile, workload: Workload, cores: int, seed: int = 0) -> None:
+    def __init__(self, plan: Plan, profile: Profile, workload: Workload, seed: int = 0) -> None:
         self.plan, self.profile, self.workload = plan, profile, workload
         self.clock = simpy.Environment()
         self._rng = np.random.default_rng(seed)
-        self._num_cores = max(1, cores)
-        models = () if plan.world_model is None else (plan.world_model,)
-        on_cores = sum(not p.devices for p in (*plan.workers, *plan.servers, *plan.learners, *models))
+        on_cores = Counter(p.node for p in plan.processes if not p.devices)
+        cores = [max(1, machine.cores) for machine in plan.machines]
         # If there is a core for each process, nobody waits, and the resource would only slow the simulation down.
-        self._cores = simpy.Resource(self.clock, self._num_cores) if on_cores > self._num_cores else None
+        self._cores = {n: simpy.Resource(self.clock, cores[n]) for n, count in on_cores.items() if count > cores[n]}
+        self._sizes = Counter[str]()  # of "cores" and, where they exist, "remote cores"
+        for machine, size in zip(plan.machines, cores, strict=True):
+            self._sizes["cores" if machine.devices else "remote cores"] += size
+        self._links_free = [0.0] * plan.nodes  # when each node's link will have passed on what was given to it
         self._locks = {name: simpy.Resource(self.clock) for name in plan.locks}
         self._use: dict[str, float] = {}
         self._measured_from = 0.0
@@ -98,7 +101,7 @@ class SimulatedRun:
             _Server(p, simpy.Resource(self.clock), self.clock.event(), plan.clients_of(p.index) * plan.envs_per_worker)
             for p in plan.servers
         ]
-        self._workers = [self._make_worker(p) for p in plan.workers]
+        self._workers = list(map(self._make_worker, plan.workers, plan.servers_by_worker()))
         self._idle: deque[tuple[_Split, int]] = deque()
         self._running = self._buffered = self._taken = self._policy_version = 0
         self._chunks: deque[int] = deque()  # of finished episodes, in order
@@ -109,8 +112,8 @@ class SimulatedRun:
         self._imaginer = None if model is None else _Worker(model, self._servers[0], self.clock.event())
         self._filled = self.clock.event()
 
-    def _make_worker(self, process: Process) -> _Worker:
-        worker = _Worker(process, self._servers[self.plan.server_of(process.index)], self.clock.event())
+    def _make_worker(self, process: Process, server: int) -> _Worker:
+        worker = _Worker(process, self._servers[server], self.clock.event())
         worker.splits = [_Split(worker) for _ in range(self.plan.splits)]
         return worker
 
@@ -133,14 +136,15 @@ class SimulatedRun:
         seconds = self.clock.now - start
         played_batches = (self._played - played) / self.workload.steps
         busy = {name: (total - used.get(name, 0.0)) / seconds for name, total in sorted(self._use.items())}
-        busy["cores"] = busy.get("cores", 0.0) / self._num_cores
+        for name, size in self._sizes.items():
+            busy[name] = busy.get(name, 0.0) / size
         return Outcome(played_batches / seconds, busy, (self._rows - rows) / max(1, self._batches - fired))
 
     def _compute(self, process: Process, seconds: float) -> Steps:
         """Hold the device or a core for this time, after waiting for others that share it."""
         on_cores = not process.devices
-        name = "cores" if on_cores else f"device {process.devices[0]}"
-        resource = self._cores if on_cores else self._locks.get(process.lock or "")
+        name = cores_of(process) if on_cores else f"device {process.devices[0]}"
+        resource = self._cores.get(process.node) if on_cores else self._locks.get(process.lock or "")
         lease: AbstractContextManager[Any] = nullcontext() if resource is None else resource.request()
         with lease as request:
             if request is not None:
@@ -152,13 +156,13 @@ class SimulatedRun:
             self.activities.append(Activity(name, process.role, start, self.clock.now))
 
     def _simulate(self, worker: _Worker) -> Steps:
-        size = self.workload.chunk_size
+        size, render = self.workload.chunk_size, self.profile.rendering(worker.process.remote)
         while True:
             if not worker.inbox:
                 yield self._next_call(worker)
             split, starting = worker.inbox.popleft()
             if starting is not None:
-                yield from self._compute(worker.process, self.profile.reset + self.profile.render(1))
+                yield from self._compute(worker.process, self.profile.reset + render(1))
                 split.left[starting] = steps = self._episode_steps()
                 split.chunks[starting] = math.ceil(steps / size)
                 self._request(split, 1)
@@ -173,7 +177,7 @@ class SimulatedRun:
             for env_id in split.left:
                 split.left[env_id] -= size
             if split.left:
-                yield from self._compute(worker.process, self.profile.render(len(split.left)))
+                yield from self._compute(worker.process, render(len(split.left)))
                 self._request(split, len(split.left))
 
     def _call(self, split: _Split, starting: int | None = None) -> None:
@@ -203,6 +207,12 @@ class SimulatedRun:
 
     def _request(self, split: _Split, rows: int) -> None:
         split.waiting += rows
+        if split.worker.process.remote:
+            self._after(self._transfer(split.worker, rows), lambda: self._arrive(split, rows))
+        else:
+            self._arrive(split, rows)
+
+    def _arrive(self, split: _Split, rows: int) -> None:
         server = split.worker.server
         server.pending.extend([(self.clock.now, split)] * rows)
         if len(server.pending) >= server.needed and not server.enough.triggered:
@@ -224,7 +234,27 @@ class SimulatedRun:
             for _, split in rows:
                 split.waiting -= 1
                 if not split.waiting:
-                    self._call(split)
+                    self._answer(split)
+
+    def _answer(self, split: _Split) -> None:
+        if split.worker.process.remote:  # an answer is small: the rate of the link does not matter
+            self._after(self.plan.machines[split.worker.process.node].link.delay, lambda: self._call(split))
+        else:
+            self._call(split)
+
+    def _transfer(self, worker: _Worker, rows: int) -> float:
+        """Seconds until a remote worker's requests have crossed both links, on which one transfer follows the other."""
+        now, link = self.clock.now, self.plan.machines[worker.process.node].link
+        nbytes, arrival = rows * self.workload.row_bytes, now
+        for node, times in crossings(worker.process, worker.server.process).items():
+            once = nbytes / self.plan.machines[node].link.rate
+            start = max(now, self._links_free[node])
+            self._links_free[node] = start + times * once
+            arrival = max(arrival, start + once)
+        return arrival + link.delay - now
+
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.clock.timeout(seconds).callbacks.append(lambda _: action())
 
     def _collect(self, server: _Server) -> Steps:
         """Wait until a batch fires, as ``BatchRule`` of an inference server says."""

@@ -28,6 +28,7 @@ from vla_rl.core.records import (
     take_rows,
 )
 from vla_rl.observability.meter import Meter
+from vla_rl.rollout.action_use import ActionUse
 from vla_rl.rollout.recording import Recording
 
 _IDLE_WAIT_S = 1.0  # longest uninterrupted wait; every event wakes the worker earlier
@@ -61,6 +62,7 @@ class EnvWorker:
         self.mailbox = mailbox
         self.assignments = assignments
         self.meter = Meter()
+        self._action_use = ActionUse(env.spec.actions, self.meter)
         self._policy = policy
         self._bootstrap_rule = bootstrap_rule
         self._lease = lease
@@ -183,6 +185,7 @@ class EnvWorker:
         self._require_finite("rewarded", moving, result.rewards)
         self.meter.count("env_steps", executed)
         self.meter.count("chunks", len(moving))
+        self._action_use.count(batch.actions[rows], result.num_steps)
         to_observe: list[int] = []
         for i, env_id in enumerate(moving):
             recording = self._running[env_id]

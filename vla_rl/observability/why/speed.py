@@ -1,0 +1,83 @@
+"""What limits the speed of a run: no faults."""
+
+from vla_rl.observability.why.recorded import Recorded, Verdict
+
+SIMULATORS, INFERENCE, LEARNER = "busy/env_workers", "busy/inference", "busy/learner"
+_BUSY = 0.85  # share of the time
+_FREE_CORES = 0.8  # machine/cpu below which more processes would find cores
+_FULL = 0.9  # of the machine's memory
+_SWAPPED_GIB = 0.25
+_SLOW = 1.5  # times what the median worker takes for a control step
+_MUCH = 0.3  # share of the time
+
+
+def memory_bound(run: Recorded) -> Verdict | None:
+    gib, swapped = run.typical("memory/gib"), run.typical("memory/swap_gib")
+    machine = run.metadata.get("machine", {}).get("memory_gib")
+    evidence = f"The run holds {gib:.1f} GiB"
+    if machine is not None and gib > _FULL * machine:
+        evidence += f" of the machine's {machine:g} GiB"
+    elif not swapped > _SWAPPED_GIB:
+        return None
+    if swapped > _SWAPPED_GIB:
+        evidence += f", and {swapped:.1f} GiB more were swapped to disk"
+    return Verdict(
+        f"{evidence}.",
+        "Lower placement.env_workers, placement.envs_per_worker, learner.micro_batch or train.batch_episodes.",
+    )
+
+
+def simulator_bound(run: Recorded) -> Verdict | None:
+    if run.typical("machine/cpu") < _FREE_CORES:
+        return _bound(run, SIMULATORS, "Raise placement.env_workers: cores are free.")
+    return _bound(
+        run, SIMULATORS, "More cores, smaller images or train.reuse help; vla-rl benchmark limit CONFIG tells more."
+    )
+
+
+def inference_bound(run: Recorded) -> Verdict | None:
+    return _bound(
+        run,
+        INFERENCE,
+        f"Batches have {run.typical('throughput/inference_batch'):.1f} rows: raise placement.envs_per_worker and "
+        "placement.max_batch, or give inference more devices (vla-rl plan CONFIG).",
+    )
+
+
+def learner_bound(run: Recorded) -> Verdict | None:
+    return _bound(
+        run, LEARNER, "Raise learner.micro_batch, give it more devices (vla-rl plan CONFIG), or lower train.reuse."
+    )
+
+
+def _bound(run: Recorded, role: str, remedy: str) -> Verdict | None:
+    """Of several that are busy, the busiest is the limit."""
+    shares = {name: run.typical(name) for name in (SIMULATORS, INFERENCE, LEARNER) if len(run.values(name))}
+    if not shares or shares.get(role, 0.0) < max(_BUSY, *shares.values()):
+        return None
+    return Verdict(", ".join(f"{name} {share:.0%}" for name, share in shares.items()) + ".", remedy)
+
+
+def slow_env_worker(run: Recorded) -> Verdict | None:
+    ratio = run.typical("throughput/slowest_worker")
+    if not ratio > _SLOW:
+        return None
+    return Verdict(
+        f"It takes {ratio:.1f} times as long for a control step as the median one.",
+        "Look for other work on its cores or its GPU, and for more simulators than cores (placement.env_workers).",
+    )
+
+
+def evaluations_take_the_time(run: Recorded) -> Verdict | None:
+    spent = [
+        after["time/seconds"] - before["time/seconds"] - after.get("time/iteration_s", 0.0)
+        for before, after in zip(run.metrics, run.metrics[1:], strict=False)
+        if any(name.startswith("eval/") for name in after) and all("time/seconds" in m for m in (before, after))
+    ]
+    total = run.last("time/seconds")
+    if not spent or sum(spent) < _MUCH * total:
+        return None
+    return Verdict(
+        f"They took {sum(spent) / 60:.0f} of {total / 60:.0f} minutes, in {len(spent)} iterations.",
+        "Raise train.eval_every, or lower train.eval_episodes.",
+    )

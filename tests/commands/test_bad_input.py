@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import string
 import sys
 from collections.abc import Callable, Iterator
@@ -400,6 +401,13 @@ def test_a_disk_without_room(refused, tmp_path: Path) -> None:
     """Here, a limit on the size of files."""
     with limited_files(16):
         refused("train {config} log.dir={tmp} log.name=run", "no run folder can be written there")
+
+
+def test_a_port_that_is_in_use(refused) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        refused(f"train {{config}} log.dir={{tmp}} log.prometheus_port={port}", f"log.prometheus_port={port}: ")
+        refused(f"train --resume {{run}} log.prometheus_port={port}", "choose another port, end what uses it")
 
 
 def test_output_that_cannot_be_written(

@@ -109,12 +109,16 @@ def _check_trace(run: Path, *, leases: bool) -> None:
         assert update.start < inside.start < inside.end < update.end, "the processes' clocks agree"
 
 
-def test_a_time_limit_ends_the_run_after_one_update_at_least_with_an_evaluation_and_a_checkpoint(tmp_path):
+def test_a_time_limit_ends_the_run_after_one_update_at_least_with_an_evaluation_and_a_checkpoint(tmp_path, capsys):
     shorter_than_the_start = {"iterations": 10_000, "max_minutes": 0.01, "eval_every": 0, "eval_start": False}
     data = {"log": {"dataset": str(tmp_path / "data")}}
     assert train(_config(tmp_path, train=shorter_than_the_start, **data)) == 0
     (only,) = _metrics(tmp_path / "run")
     assert only["iteration"] == 1, "nor evaluated before"
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("iteration 1/10000 (0 %) | "))
+    assert " | KL " in line
+    assert " | 0 s left" in line
+    assert len(line) <= 160
     assert only["time/left_s"] == 0
     assert only["eval/greedy_success"] >= 0
     assert [p.name for p in Checkpoints(tmp_path / "run/checkpoints", 9).complete()] == ["000001"]

@@ -25,6 +25,7 @@ from vla_rl.cluster.launcher import Launcher
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
 from vla_rl.cluster.processes.weight_relay import relay_source
 from vla_rl.cluster.ray_session import RaySession
+from vla_rl.cluster.startup import Startup
 from vla_rl.cluster.stats import SpanCollector, Stats
 from vla_rl.cluster.supervision import Replacements, Supervision
 from vla_rl.cluster.survivors import Loop, Survivors, has_lost_another
@@ -48,6 +49,7 @@ class Cluster:
         self.deadlines = Deadlines.of(config, spec)
         self._rules = rules
         self.notify: Callable[[str], None] = lambda text: None  # called with what happens to processes
+        self.status: Callable[[str], None] = lambda text: None  # called while processes start, with what is not ready
         self.meanwhile: Callable[[], None] = lambda: None  # called every few seconds while somebody waits
         self._incarnations = Counter[int]()  # how often each env worker was replaced
         self._replacements = Replacements([f"{p.role} {p.index}" for p in (*plan.workers, *plan.servers, STORE)])
@@ -62,6 +64,8 @@ class Cluster:
         self._stranded: dict[ray.ObjectRef, Loop] = {}  # of env workers that have lost the store
         self._stats = Stats()
         self._spans = SpanCollector()
+        self._startup = Startup(self.plan.envs_per_worker)
+        self._is_starting = False
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
         self._to_replace: dict[Loop, float] = {}  # ended processes, and when to start them again
@@ -140,7 +144,7 @@ class Cluster:
         No episode is played until the store is opened. ``state`` is the folder of a learner state to continue from.
         Raises UserError if a process finds a mistake in the user's input.
         """
-        spec, plan = self.spec, self.plan
+        spec, plan, self._is_starting = self.spec, self.plan, True
         self._session.begin()
         for node in {p.node for p in plan.servers}:
             addresses = [self._launch.pool(p.index) for p in plan.servers if p.node == node]
@@ -160,6 +164,7 @@ class Cluster:
             for i, server in enumerate(self._servers)
             if ("inference server", i) not in kept
         ]
+        self._startup.expect("inference", builds)
         if self.learners:
             self._set_up_learners(state, policy_version)
         self.get(builds, "the policy of the inference servers", self.deadlines.setup)
@@ -167,10 +172,13 @@ class Cluster:
             self._connect(i)
         if plan.world_model is not None:
             self._start_world_model(plan.world_model, state.parent if state else None)
+        self._is_starting = False
 
     def _start_world_model(self, process: Process, checkpoint: Path | None) -> None:
         self.world_model = self._launch.world_model(process)
-        self.get(self.world_model.setup.remote(self.store, checkpoint), "the world model", self.deadlines.setup)
+        setup: ray.ObjectRef = self.world_model.setup.remote(self.store, checkpoint)
+        self._startup.expect("world model", [setup])
+        self.get(setup, "the world model", self.deadlines.setup)
         self.call_store("attach_world_model", self.world_model)
         position = len(self.plan.workers_of(0))
         loop = self.world_model.run.remote(
@@ -189,6 +197,7 @@ class Cluster:
             learner.setup.remote(address, weights, states.get(p.node), policy_version, self._supervision.address(p))
             for learner, p in zip(self.learners, self.plan.learners, strict=True)
         ]
+        self._startup.expect("learner", setups)
         self.get(setups, "the learner to be built", self.deadlines.setup)
         for node, copy in states.items():
             self.disks.discard(copy, node)
@@ -246,6 +255,10 @@ class Cluster:
         """By which the store knows an env worker until it is replaced."""
         return worker + self._incarnations[worker] * len(self.plan.workers)
 
+    def building(self) -> str:
+        """What is not ready yet, such as "simulators 2 of 4"; empty if all is."""
+        return self._startup.text(self._workers)
+
     def look(self) -> None:
         """Kill processes that make no progress, as if they had died; replace those whose pause is over."""
         for killed in self._supervision.look():
@@ -254,6 +267,8 @@ class Cluster:
         while due := next((one for one, when in self._to_replace.items() if when <= now), None):
             del self._to_replace[due]  # first, since this is called again while a new server is waited for
             self._replace(*due)
+        if self._is_starting:
+            self.status(f"starting: {self.building() or 'connecting what is built'}")
         self.meanwhile()
 
     def publish(self, policy_version: int) -> None:

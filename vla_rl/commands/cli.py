@@ -98,6 +98,7 @@ def _names(text: str) -> list[str]:
 
 
 def _train(args: argparse.Namespace) -> int:
+    from vla_rl.observability.heartbeat import announcing
     from vla_rl.placement.checks import load_checked_config
 
     file, overrides, (resume, iteration) = args.config, args.overrides, args.resume or (None, None)
@@ -119,17 +120,20 @@ def _train(args: argparse.Namespace) -> int:
 
     start_fork_servers(modules_of(config))  # they load theirs while this process does
 
-    from vla_rl.commands.train import train
+    with announcing("loading libraries"):
+        from vla_rl.commands.train import train
 
     return train(config, resume, args.json, iteration)
 
 
 def _eval(args: argparse.Namespace) -> int:
-    if args.suite is not None:
-        from vla_rl.commands.evaluate_suites import evaluate_suites_command
+    from vla_rl.observability.heartbeat import announcing
 
+    with announcing("loading libraries"):
+        from vla_rl.commands.evaluate import evaluate_command
+        from vla_rl.commands.evaluate_suites import evaluate_suites_command
+    if args.suite is not None:
         return evaluate_suites_command(args)
-    from vla_rl.commands.evaluate import evaluate_command
 
     if args.tasks is not None:
         args.overrides = [f"env.tasks=[{args.tasks}]", *args.overrides]
@@ -321,6 +325,15 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             _option("runs", metavar="RUN", nargs="+", type=Path, help="run folder, or a copy of its metrics.jsonl"),
             _option("--x", choices=("minutes", "steps", "episodes"), default="minutes", help="what to draw over"),
             _file("--output", "the picture", Path("curves.png")),
+        ),
+    ),
+    "watch": (
+        "watch:watch_command",
+        "show a run that is going on, or one that is over, from another terminal",
+        (
+            _option("run", metavar="RUN", type=Path, help="run folder"),
+            _option("--once", action="store_true", help="show it once, and end"),
+            _option("--follow", action="store_true", help="go on when the run ends: it may be resumed"),
         ),
     ),
     "report": (

@@ -57,24 +57,27 @@ def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: i
     """Evaluate ``policy.checkpoint`` on the benchmark's initial states; ``record``: number of episodes to film."""
     from envs import env_spec
 
-    spec = env_spec(config.env)
-    with StatusDisplay(make_console(), "starting processes") as line, evaluation_cluster(config, spec) as cluster:
-        (evaluation,) = run_evaluations(
-            cluster, spec, episodes, config.seed, kinds=[greedy], record=record, status=line.update
-        )
+    with StatusDisplay(make_console(), "starting: simulator") as line:
+        spec = env_spec(config.env)
+        with evaluation_cluster(config, spec, line.update) as cluster:
+            (evaluation,) = run_evaluations(
+                cluster, spec, episodes, config.seed, kinds=[greedy], record=record, status=line.update
+            )
     return evaluation
 
 
 @contextmanager
-def evaluation_cluster(config: RunConfig, spec: EnvSpec) -> Iterator[Cluster]:
-    """Started processes that play evaluation episodes with ``policy.checkpoint``. Raises UserError before they start,
-    where the mistake can be found that early."""
+def evaluation_cluster(config: RunConfig, spec: EnvSpec, status: Callable[[str], None]) -> Iterator[Cluster]:
+    """Started processes that play evaluation episodes with ``policy.checkpoint``. ``status`` is told how far the start
+    is. Raises UserError before they start, where the mistake can be found that early."""
     from vla_rl.policies.build import check_policy
 
     check_policy(config.policy, spec)
     rules = replace(StoreRules.of(config, spec), iterations=0)
     plan = plan_run(config, spec, training=False)
+    status("starting: Ray")
     with complete_dataset(config, spec), Cluster(config, plan, spec, rules) as cluster:
+        cluster.status = status
         cluster.start(None, 0)
         cluster.call_store("open")
         yield cluster
@@ -209,6 +212,7 @@ def play_episodes(
             done, deadline = done + len(new), time.monotonic() + STALL_S
             cluster.progressed()
         left = f", {minutes_left(time.monotonic() - start, done, len(episodes))}" if done else ""
-        status(f"{title}: {done} of {len(episodes)} episodes{left}")
+        building = "" if done or not (found := cluster.building()) else f", {found} ready"
+        status(f"{title}: {done} of {len(episodes)} episodes{left}{building}")
         if time.monotonic() > deadline:
             raise StallError(f"no evaluation episode finished for {STALL_S:.0f} s ({done} of {len(episodes)} done)")

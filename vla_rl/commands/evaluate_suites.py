@@ -143,7 +143,10 @@ def _play_suite(
     if not missing and not _to_film(folder, suite, episodes, videos):
         folder.begin()
         return
-    with StatusDisplay(console, f"{suite}: starting processes") as line, evaluation_cluster(config, spec) as cluster:
+    with (
+        StatusDisplay(console, f"{suite}, starting") as line,
+        evaluation_cluster(config, spec, lambda text: line.update(f"{suite}, {text}")) as cluster,
+    ):
         cluster.notify = lambda text: console.print(text, highlight=False, markup=False)
         folder.begin()
         for result in play_episodes(cluster, missing, suite, line.update):

@@ -30,6 +30,7 @@ def short_run(config: RunConfig, iterations: int, callbacks: Sequence[Callback] 
             "log.wandb": "off",
             "log.video": False,
             "log.dataset": None,
+            "log.prometheus_port": None,
         }
         run_training(config.with_values(values), callbacks=callbacks, temporary=True)
         path = Path(folder) / "short_run"

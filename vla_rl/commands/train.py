@@ -33,6 +33,8 @@ from vla_rl.core.files import write_json
 from vla_rl.core.records import EnvSpec
 from vla_rl.observability.callbacks import Callback, TrainResult
 from vla_rl.observability.console import TrainingView
+from vla_rl.observability.heartbeat import announcing
+from vla_rl.observability.prometheus import MetricsPage
 from vla_rl.placement.plan import Plan
 from vla_rl.placement.planner import plan_run
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
@@ -72,15 +74,16 @@ def run_training(
     from vla_rl.policies.build import check_policy, require_trainable
 
     require_trainable(config.policy)
-    spec = env_spec(config.env)
-    check_policy(config.policy, spec)
-    require_cluster(config.placement.ray_address)
-    sweep_leftovers()  # of dead runs, before free memory is asked for
-    plan = plan_run(config, spec)
-    SharedMemoryNeeds.of(config, spec, plan).check()
-    folder, checkpoint = (
-        RunFolder.reopen(resume, config, iteration) if resume else (RunFolder.create(config, spec, sys.argv), None)
-    )
+    with announcing("checking simulator, policy and plan"):
+        spec = env_spec(config.env)
+        check_policy(config.policy, spec)
+        require_cluster(config.placement.ray_address)
+        sweep_leftovers()  # of dead runs, before free memory is asked for
+        plan = plan_run(config, spec)
+        SharedMemoryNeeds.of(config, spec, plan).check()
+        folder, checkpoint = (
+            RunFolder.reopen(resume, config, iteration) if resume else (RunFolder.create(config, spec, sys.argv), None)
+        )
     folder.temporary = temporary
     spec = with_ranges_of(folder.path, spec)
     with ExitStack() as afterwards, closing(folder), ExitStack() as stack:
@@ -90,6 +93,8 @@ def run_training(
             if start.state["policy_version"] >= config.train.iterations:
                 print(f"{folder.path} is complete: {config.train.iterations} iterations; train.iterations=N goes on")
                 return folder.result()
+        if (port := config.log.prometheus_port) is not None:
+            callbacks = [*callbacks, stack.enter_context(MetricsPage(port))]
         stack.enter_context(complete_dataset(config, spec))
         for callback in callbacks:
             callback.on_start(folder.path)
@@ -108,7 +113,7 @@ def _run(
     done = start.state["policy_version"]
     title = f"{config.algo.name.upper()} on {spec.name}, {config.mode}"
     title += ", to measure it" if folder.temporary else f": {folder.path}"
-    with StopRequest() as stop, TrainingView(title, spec, config.train.iterations, done) as view:
+    with StopRequest() as stop, TrainingView(title, spec, config.train.iterations, done, folder.metrics()) as view:
         if not knows_conditions(config.policy.checkpoint, config.algo.conditions):
             view.say(_NEW_CONDITIONS.format(checkpoint=config.policy.checkpoint, algo=config.algo.name))
         recovery = Recovery(config, folder, start.state["seconds"], view.say)
@@ -127,6 +132,7 @@ def _run(
         unfinished = True
         while unfinished:
             try:
+                view.status("starting: Ray")
                 with Cluster(config, start.plan or plan, spec, StoreRules.of(config, spec)) as cluster:
                     unfinished = _run_on(cluster, start, new_trainer, recover)
                 if unfinished:

@@ -90,8 +90,8 @@ class Trainer:
 
         ``trajectories``: of the checkpoint. Meanwhile, a signal interrupts at once.
         """
-        self.view.status("starting processes")
-        self.cluster.notify = self.view.say
+        self.view.status("starting: processes")
+        self.cluster.notify, self.cluster.status = self.view.say, self.view.status
         self.cluster.meanwhile = self.settle
         self.stop.graceful = False
         self.stop.listen()  # again, since Ray has been started
@@ -145,9 +145,10 @@ class Trainer:
             except StoreLost as lost:
                 self._replace_store(lost)
                 continue
+            building, running = self.cluster.building(), counters["running"]
             self.view.status(
                 f"filling the next super-batch: {counters['buffered']} of {self.config.train.batch_episodes} episodes, "
-                f"{counters['running']} running"
+                + (f"{building} ready" if building else f"{running} running")
             )
             if counters["started"] + counters["buffered"] != progress:
                 progress, deadline = counters["started"] + counters["buffered"], time.monotonic() + STALL_S

@@ -308,6 +308,11 @@ class LogConfig(ConfigGroup):
     )
     dataset_episodes: Literal["all", "evaluations"] = Field("all", description="Which episodes log.dataset gets.")
     trace: bool = Field(False, description="Record what each process does when, for `vla-rl trace`.")
+    prometheus_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None,
+        description="Port of http://127.0.0.1:PORT/metrics, where Prometheus finds the newest metrics as long as the "
+        "run lasts; null: none.",
+    )
 
 
 class RunConfig(ConfigGroup):

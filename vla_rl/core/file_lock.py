@@ -3,11 +3,13 @@
 import fcntl
 import os
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 _LONGEST = 1000  # bytes of an owner's name
+_ASKED_S = 0.002  # ``is_held`` is through within it
 
 
 class FileLock:
@@ -21,6 +23,7 @@ class FileLock:
     @classmethod
     def acquire(cls, path: Path) -> Self | None:
         """Lock ``path``, which is made if it is missing; None if another process holds it. Raises OSError."""
+        is_second = False
         while True:
             new = None if path.exists() else path
             fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -28,7 +31,11 @@ class FileLock:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(fd)
-                return None
+                if is_second:
+                    return None
+                is_second = True
+                time.sleep(_ASKED_S)
+                continue
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), path.stat()):
                     return cls(fd, new)

@@ -97,6 +97,10 @@ class EnvWorkerProcess(Traced):
             env = RecordedEnv(env, Path(log.dataset), evaluations_only=log.dataset_episodes == "evaluations")
         return unreliable(shaped(env, self._config.env.shaping))
 
+    def is_ready(self) -> bool:
+        """Whether the simulator is built."""
+        return self._worker is not None
+
     def notes(self) -> list[str]:
         """Warnings since the last call."""
         return self._notes.take()

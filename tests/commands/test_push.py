@@ -112,7 +112,9 @@ def test_the_card_has_the_table_of_an_evaluation(run: Path, tmp_path: Path, monk
     assert Path("out/evaluation/results.md").is_file()
 
 
-@pytest.mark.parametrize(("played", "assets", "listed"), [(2, "original", 1), (1, "original", 0), (2, "placeholder", 0)])
+@pytest.mark.parametrize(
+    ("played", "assets", "listed"), [(2, "original", 1), (1, "original", 0), (2, "placeholder", 0)]
+)
 def test_the_hub_is_told_only_of_complete_benchmarks(
     run: Path, tmp_path: Path, played: int, assets: str, listed: int
 ) -> None:

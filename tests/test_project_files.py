@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from tests import ROOT
 
@@ -62,3 +64,15 @@ def test_each_shipped_checkpoint_is_named_by_a_shipped_config() -> None:
     configs = "\n".join(path.read_text() for path in (ROOT / "configs").rglob("*.yaml"))
     unused = {path.name for path in (ROOT / "checkpoints").iterdir()} - set(re.findall(r"checkpoints/(\w+)", configs))
     assert not unused
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "checkpoints").iterdir()), ids=lambda folder: folder.name)
+def test_a_shipped_checkpoint_holds_nothing_that_could_be_left_out_without_a_change(folder: Path) -> None:
+    """Its weights need float32, no matrix is there twice, and none is only zeros."""
+    weights = load_file(folder / "model.safetensors")
+    values = torch.cat([weight.flatten() for weight in weights.values()])
+    for dtype in (torch.float16, torch.bfloat16):
+        assert (values.to(dtype).float() != values).float().mean() > 0.9, "store it as it is trained, or smaller"
+    matrices = [weight for weight in weights.values() if weight.numel() > 1000]
+    assert len({weight.numpy().tobytes() for weight in matrices}) == len(matrices)
+    assert all(weight.any() for weight in matrices)

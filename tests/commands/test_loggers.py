@@ -77,7 +77,7 @@ def test_tensorboard_gets_metrics_tables_and_films(tmp_path: Path) -> None:
 
 
 def test_tensorboard_gets_a_page_of_charts_and_the_hyperparameters(tmp_path: Path) -> None:
-    """Also after a run has gone back to its beginning, which hides what was written before."""
+    """Once also after a run has gone back to its beginning, which hides what was written before."""
     config = RunConfig.model_validate(
         {"env": {"name": "tabletop"}, "learner": {"lr": 3e-4}, "log": {"dir": str(tmp_path), "name": "run"}}
     )
@@ -92,6 +92,7 @@ def test_tensorboard_gets_a_page_of_charts_and_the_hyperparameters(tmp_path: Pat
 
     events = EventAccumulator(str(tmp_path / "run/tensorboard"))
     events.Reload()
+    assert [event.tensor_proto.float_val[0] for event in events.Tensors("rollout/success")] == [0.25]
     (written,) = events.Tensors("custom_scalars__config__")
     layout = Layout.FromString(written.tensor_proto.string_val[0])
     assert [category.title for category in layout.category] == ["success", "learner", "throughput"]

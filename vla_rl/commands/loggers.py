@@ -100,7 +100,8 @@ class TensorBoardLogger:
 
         session = SessionLog(status=SessionLog.START)  # hides the events of later iterations
         self._is_described = False  # at the beginning, it hides the description as well
-        self._write(Event(wall_time=time.time(), step=iteration + 1, session_log=session))
+        start = Event(wall_time=time.time(), step=iteration + 1, session_log=session)
+        self._write(start, start)  # twice: TensorBoard without its data server takes the first one for the run's start
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -131,10 +132,10 @@ class TensorBoardLogger:
 
         self._write(Event(wall_time=time.time(), step=iteration, summary=Summary(value=values)))
 
-    def _write(self, event: Any) -> None:
+    def _write(self, *events: Any) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._unwritten.append(event)
+        self._unwritten.extend(events)
         if not self._is_described:
             self._unwritten.extend(_description(self._config))
             self._is_described = True

@@ -166,12 +166,50 @@ class TensorBoardLogger:
 
 
 def _description(config: RunConfig) -> list[Any]:
-    """Events with the page of charts and with the hyperparameters, of which TensorBoard keeps a run's first ones."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from torch.utils.tensorboard.summary import custom_scalars, hparams
+    """Events with the page of charts and with the hyperparameters, of which TensorBoard keeps a run's first ones.
 
-    columns, values, _ = hparams(hyperparameters(config), dict.fromkeys(_COMPARED, 0.0))  # the third: the run's end
-    return [Event(wall_time=time.time(), summary=summary) for summary in (custom_scalars(_CHARTS), columns, values)]
+    Made from TensorBoard's own messages: ``torch.utils.tensorboard`` would import torch, without which a driver runs.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.custom_scalar import layout_pb2
+    from tensorboard.plugins.custom_scalar import metadata as page
+    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2, summary_v2
+    from tensorboard.util.tensor_util import make_tensor_proto
+
+    found = hyperparameters(config)
+    types = {bool: api_pb2.DATA_TYPE_BOOL, str: api_pb2.DATA_TYPE_STRING}
+    experiment = api_pb2.Experiment(
+        hparam_infos=[
+            api_pb2.HParamInfo(name=name, type=types.get(type(value), api_pb2.DATA_TYPE_FLOAT64))
+            for name, value in found.items()
+        ],
+        metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in _COMPARED],
+    )
+    columns = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(experiment=experiment))
+    categories = [
+        layout_pb2.Category(title=title, chart=[_chart(name, *content) for name, content in charts.items()])
+        for title, charts in _CHARTS.items()
+    ]
+    layout = np.array([layout_pb2.Layout(category=categories).SerializeToString()], dtype=object)
+    described = [
+        (page.CONFIG_SUMMARY_TAG, page.create_summary_metadata(), make_tensor_proto(layout)),
+        (metadata.EXPERIMENT_TAG, columns, metadata.NULL_TENSOR),
+    ]
+    values = [Summary.Value(tag=tag, metadata=about, tensor=tensor) for tag, about, tensor in described]
+    summaries = (Summary(value=values), summary_v2.hparams_pb(found))
+    return [Event(wall_time=time.time(), summary=summary) for summary in summaries]
+
+
+def _chart(title: str, kind: str, tags: Sequence[str]) -> Any:
+    """One of ``_CHARTS``, as TensorBoard's message."""
+    from tensorboard.plugins.custom_scalar.layout_pb2 import Chart, MarginChartContent, MultilineChartContent
+
+    if kind == "Margin":
+        value, lower, upper = tags
+        series = MarginChartContent.Series(value=value, lower=lower, upper=upper)
+        return Chart(title=title, margin=MarginChartContent(series=[series]))
+    return Chart(title=title, multiline=MultilineChartContent(tag=tags))
 
 
 def hyperparameters(config: RunConfig) -> dict[str, bool | int | float | str]:

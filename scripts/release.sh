@@ -14,7 +14,7 @@ folder=$(realpath -m "${1:-dist}")
 python=${PYTHON:-$PWD/.venv/bin/python}
 unset PYTHONPATH
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) # the same commit gives the same files
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) # the same commit gives the same wheel
 export SOURCE_DATE_EPOCH
 
 say() { printf '[%4d s] %s\n' "$SECONDS" "$*"; }

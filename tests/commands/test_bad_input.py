@@ -104,6 +104,7 @@ OVERRIDES = [
     ("mode=fast", "allowed: async, sync"),
     ("log.tensorboard=3", "true or false"),
     ("log.wandb=yes", "log.wandb"),
+    ("log.wandb_tags=['']", "log.wandb_tags[0]"),
     ("env=libero env.tasks=0", "must be a list"),
     ("env=libero env.tasks=[99]", "libero_spatial has tasks 0..9, not 99"),
     ("env=libero env.tasks=[0,0]", "name each task once"),

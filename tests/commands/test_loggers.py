@@ -76,6 +76,39 @@ def test_tensorboard_gets_metrics_tables_and_films(tmp_path: Path) -> None:
     assert (tmp_path / "run/evaluations/000002-greedy.mp4").stat().st_size > 0
 
 
+def test_tensorboard_gets_a_page_of_charts_and_the_hyperparameters(tmp_path: Path) -> None:
+    """Once also after a run has gone back to its beginning, which hides what was written before."""
+    config = RunConfig.model_validate(
+        {"env": {"name": "tabletop"}, "learner": {"lr": 3e-4}, "log": {"dir": str(tmp_path), "name": "run"}}
+    )
+    folder = RunFolder.create(config, env_spec(config.env), ["vla-rl"])
+    folder.log(1, {"rollout/success": 0.5})
+    folder.go_back(print)
+    folder.log(1, {"rollout/success": 0.25})
+    folder.close()
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+    from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    events = EventAccumulator(str(tmp_path / "run/tensorboard"))
+    events.Reload()
+    assert [event.tensor_proto.float_val[0] for event in events.Tensors("rollout/success")] == [0.25]
+    (written,) = events.Tensors("custom_scalars__config__")
+    layout = Layout.FromString(written.tensor_proto.string_val[0])
+    assert [category.title for category in layout.category] == ["success", "learner", "throughput"]
+    charts = [chart for category in layout.category for chart in category.chart]
+    assert charts[0].margin.series[0].upper == "eval/greedy_high95"
+    tags = {tag.removesuffix("$") for chart in charts for tag in chart.multiline.tag}
+    tags |= {tag for chart in charts for s in chart.margin.series for tag in (s.value, s.lower, s.upper)}
+    assert len(tags) > 15
+    assert not undocumented(tags)
+    content = events.PluginTagToContent("hparams")
+    start = HParamsPluginData.FromString(content["_hparams_/session_start_info"]).session_start_info.hparams
+    assert (start["learner.lr"].number_value, start["algo.name"].string_value) == (3e-4, "ppo")
+    columns = HParamsPluginData.FromString(content["_hparams_/experiment"]).experiment
+    assert {metric.name.tag for metric in columns.metric_infos} <= documented()
+
+
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -133,18 +166,23 @@ def offline_records(file: Path) -> Iterator[bytes]:
 
 def test_wandb_gets_the_same_and_a_resumed_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
-    session(tmp_path, range(3), wandb="offline", tensorboard=False)
-    session(tmp_path, range(3, 5), wandb="offline", tensorboard=False)
+    sorting = {"wandb_entity": "a-team", "wandb_group": "a study", "wandb_tags": ("first", "second")}
+    session(tmp_path, range(3), wandb="offline", tensorboard=False, **sorting)
+    session(tmp_path, range(3, 5), wandb="offline", tensorboard=False, **sorting)
     name = (tmp_path / "run/wandb_id").read_text()
     assert re.fullmatch(r"run-[0-9a-f]{8}", name)
     files = sorted((tmp_path / "run/wandb").glob("offline-run-*/*.wandb"))
     assert [file.name for file in files] == [f"run-{name}.wandb"] * 2, "one id, two sessions"
     rows: list[dict] = []
+    sorted_by = set()
     for file in files:
         for record in complete_records(file):
+            if record.WhichOneof("record_type") == "run":
+                sorted_by.add((record.run.entity, record.run.run_group, tuple(record.run.tags)))
             if record.WhichOneof("record_type") == "history":
                 items = record.history.item
                 rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+    assert sorted_by == {("a-team", "a study", ("first", "second"))}
     success = {row["iteration"]: row["rollout/success"] for row in rows if "rollout/success" in row}
     assert success == {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
     (evaluation,) = [row for row in rows if "eval/greedy_tasks/nrows" in row]

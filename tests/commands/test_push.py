@@ -60,6 +60,7 @@ def test_a_dry_run_writes_what_would_be_pushed(run: Path, tmp_path: Path, capsys
     assert files == policy | others
     card = (out / "README.md").read_text()
     assert header(card)["library_name"] == "vla_rl"
+    assert header(card)["license"] == "unknown", "only who knows what it was trained from can say more"
     assert "model-index" not in header(card), "no benchmark was measured"
     for part in (
         "# reach\n",
@@ -93,16 +94,40 @@ def test_the_card_has_the_table_of_an_evaluation(run: Path, tmp_path: Path, monk
     for number, outcome in enumerate(["success"] * 5 + ["failure-ended"]):
         (evaluation / f"videos/reach/task0{number}-trial00-{outcome}.mp4").write_bytes(b"mp4")
     monkeypatch.chdir(tmp_path)
-    assert main(["push", str(run), "--dry-run", "out"]) == 0
+    protocol = {"assets": ["original"], "engine": ["", "mujoco 3.3.7"]}
+    (evaluation / "protocol.json").write_text(json.dumps(protocol))
+    assert main(["push", str(run), "--dry-run", "out", "--license", "apache-2.0"]) == 0
     card = Path("out/README.md").read_text()
     assert "| reach | 40 | 70.0% | 55.0% to 80.0% |" in card
     assert "* A fact." in card
-    result = header(card)["model-index"][0]["results"][0]
-    assert (result["dataset"]["name"], result["metrics"][0]["value"]) == ("reach", 0.7)
+    data = huggingface_hub.ModelCard(card).data
+    assert (data.license, data.model_name) == ("apache-2.0", "reach")
+    (result,) = data.eval_results
+    assert (result.dataset_name, result.metric_value) == ("reach", 0.7)
+    assert result.dataset_args == {"assets": "original", "engine": "mujoco 3.3.7"}
+    assert result.metric_args == {"episodes": 40, "low95": 0.55, "high95": 0.8}
     films = sorted(path.name for path in Path("out/evaluation").rglob("*.mp4"))
     assert len(films) == 4
     assert "task05-trial00-failure-ended.mp4" in films, "failures first"
     assert Path("out/evaluation/results.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("played", "assets", "listed"), [(2, "original", 1), (1, "original", 0), (2, "placeholder", 0)]
+)
+def test_the_hub_is_told_only_of_complete_benchmarks(
+    run: Path, tmp_path: Path, played: int, assets: str, listed: int
+) -> None:
+    evaluation = tmp_path / "evaluation"
+    evaluation.mkdir()
+    suite = {"suite": "reach", "planned": 2, "episodes": played, "success": 0.5}
+    suite |= {"success_low95": 0.1, "success_high95": 0.9}
+    (evaluation / "results.json").write_text(json.dumps({"facts": [], "suites": [suite]}))
+    (evaluation / "protocol.json").write_text(json.dumps({"assets": [assets], "engine": [""]}))
+    assert main(["push", str(run), "--dry-run", str(tmp_path / "out"), "--evaluation", str(evaluation)]) == 0
+    card = (tmp_path / "out/README.md").read_text()
+    assert len(header(card).get("model-index", [])) == listed
+    assert "| reach |" in card, "the reader sees it in any case"
 
 
 def test_a_push_creates_the_repository_and_sends_the_files(
@@ -133,6 +158,7 @@ def test_a_push_creates_the_repository_and_sends_the_files(
         (["--repo", "me/reach", "--dry-run", "new"], "--repo me/reach pushes and --dry-run new does not"),
         (["--dry-run", "."], "--dry-run . exists"),
         (["--dry-run", "new", "--evaluation", "none"], "none/results.json does not exist"),
+        (["--dry-run", "new", "--license", "Apache 2"], "--license 'Apache 2' is no identifier of the model hub"),
     ],
 )
 def test_what_prevents_a_push_is_one_message(

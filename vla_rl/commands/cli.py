@@ -315,6 +315,13 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
                 help="results of `vla-rl eval --suite`; by default those of this checkpoint in evaluations/, if any",
             ),
             _option("--private", action="store_true", help="create a private repository"),
+            _option(
+                "--license",
+                metavar="ID",
+                default="unknown",
+                help="license of the weights, as the hub writes it, such as apache-2.0 (default: unknown, since it "
+                "depends on what they were trained from)",
+            ),
             _option("--dry-run", metavar="DIR", type=Path, help="write what would be pushed to this new folder"),
         ),
     ),

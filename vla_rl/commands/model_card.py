@@ -12,12 +12,17 @@ from vla_rl.commands.run_folder import RunFolder
 _TAGS = ["robotics", "reinforcement-learning", "vision-language-action", "vla_rl"]
 
 
-def model_card(run: RunFolder, iteration: int, folder: Path, repo: str) -> str:
-    """Markdown with the hub's header. ``folder`` holds the other files, which the card shows if they are there."""
+def model_card(run: RunFolder, iteration: int, folder: Path, repo: str, license_id: str) -> str:
+    """Markdown with the hub's header. ``folder`` holds the other files, which the card shows if they are there.
+
+    ``license_id``: the license of the weights, as the hub writes it: ``apache-2.0``, ``mit``, ..., ``unknown``.
+    """
     results = _json(folder / "evaluation/results.json")
     about = _json(run.path / "metadata.json")
+    measured = about | _json(folder / "evaluation/protocol.json")
+    index = _model_index(run.path.absolute().name, results, _listed(measured, "assets"), _listed(measured, "engine"))
     parts = [
-        _header(run, results),
+        _header(license_id, index),
         f"# {run.path.absolute().name}",
         _summary(run, iteration, about),
         _evaluation(run, iteration, results),
@@ -28,21 +33,49 @@ def model_card(run: RunFolder, iteration: int, folder: Path, repo: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _header(run: RunFolder, results: Mapping[str, Any]) -> str:
-    """The hub reads it: library, tags, and the results as ``model-index``."""
-    data: dict[str, Any] = {"library_name": "vla_rl", "pipeline_tag": "robotics", "tags": _TAGS}
+def _header(license_id: str, index: Sequence[Mapping[str, Any]]) -> str:
+    """The hub reads it: license, library, tags, and the results as ``model-index``."""
+    data: dict[str, Any] = {"license": license_id, "library_name": "vla_rl", "pipeline_tag": "robotics", "tags": _TAGS}
+    if index:
+        data["model-index"] = list(index)
+    return f"---\n{yaml.safe_dump(data, sort_keys=False)}---"
+
+
+def _model_index(
+    name: str, results: Mapping[str, Any], assets: Sequence[str], engines: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Suites that were played completely, in the hub's form (``huggingface_hub.EvalResult``); none on placeholders.
+
+    Next to each rate stand its 95 % interval and the episodes, next to the suite the assets and the engine (MuJoCo).
+    """
     found = [
         {
             "task": {"type": "robotics"},
-            "dataset": {"name": suite["suite"], "type": suite["suite"]},
-            "metrics": [{"type": "success_rate", "name": "success rate", "value": round(suite["success"], 4)}],
+            "dataset": {
+                "name": suite["suite"],
+                "type": suite["suite"],
+                "args": {"assets": ", ".join(assets), "engine": "; ".join(engines)},
+            },
+            "metrics": [
+                {
+                    "type": "success_rate",
+                    "name": "success rate",
+                    "value": round(suite["success"], 4),
+                    "args": {"episodes": suite["episodes"]}
+                    | {limit: round(suite[f"success_{limit}"], 4) for limit in ("low95", "high95")},
+                }
+            ],
         }
         for suite in results.get("suites", [])
         if suite["episodes"] >= suite["planned"]
     ]
-    if found and not _on_placeholders(run):
-        data["model-index"] = [{"name": run.path.absolute().name, "results": found}]
-    return f"---\n{yaml.safe_dump(data, sort_keys=False)}---"
+    return [{"name": name, "results": found}] if found and "placeholder" not in assets else []
+
+
+def _listed(about: Mapping[str, Any], key: str) -> list[str]:
+    """A run's metadata have one text, a protocol of an evaluation a list; texts that are empty say nothing."""
+    value = about.get(key) or []
+    return [text for text in ([value] if isinstance(value, str) else value) if text]
 
 
 def _on_placeholders(run: RunFolder) -> bool:

@@ -4,6 +4,7 @@ What is pushed is a checkpoint folder with its run's config: `vla-rl eval hf://O
 hf://OWNER/NAME` read it. Without `--repo`, `--dry-run DIR` writes the same files and needs no network.
 """
 
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -34,6 +35,11 @@ def push_command(args: Any) -> int:
         raise UserError(f"--repo {args.repo} pushes and --dry-run {output} does not; leave one of them out")
     if output is not None and output.exists():
         raise UserError(f"--dry-run {output} exists; name a new folder")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", args.license):
+        raise UserError(
+            f"--license {args.license!r} is no identifier of the model hub: these have small letters, digits, '-' and "
+            "'.', such as apache-2.0 or mit; unknown: nothing is said"
+        )
     if not (args.run / "config.yaml").is_file():
         raise UserError(
             f"{args.run}: no run folder, {args.run / 'config.yaml'} does not exist; name a folder below runs/"
@@ -43,11 +49,11 @@ def push_command(args: Any) -> int:
     evaluation = _evaluation(args.evaluation, args.run.absolute().name, checkpoint.name)
     if output is not None:
         with replacing(output) as partial:
-            collect(run, checkpoint, evaluation, partial, "OWNER/NAME")
+            collect(run, checkpoint, evaluation, partial, "OWNER/NAME", args.license)
         print(f"{output}: what would be pushed; nothing was")
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        collect(run, checkpoint, evaluation, Path(folder) / "files", args.repo)
+        collect(run, checkpoint, evaluation, Path(folder) / "files", args.repo, args.license)
         message = f"{args.run.absolute().name}, iteration {int(checkpoint.name)}"
         address = upload(Path(folder) / "files", args.repo, private=args.private, message=message)
     print(f"{args.run} -> {address} (iteration {int(checkpoint.name)})")
@@ -66,8 +72,10 @@ def _evaluation(given: Path | None, run: str, iteration: str) -> Path | None:
     return default if (default / "results.json").is_file() else None
 
 
-def collect(run: RunFolder, checkpoint: Path, evaluation: Path | None, folder: Path, repo: str) -> None:
-    """Write all files of the repository to the new ``folder``."""
+def collect(
+    run: RunFolder, checkpoint: Path, evaluation: Path | None, folder: Path, repo: str, license_id: str
+) -> None:
+    """Write all files of the repository to the new ``folder``. ``license_id``: see ``model_card``."""
     shutil.copytree(checkpoint / "policy", folder)
     for name, own in _OF_RUN.items():
         if (run.path / own).is_file():
@@ -85,4 +93,4 @@ def collect(run: RunFolder, checkpoint: Path, evaluation: Path | None, folder: P
             target = folder / "evaluation" / path.relative_to(evaluation)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-    (folder / "README.md").write_text(model_card(run, int(checkpoint.name), folder, repo))
+    (folder / "README.md").write_text(model_card(run, int(checkpoint.name), folder, repo, license_id))

@@ -300,6 +300,11 @@ class LogConfig(ConfigGroup):
     tensorboard: bool = Field(True, description="Write the metrics for TensorBoard.")
     wandb: Literal["off", "offline", "online"] = Field("off", description="Write the metrics for Weights & Biases.")
     wandb_project: str = Field("vla_rl", description="Project in Weights & Biases.")
+    wandb_entity: str | None = Field(None, description="User or team in Weights & Biases; null: the account's default.")
+    wandb_group: str | None = Field(None, description="Group of the run in Weights & Biases, such as its study.")
+    wandb_tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
+        (), description="Tags of the run in Weights & Biases, of at most 64 characters each."
+    )
     video: bool = Field(True, description="Save a short video of each evaluation.")
     dataset: str | None = Field(
         None,

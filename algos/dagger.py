@@ -3,8 +3,8 @@
     expert and policy take turns, chunk by chunk          vla_rl.rollout.teacher
     L = − mean log π(expert's chunk | s)                  over the chunks of this super-batch and of earlier ones
 
-The simulator's scripted expert stands for the person who corrects a robot. No reward is read: this is the upper line
-beside which reinforcement learning is shown.
+The simulator's scripted expert stands for the person who corrects a robot. No reward is read. Its success is an upper
+bound with which reinforcement learning is compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import Field
 from algos.algorithm import Algorithm
 from algos.config import AlgorithmConfig
 from algos.targets import Targets
-from vla_rl.core.records import EXPERT, Array, SuperBatch, TeacherRule
+from vla_rl.core.records import EXPERT_STEPS, Array, SuperBatch, TeacherRule
 from vla_rl.core.schema import Fraction, Positive
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class DAggerConfig(AlgorithmConfig):
     bc_coef: float = Field(
         1.0, ge=0.0, description="Coefficient of the cloning loss (nats per token) on the expert's earlier chunks."
     )
-    bc_memory: Positive = Field(10_000, description="Episodes whose expert's chunks are kept for that: the last ones.")
+    bc_memory: Positive = Field(1000, description="Episodes whose expert's chunks are kept for that: the last ones.")
 
     @property
     def teacher(self) -> TeacherRule | None:
@@ -72,5 +72,4 @@ class DAgger(Algorithm):
 
 def by_expert(batch: SuperBatch) -> Array:
     """bool [M]: which chunks the expert played."""
-    actions = batch.record.get(EXPERT)
-    return np.zeros(batch.num_chunks, bool) if actions is None else np.isfinite(actions[:, 0, 0])
+    return batch.record[EXPERT_STEPS] > 0

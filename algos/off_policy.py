@@ -1,7 +1,7 @@
 """Off-policy control: a critic rates chunks, and an actor with continuous actions follows it.
 
     aim = r + γ^n · min Q_target(s', π(s') + noise)      n executed steps; r: their discounted rewards; 0 after the end
-    L_Q = mean (Q(s, a) − aim)² + cql_coef · (log Σ exp Q(s, other) − Q(s, a))
+    L_Q = mean (Q(s, a) − aim)² + cql_coef · (log mean exp Q(s, other) − Q(s, a))
     L_π : each algorithm's own (``actor_loss``)
 
 Data come from a replay memory (``vla_rl.replay.memory``), so that an episode serves many updates.
@@ -39,15 +39,15 @@ class OffPolicyConfig(AlgoConfigBase):
     batch: Positive = Field(128, description="Chunks of one of these steps.")
     memory_gib: PositiveFloat = Field(4.0, description="Size of the replay memory; the oldest episodes are forgotten.")
     critic_successes: Fraction | None = Field(
-        0.5, description="Share of the critic's chunks from successful episodes; null: as they come."
+        0.5, description="Share of the critic's chunks from successful episodes; null: whatever it is in the memory."
     )
     actor_successes: Fraction | None = Field(0.9, description="The same of the actor's chunks.")
     shift: NonNegative = Field(4, description="Pixels by which images are shifted at random (arXiv:2107.09645).")
     demos: tuple[str, ...] = Field(
         (),
         json_schema_extra=INPUT_PATH,
-        description="Demonstrations beside the memory, as sft.demos names them. They are taken for successes that end "
-        "with a reward of 1.",
+        description="Demonstrations to train on as well, as sft.demos names them. They are taken for successes that "
+        "end with a reward of 1.",
     )
     demo_share: Fraction = Field(
         0.5, description="Share of each batch from demonstrations, if there are any (RLPD, arXiv:2302.02948)."

@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from algos import make_algorithm
 from algos.dagger import DAggerConfig
+from algos.rft import RFTConfig
 from tests.algos.ppo_case import Case
-from vla_rl.core.records import EXPERT
+from vla_rl.core.records import EXPERT_STEPS
 
 
 def test_the_loss_is_the_mean_over_the_experts_chunks() -> None:
-    case = Case(DAggerConfig(), episodes=8)
+    case = Case(RFTConfig(), episodes=8)
     shown = np.random.default_rng(0).random(case.batch.num_chunks) < 0.4
-    actions = np.where(shown[:, None, None], 0.5, np.nan) * np.ones(case.batch.logprobs.shape)
-    case.batch.record[EXPERT] = actions.astype(np.float32)
+    case.batch.record[EXPERT_STEPS] = case.batch.num_steps * shown
+    case.algorithm = make_algorithm(DAggerConfig())
     case.targets = case.new_targets()
     rows = case.algorithm.trained_chunks(case.targets)
     assert rows.tolist() == np.flatnonzero(shown).tolist()

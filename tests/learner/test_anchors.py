@@ -10,7 +10,7 @@ import pytest
 
 from tests.learner.learner_tools import SPEC, config, make_learner, parameters, random_batch
 from tests.runtime_fakes import trajectory
-from vla_rl.core.records import EXPERT, SuperBatch, take_rows
+from vla_rl.core.records import EXPERT, EXPERT_STEPS, SuperBatch, take_rows
 from vla_rl.learner.anchors import AnchorRows, Anchors
 from vla_rl.learner.learner import Learner
 from vla_rl.replay.schedule import training_episode
@@ -123,7 +123,8 @@ def test_the_experts_actions_take_the_place_of_the_policys() -> None:
     learner, batch = make_learner(config(algo={"name": "dagger", "epochs": 1})), random_batch()
     shown = np.arange(batch.num_chunks) % 2 == 0
     actions = np.random.default_rng(0).uniform(-0.9, 0.9, (batch.num_chunks, 4, 7)).astype(np.float32)
-    batch.record[EXPERT] = np.where(shown[:, None, None], actions, np.float32(np.nan))
+    batch.record[EXPERT] = np.where(shown[:, None, None], actions, np.float32(0))
+    batch.record[EXPERT_STEPS] = batch.num_steps * shown
     before = batch.record["tokens"].copy()
     seen = learner._as_shown(batch).record
     assert np.array_equal(batch.record["tokens"], before), "the batch is shared with other ranks"

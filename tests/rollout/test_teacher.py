@@ -38,9 +38,8 @@ def test_its_chunks_solve_the_task_and_are_recorded_as_they_were_executed() -> N
         taught = teacher.play(0)
         assert taught is not None
         steps = int(taught.outcome.num_steps[0])
-        assert np.isfinite(taught.actions[:steps]).all()
-        assert np.isnan(taught.actions[steps:]).all()
-        again = twin.step([0], np.nan_to_num(taught.actions)[None])
+        assert not taught.actions[steps:].any()
+        again = twin.step([0], taught.actions[None])
         for name in ("rewards", "num_steps", "terminated", "truncated", "success"):
             assert np.array_equal(getattr(again, name), getattr(taught.outcome, name)), name
         if again.terminated[0]:

@@ -146,8 +146,9 @@ class EpisodeSpec:
 BootstrapRule = Literal["truncated", "never", "always"]  # which episodes end with the value of their final observation
 
 
-# in a record: float32 [K, A], the expert's actions in physical units; NaN where the policy acted, and after the end
-EXPERT = "expert"
+# In the record of a run with a teacher: the expert's actions in physical units, float32 [K, A], and how many of them
+# were executed, int32; 0 where the policy acted.
+EXPERT, EXPERT_STEPS = "expert", "expert_steps"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from algos.targets import Targets
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.errors import NotFiniteError
-from vla_rl.core.records import EXPERT, Observation, SuperBatch, take_rows
+from vla_rl.core.records import EXPERT, EXPERT_STEPS, Observation, SuperBatch, take_rows
 from vla_rl.learner.anchors import Anchors
 from vla_rl.learner.critic import CriticTrainer
 from vla_rl.learner.forward_passes import ForwardPasses
@@ -112,12 +112,11 @@ class Learner(TrainedPolicy):
 
     def _as_shown(self, batch: SuperBatch) -> SuperBatch:
         """The batch with the expert's actions, where it has acted, in the terms of the policy's own decisions."""
-        actions = batch.record.get(EXPERT)
-        if actions is None:
+        if EXPERT not in batch.record:
             return batch
-        shown = np.flatnonzero(np.isfinite(actions[:, 0, 0]))
+        shown = np.flatnonzero(batch.record[EXPERT_STEPS])
         record = dict(batch.record)
-        encoded = self.policy.encode(np.nan_to_num(actions[shown]), np.random.default_rng(batch.policy_version))
+        encoded = self.policy.encode(record[EXPERT][shown], np.random.default_rng(batch.policy_version))
         for name, values in encoded.items():
             record[name] = record[name].copy()
             record[name][shown] = values

@@ -115,7 +115,9 @@ class OffPolicyLearner(TrainedPolicy):
         if number >= c.critic_warmup and number % c.actor_every == 0:
             drawn = self._drawn(c.actor_successes, rng)
             with self._lease(), self._timer.time("step", 1):
-                metrics |= self._actor_step(drawn)
+                of_actor = self._actor_step(drawn)
+            of_actor["skipped_steps"] += metrics["skipped_steps"]
+            metrics |= of_actor
         return metrics
 
     def _critic_step(self, t: Transitions, rng: np.random.Generator) -> dict[str, float]:
@@ -177,7 +179,7 @@ class OffPolicyLearner(TrainedPolicy):
             "actor_q": q.mean().item(),
             "grad_norm": self._steps.grad_norm,
             "optimizer_steps": 1.0,
-            "actor_skipped_steps": float(skipped),
+            "skipped_steps": float(skipped),
         }
 
     def _surprise(self, new: list[StoredEpisode]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_rl.core.records import EXPERT, SuperBatch, Trajectory, join_records
+from vla_rl.core.records import EXPERT_STEPS, SuperBatch, Trajectory, join_records
 
 
 def collate(
@@ -78,7 +78,7 @@ def describe(batch: SuperBatch) -> dict[str, float]:
         "rollout/staleness_max": float(staleness.max()),
         **{f"rollout/staleness_{updates}": float(share) for updates, share in enumerate(shares)},
         **{f"rollout/success_task_{task}": float(rate) for task, rate in per_task.items() if len(per_task) > 1},
-        **({"rollout/expert_share": _expert_share(batch)} if EXPERT in batch.record else {}),
+        **({"rollout/expert_share": _expert_share(batch)} if EXPERT_STEPS in batch.record else {}),
         **_describe_imagined(batch),
     }
 
@@ -86,9 +86,7 @@ def describe(batch: SuperBatch) -> dict[str, float]:
 def _expert_share(batch: SuperBatch) -> float:
     """Of the control steps of the new episodes, those that the expert chose."""
     chunks = slice(0, batch.offsets[batch.new_episodes])
-    shown = np.isfinite(batch.record[EXPERT][chunks, 0, 0])
-    steps = batch.num_steps[chunks]
-    return float(steps[shown].sum() / steps.sum())
+    return float(batch.record[EXPERT_STEPS][chunks].sum() / batch.num_steps[chunks].sum())
 
 
 def _describe_imagined(batch: SuperBatch) -> dict[str, float]:

@@ -22,6 +22,7 @@ from vla_rl.core.errors import NotFiniteError
 from vla_rl.core.ipc.mailbox import WorkerMailbox
 from vla_rl.core.records import (
     EXPERT,
+    EXPERT_STEPS,
     ActionBatch,
     BootstrapRule,
     EpisodeResult,
@@ -186,15 +187,19 @@ class EnvWorker:
         moving = [env_ids[i] for i in rows.tolist()]
         with self._lease(), self.meter.time("simulate") as call:
             taught = self._teach(moving, versions[rows])
-            result = self._step(moving, batch.actions[rows], taught)
+            actions = batch.actions[rows]
+            result = self._step(moving, actions, taught)
             executed = int(result.num_steps.sum())
             call.size = executed / self._policy.chunk_size  # in whole chunks: an episode may end within one
             self._record_progress([e for e in moving if self._running[e].episode.evaluation])
+        for i, env_id in enumerate(moving):
+            if env_id in taught:
+                actions[i] = taught[env_id].actions
         self._record_decisions(moving, batch, versions, rows, taught)
         self._require_finite("rewarded", moving, result.rewards)
         self.meter.count("env_steps", executed)
         self.meter.count("chunks", len(moving))
-        self._action_use.count(batch.actions[rows], result.num_steps)
+        self._action_use.count(actions, result.num_steps)
         to_observe: list[int] = []
         for i, env_id in enumerate(moving):
             recording = self._running[env_id]
@@ -259,7 +264,9 @@ class EnvWorker:
         for env_id, i in zip(env_ids, rows.tolist(), strict=True):
             record = take_rows(batch.record, i)
             if self._teacher is not None:
-                record[EXPERT] = taught[env_id].actions if env_id in taught else self._teacher.nothing
+                played = taught.get(env_id)
+                record[EXPERT] = np.zeros_like(batch.actions[i]) if played is None else played.actions
+                record[EXPERT_STEPS] = np.array(0 if played is None else played.outcome.num_steps[0], np.int32)
             decision = (record, batch.logprobs[i], float(batch.values[i]), int(versions[i]))
             self._running[env_id].decisions.append(decision)
 

@@ -15,7 +15,7 @@ class Taught:
     """A chunk that the expert has played."""
 
     outcome: StepResult  # n = 1
-    actions: np.ndarray  # float32 [K, A], in physical units; NaN after the last executed step
+    actions: np.ndarray  # float32 [K, A], in physical units; 0 after the last executed step
 
 
 class Teacher:
@@ -32,18 +32,13 @@ class Teacher:
         draw = np.random.default_rng((episode.seed, episode.member, chunk, _STREAM)).random()
         return bool(draw < self._rule.share_at(policy_version))
 
-    @property
-    def nothing(self) -> np.ndarray:
-        """[K, A]: what stands for the expert's actions where the policy acted."""
-        return np.full((self._chunk_size, self._env.spec.action_dim), np.nan, np.float32)
-
     def play(self, env_id: int) -> Taught | None:
         """The expert's next chunk in one environment.
 
         None if the expert does not know what to do in this state: nothing was executed then. Raises EnvError if it has
         never known: the simulator has no expert.
         """
-        actions = self.nothing
+        actions = np.zeros((self._chunk_size, self._env.spec.action_dim), np.float32)
         rewards = np.zeros((1, self._chunk_size), np.float32)
         step = 0
         while step < self._chunk_size:

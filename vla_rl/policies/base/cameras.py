@@ -1,8 +1,7 @@
 """A small encoder of images, for policies and critics with weights of their own.
 
 Patches are embedded, and merged two by two in both directions, as by a Swin transformer (arXiv:2103.14030) without
-attention. All of it are products of large matrices: on a processor several times as fast as convolutions of few
-channels.
+attention. All of it are products of large matrices, which suit processors better than convolutions of few channels.
 """
 
 import torch

@@ -24,6 +24,7 @@ from torch import Tensor
 from algos import make_algorithm
 from envs import make_env
 from envs.base import VectorEnv
+from envs.libero.protocol.suites import suite_tasks
 from tests.learner.learner_tools import free_port, parameters
 from tests.policies.openvla_reference import VOCAB, llama_tokenizer, read_folder
 from tests.policies.openvla_twins import LAYOUTS, l1_head
@@ -247,11 +248,23 @@ def proprio_token(proprio: Tensor, folder: Path) -> Tensor:
     return hidden @ weights["fc2.weight"].T + weights["fc2.bias"]
 
 
+def two_tasks(folder: Path) -> Path:
+    """One task twice, once with a goal that holds from the start: without a reward, no policy makes a step."""
+    folder.mkdir()
+    task = suite_tasks("libero_spatial")[0]
+    text, goal = task.bddl_file.read_text(), "(On akita_black_bowl_1 plate_1)"
+    assert goal in text
+    (folder / "hard.bddl").write_text(text)
+    (folder / "done.bddl").write_text(text.replace(goal, "(True plate_1)"))
+    return folder
+
+
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
 def test_a_published_checkpoint_goes_through_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Train adapters by the published config of LIBERO, evaluate, and export them alone and merged."""
     twin = LAYOUTS["openvla"](tmp_path / "twin", 0)
-    small = [f"env.{name}={json.dumps(value)}" for name, value in LIBERO.items() if name != "name"]
+    settings = LIBERO | {"suite": str(two_tasks(tmp_path / "libero_spatial")), "tasks": [0, 1]}
+    small = [f"env.{name}={json.dumps(value)}" for name, value in settings.items() if name != "name"]
     small += ["policy.chunk_size=2", "policy.lora.rank=2"]  # env.proprio follows the folder
     small += ["train.iterations=1", "train.batch_episodes=2", "train.eval_episodes=0", "algo.value_warmup=0"]
     small += ["placement.env_workers=1", "placement.envs_per_worker=1", "algo.minibatches=1", "log.video=false"]

@@ -174,7 +174,10 @@ class LearnerConfig(ConfigGroup):
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="How learning rates change after the warm-up; linear and cosine fall to 0 at the end."
     )
-    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this norm.")
+    max_grad_norm: PositiveFloat = Field(
+        1.0,
+        description="The gradient of the policy, and that of the value head, are each clipped to this norm.",
+    )
     max_skipped_updates: Positive = Field(
         3,
         description="Updates in a row with gradients that are not finite that end the run. Their optimizer steps are "

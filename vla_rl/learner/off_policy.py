@@ -177,7 +177,7 @@ class OffPolicyLearner(TrainedPolicy):
         return {
             "actor_loss": loss.item(),
             "actor_q": q.mean().item(),
-            "grad_norm": self._steps.grad_norm,
+            "grad_norm": self._steps.grad_norms["grad_norm"],
             "optimizer_steps": 1.0,
             "skipped_steps": float(skipped),
         }

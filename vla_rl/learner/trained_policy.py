@@ -49,7 +49,8 @@ class TrainedPolicy:
         self._copy = copy.deepcopy(policy).requires_grad_(False) if keeps_copy else None
         self._engine, self._optimizer = make_engine(policy, config.learner)
         self.policy: Policy = self._engine.module
-        self._steps = OptimizerSteps(self._engine, self.policy, world_size, self._device)
+        limit = config.learner.max_grad_norm
+        self._steps = OptimizerSteps(self._engine, self.policy, world_size, self._device, limit)
         self._state = WholeState(self._engine, self.policy, rank, world_size)
         self._memory = make_offloader(self._engine, self._copy, self._device)
 

@@ -178,6 +178,12 @@ class LearnerConfig(ConfigGroup):
         1.0,
         description="The gradient of the policy, and that of the value head, are each clipped to this norm.",
     )
+    ema: Annotated[float, Field(ge=0.0, lt=1.0)] | None = Field(
+        None,
+        description="Keep averaged weights: a mean of those after each update, in which each counts so much times the "
+        "next newer one. Evaluations and the policy in a checkpoint are then the average; training episodes are played "
+        "by the weights themselves. Such as 0.9. null: no average.",
+    )
     max_skipped_updates: Positive = Field(
         3,
         description="Updates in a row with gradients that are not finite that end the run. Their optimizer steps are "

@@ -102,8 +102,7 @@ class Learner(TrainedPolicy):
                     update_kl = found["update_k3"] / max(1.0, found["update_actions"])
                     if target_kl is not None and update_kl > target_kl:
                         break
-            self._timer.read()
-            self.meter.count("updates")
+            self._end_update()
             metrics = self.algorithm.finish_metrics(dict(sums), targets) | of_critic | {"update_kl": update_kl}
             metrics |= {name: float(np.mean([each[name] for each in norms] or [0.0])) for name in GRAD_NORMS}
             metrics |= {"lr": self._optimizer.param_groups[0]["lr"]}

@@ -1,7 +1,7 @@
 """Proximal policy optimization on action chunks (arXiv:1707.06347), plain and decoupled (arXiv:2505.24298).
 
 A, R = gae(r, V)                                     compute_advantages     (algos.advantages)
-A = (A - mean(A)) / max(std(A), 0.1 std of the episodes' returns); 0 if all returns are equal      normalize_within
+A = (A - mean(A)) / max(std(A), 0.1 std of the episodes' returns); 0 if all returns are equal
 for each minibatch:                                  Algorithm.loss         (algos.algorithm)
     ratio = pi(a) / pi_prox(a)                       surrogate.policy_loss  (algos.surrogate)
     L_pi = -min(ratio A, clip(ratio) A)              clipped_surrogate      (algos.losses)
@@ -39,8 +39,8 @@ class PPOConfig(PolicyGradientConfig, ClippedValueConfig):
     normalize_advantages: bool = Field(True, description="Normalize advantages over the super-batch.")
     advantage_scale: Literal["batch", "task"] = Field(
         "batch",
-        description="What advantages are normalized within. task: by mean and deviation of the chunks of their own task, "
-        "so that tasks with small advantages count like the others.",
+        description="What advantages are normalized within. task: by mean and deviation of the chunks of their own "
+        "task, so that tasks with small advantages count like the others.",
     )
     values: Literal["behaviour", "recomputed"] = Field(
         "behaviour",
@@ -62,8 +62,8 @@ class PPOConfig(PolicyGradientConfig, ClippedValueConfig):
     def _scale_is_used(self) -> Self:
         if self.advantage_scale == "task" and not self.normalize_advantages:
             raise ValueError(
-                "advantage_scale=task says within what advantages are normalized, and normalize_advantages=false: set it "
-                "to true, or advantage_scale=batch"
+                "advantage_scale=task says within what advantages are normalized, and normalize_advantages=false: set "
+                "it to true, or advantage_scale=batch"
             )
         return self
 

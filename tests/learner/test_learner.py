@@ -350,7 +350,7 @@ def test_values_alone_are_recomputed_under_the_weights_before_the_update():
     assert np.array_equal(targets.old_values, values)
     assert targets.proximal_logprobs is batch.logprobs
     cut = batch.final_obs_row >= 0
-    assert np.abs(batch.bootstrap_value - random_batch().bootstrap_value)[cut].max() > 0, "of the final observations, too"
+    assert np.abs(batch.bootstrap_value - random_batch().bootstrap_value)[cut].max() > 0, "of final observations, too"
 
 
 def test_the_reference_is_the_policy_that_the_run_began_with(tmp_path):

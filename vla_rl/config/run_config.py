@@ -173,8 +173,8 @@ class LearnerConfig(ConfigGroup):
     )
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant",
-        description="How the learning rates of policy and value head change after the warm-up; linear and cosine fall to 0 "
-        "at the end. Those of critics (critic_lr) stay.",
+        description="How the learning rates of policy and value head change after the warm-up; linear and cosine fall "
+        "to 0 at the end. Those of critics (critic_lr) stay.",
     )
     max_grad_norm: PositiveFloat = Field(
         1.0,

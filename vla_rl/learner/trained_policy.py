@@ -95,7 +95,7 @@ class TrainedPolicy:
         try:
             for parameter in self.policy.parameters():
                 whole = self._whole(parameter, averaged and parameter.requires_grad)
-                if whole is not None and self._rank == 0:
+                if whole is not None:
                     parts.append((parameter, parameter.data))
                     parameter.data = whole
             yield self.policy
@@ -107,7 +107,8 @@ class TrainedPolicy:
         """What ``whole_policy`` has in place of a parameter, or its ``average``; None: itself."""
         divided = self.config.learner.zero_stage == 3
         if average:
-            return self._state.average(parameter).to("cpu" if divided else parameter.device, parameter.dtype)
+            found = self._state.average(parameter)
+            return found.to("cpu" if divided else parameter.device, parameter.dtype) if self._rank == 0 else None
         if not divided:
             return None
         import deepspeed

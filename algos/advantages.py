@@ -200,6 +200,18 @@ def normalize(advantages: Array, weights: Array | None = None, spread: float | N
     return (advantages - mean) / (deviation + NORMALIZE_EPSILON)
 
 
+def normalize_within(parts: Array, advantages: Array, weights: Array, spread: float) -> Array:
+    """``normalize`` of the chunks of each part by themselves: float64 [M]; ``parts`` [M]: which part each belongs to.
+
+    ``spread`` is of all returns: where a part's episodes all end alike, its advantages are noise and stay small.
+    """
+    result = np.zeros(len(parts))
+    for part in np.unique(parts):
+        rows = parts == part
+        result[rows] = normalize(advantages[rows], weights[rows], spread)
+    return result
+
+
 def explained_variance(returns: Array, values: Array) -> float | None:
     """``1 - Var(returns - values) / Var(returns)`` of [M] each: 1 is perfect, 0 a constant. None for equal returns."""
     returns, values = np.asarray(returns, np.float64), np.asarray(values, np.float64)

@@ -140,7 +140,9 @@ class Algorithm(ABC):
         check_given(self.needs_recompute, "proximal", logprobs=logprobs, values=values)
         check_given(self.config.num_critics > 0, "critics", q=q)
         check_given(self.needs_reference, "kl_coef", reference_logprobs=reference_logprobs)
-        proximal = batch.logprobs if logprobs is None else np.asarray(logprobs, np.float32)
+        proximal = batch.logprobs
+        if logprobs is not None and self.config.recomputes_proximal:
+            proximal = np.asarray(logprobs, np.float32)
         old_values = batch.values if values is None else np.asarray(values, np.float32)
         check_batch(batch, recorded=batch.logprobs, proximal=proximal, reference=reference_logprobs)
         real, m = batch.real(), batch.real_chunks

@@ -124,6 +124,11 @@ class AlgorithmConfig(AlgoConfigBase):
         return False
 
     @property
+    def recomputes_proximal(self) -> bool:
+        """Whether ratios are relative to these log-probabilities, and not to those of the policy that acted."""
+        return self.needs_recompute
+
+    @property
     def num_critics(self) -> int:
         """Members of the ensemble that rates chunks; 0: there is no critic."""
         return 0
@@ -225,6 +230,10 @@ class PolicyGradientConfig(AlgorithmConfig):
 
     @property
     def needs_recompute(self) -> bool:
+        return self.recomputes_proximal
+
+    @property
+    def recomputes_proximal(self) -> bool:
         return self.proximal == "recomputed"
 
     @property

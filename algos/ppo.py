@@ -11,10 +11,11 @@ for each minibatch:                                  Algorithm.loss         (alg
 
 from typing import Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from algos.actor_critic import ClippedValue, ClippedValueConfig
-from algos.advantages import chunk_log_ratios, chunk_rewards, normalize, vtrace
+from algos.advantages import chunk_log_ratios, chunk_rewards, normalize_within, vtrace
 from algos.config import PolicyGradientConfig, WeightLevel
 from algos.policy_gradient import PolicyGradient
 from vla_rl.core.records import Array, SuperBatch
@@ -36,6 +37,17 @@ class PPOConfig(PolicyGradientConfig, ClippedValueConfig):
         "then those of chunks with this limit, unless importance_level or importance_cap say otherwise.",
     )
     normalize_advantages: bool = Field(True, description="Normalize advantages over the super-batch.")
+    advantage_scale: Literal["batch", "task"] = Field(
+        "batch",
+        description="What advantages are normalized within. task: by mean and deviation of the chunks of their own "
+        "task, so that tasks with small advantages count like the others.",
+    )
+    values: Literal["behaviour", "recomputed"] = Field(
+        "behaviour",
+        description="The values from which advantages are formed, and near which the value head is held. behaviour: "
+        "those of the version that acted. recomputed: those at the start of the update, by one more forward pass; "
+        "with proximal=recomputed always.",
+    )
 
     @model_validator(mode="after")
     def _vtrace_needs_recompute(self) -> Self:
@@ -45,6 +57,19 @@ class PPOConfig(PolicyGradientConfig, ClippedValueConfig):
                 "set proximal=recomputed"
             )
         return self
+
+    @model_validator(mode="after")
+    def _scale_is_used(self) -> Self:
+        if self.advantage_scale == "task" and not self.normalize_advantages:
+            raise ValueError(
+                "advantage_scale=task says within what advantages are normalized, and normalize_advantages=false: set "
+                "it to true, or advantage_scale=batch"
+            )
+        return self
+
+    @property
+    def needs_recompute(self) -> bool:
+        return super().needs_recompute or self.values == "recomputed"
 
     @property
     def weight_level(self) -> WeightLevel:
@@ -77,5 +102,7 @@ class PPO(PolicyGradient, ClippedValue):
         spread = self.spread(batch)
         if c.normalize_advantages:
             # Each chunk counts as often as in the surrogate, so that the loss at ratio 1 is exactly 0.
-            advantages = normalize(advantages, None if c.ratio_level == "chunk" else batch.num_steps, spread)
+            weights = np.ones(batch.num_chunks) if c.ratio_level == "chunk" else batch.num_steps
+            parts = batch.task if c.advantage_scale == "task" else np.zeros(batch.num_chunks)
+            advantages = normalize_within(parts, advantages, weights, spread)
         return advantages * (spread > 0), returns

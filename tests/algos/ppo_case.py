@@ -46,10 +46,11 @@ ANCHORED = PPOConfig(kl_coef=0.3)
 ANCHORED_EXACTLY = PPOConfig(kl_coef=0.3, kl_estimate="weighted_k3")
 BY_CHUNK = PPOConfig(proximal="recomputed", importance_level="chunk", importance_low=0.5)
 BY_EPISODE = PPOConfig(proximal="recomputed", importance_level="episode", importance_cap=1.1)
+BY_TASK = PPOConfig(advantage_scale="task", values="recomputed")
 VTRACE = PPOConfig(bootstrap="truncated", proximal="recomputed", estimator="vtrace")
 _OF_PPO = (
     *(PLAIN, DECOUPLED, DUAL, MASKED, SOFT, GAUSSIAN, INTERPOLATED, ANCHORED),
-    *(BY_CHUNK, BY_EPISODE, VTRACE, ONE_SIDED, WEIGHTED, GEOMETRIC, ANCHORED_EXACTLY),
+    *(BY_CHUNK, BY_EPISODE, BY_TASK, VTRACE, ONE_SIDED, WEIGHTED, GEOMETRIC, ANCHORED_EXACTLY),
 )
 PPO_CONFIGS = [c.model_copy(update={"ratio_level": level}) for c in _OF_PPO for level in LEVELS]
 GRPO_CONFIGS = [

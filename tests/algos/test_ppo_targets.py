@@ -43,6 +43,54 @@ def test_targets_equal_the_reference(seed: int, level: RatioLevel, normalized: b
     assert_array_equal(targets.old_values, batch.values)
 
 
+@settings(max_examples=25, deadline=None)
+@given(seed=SEED, level=st.sampled_from(LEVELS))
+def test_advantages_are_scaled_within_each_task(seed: int, level: RatioLevel) -> None:
+    """A loop over chunks, in float64."""
+    rng = np.random.default_rng(seed)
+    config = PPOConfig(ratio_level=level, advantage_scale="task")
+    batch = random_super_batch(rng, 9)
+    task = np.repeat(rng.integers(0, 3, 9), np.diff(batch.offsets))
+    batch = replace(batch, task=task, rewards=batch.rewards.astype(float), values=batch.values.astype(float))
+    raw = np.array(batch_gae_reference(replace(batch, truncated=np.zeros(9, bool)), 0.99, 0.95))
+    returns = []
+    for b in range(9):
+        earned = [batch.rewards[m, : batch.num_steps[m]].sum() for m in range(*batch.offsets[b : b + 2])]
+        returns.append(sum(0.99**t * r for t, r in enumerate(earned)))
+    floor = 0.1 * np.std(returns)
+    expected = np.zeros(batch.num_chunks)
+    for m, task in enumerate(batch.task):
+        elements = [
+            a
+            for a, t, steps in zip(raw, batch.task, batch.num_steps, strict=True)
+            for _ in range(1 if level == "chunk" else steps)
+            if t == task
+        ]
+        expected[m] = (raw[m] - np.mean(elements)) / (max(np.std(elements), floor) + 1e-5)
+    found, _ = make_algorithm(config).compute_advantages(batch, batch.logprobs, batch.values)
+    assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+def test_a_scale_that_nothing_reads_is_refused() -> None:
+    with pytest.raises(ValueError, match="advantage_scale=task says within what advantages are normalized, and"):
+        PPOConfig.model_validate({"advantage_scale": "task", "normalize_advantages": False})
+
+
+def test_values_alone_can_be_recomputed() -> None:
+    """Ratios stay those to the policy that acted."""
+    case, plain = Case(PPOConfig(values="recomputed")), Case(PPOConfig())
+    assert case.algorithm.needs_recompute
+    assert case.proximal is not None
+    assert case.values is not None
+    assert np.abs(case.proximal - case.batch.logprobs).max() > 0.01
+    assert_array_equal(case.targets.proximal_logprobs, case.batch.logprobs)
+    assert_array_equal(case.targets.old_values, case.values)
+    expected = plain.algorithm.targets(replace(case.batch, values=case.values))
+    assert_array_equal(case.targets.advantages, expected.advantages)
+    assert_array_equal(case.targets.returns, expected.returns)
+    assert not PPOConfig(values="recomputed").takes_stale_data, "nothing corrects the ratios"
+
+
 def test_recomputed_numbers_replace_the_recorded_ones() -> None:
     case = Case(DECOUPLED)
     assert case.algorithm.needs_recompute
@@ -125,6 +173,8 @@ CHANGES: dict[str, Any] = {
     "value_coef": 2.0,
     "entropy_coef": 0.7,
     "normalize_advantages": False,
+    "advantage_scale": "task",
+    "values": "recomputed",
     "value_warmup": 5,
     "proximal": "behaviour",
     "importance_level": "chunk",
@@ -159,10 +209,17 @@ def test_every_key_of_the_loss_is_read(key: str) -> None:
         "kl_estimate": ("kl_coef", 0.5),
     }.get(key)
     base = base.model_copy(update=dict([needs] if needs else []))
+    if key == "values":
+        base = PLAIN
     case, other = Case(base), Case(base)
     other.algorithm = make_algorithm(base.model_copy(update={key: CHANGES[key]}))
     if key == "proximal":
         other.proximal = other.values = None
+    if key == "advantage_scale":
+        task = np.repeat(np.arange(case.batch.num_episodes) % 2, np.diff(case.batch.offsets))
+        other.batch = replace(case.batch, task=task)
+    if key == "values":
+        other.proximal, other.values = other.batch.logprobs, other.batch.values[::-1].copy()
     if key == "kl_coef":
         other.reference = other.batch.logprobs - np.float32(0.2)
     other.targets = other.new_targets()

@@ -6,8 +6,10 @@ import math
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -19,6 +21,7 @@ from tests.runtime_fakes import limited_files
 from vla_rl.cluster.deadlines import Deadlines
 from vla_rl.cluster.disks import Disks, Part
 from vla_rl.commands import train as train_module
+from vla_rl.commands import trainer as trainer_module
 from vla_rl.commands.checkpoints import Checkpoints, read_state
 from vla_rl.commands.divergence import DivergenceGuard
 from vla_rl.commands.run_folder import RunFolder
@@ -31,6 +34,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import RunError, UserError
 from vla_rl.core.file_lock import FileLock
 from vla_rl.core.files import measure_file, write_json
+from vla_rl.core.ipc.publication import publication
 from vla_rl.core.postponed import Written
 from vla_rl.observability.plots import draw_curves
 
@@ -312,6 +316,28 @@ def test_several_updates_in_a_row_that_are_not_finite_end_the_run_with_evidence(
     assert len(dumps) == 3, "they are large"
     with np.load(dumps[0]) as data:
         assert np.array_equal(data["record.tokens"], random_batch(policy_version=1).record["tokens"])
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_an_evaluation_is_of_the_average_and_training_goes_on_with_the_weights(
+    ema: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a version, the average is published first: servers tell newer from older by the number of a publication."""
+    trainer = MagicMock(config=RunConfig().with_values({"learner.ema": ema}), policy_version=4, diverges=False)
+    trainer.stop.requested = False
+    trainer.is_last.side_effect = [False, False, True]
+    trainer.due.side_effect = lambda every: every == trainer.config.publish_every
+    trainer.has_converged.return_value = trainer.propose_migration.return_value = False
+    events: list[Any] = []
+    trainer.cluster.publish.side_effect = lambda version, average: events.append(publication(version, average=average))
+    trainer.ask_store.side_effect = lambda method, version: events.append((method, version))
+    trainer.publish = partial(Trainer.publish, trainer)
+    trainer.evaluate = partial(Trainer.evaluate, trainer)
+    trainer.measure.return_value = {}
+    monkeypatch.setattr(trainer_module, "run_evaluations", lambda *_, **__: events.append("evaluation") or [])
+    main_loop(trainer)
+    before = [9, ("advance", 4)]
+    assert events == [*before, *([8, ("advance", 4), "evaluation", 9] if ema else [*before, "evaluation"])]
 
 
 @pytest.mark.parametrize("diverges", [True, False])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.learner.learner_tools import SPEC, config
+from vla_rl.core.ipc.publication import publication
 from vla_rl.core.records import ActionBatch, Observation
 from vla_rl.inference.policy_runner import PolicyRunner
 from vla_rl.policies.base.blocks import blocks_of
@@ -92,10 +93,10 @@ class Published:
     """Weights of one version, which are those that the policy has."""
 
     def __init__(self, version: int) -> None:
-        self.published_version, self.policy_version = version, -1
+        self.published_version, self.version = publication(version), -1
 
     def refresh(self, parameters: Mapping[str, torch.Tensor]) -> bool:
-        self.policy_version = self.published_version
+        self.version = self.published_version
         return True
 
 

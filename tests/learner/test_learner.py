@@ -342,6 +342,17 @@ def test_recompute_makes_the_first_ratio_one():
     assert metrics["learner/clip_fraction"] == 0.0
 
 
+def test_values_alone_are_recomputed_under_the_weights_before_the_update():
+    learner, batch = make_learner(config(algo={"name": "ppo", "values": "recomputed"})), random_batch()
+    values = learner._passes.evaluate(learner._engine, batch).values
+    assert np.abs(values - batch.values).max() > 0.1
+    batch, targets, _ = learner._targets(batch)
+    assert np.array_equal(targets.old_values, values)
+    assert targets.proximal_logprobs is batch.logprobs
+    cut = batch.final_obs_row >= 0
+    assert np.abs(batch.bootstrap_value - random_batch().bootstrap_value)[cut].max() > 0, "of final observations, too"
+
+
 def test_the_reference_is_the_policy_that_the_run_began_with(tmp_path):
     settings = config(algo={"name": "ppo", "minibatches": 1, "kl_coef": 50.0}, learner={"lr": 1e-3})
     straight = make_learner(settings)

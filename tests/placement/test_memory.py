@@ -158,20 +158,20 @@ def test_float32_is_refused_for_7b_where_it_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "precision", "offload"),
+    ("stage", "precision", "offload", "ema"),
     [
-        (0, "fp32", "none"),
-        (1, "fp32", "none"),
-        (0, "bf16", "none"),
-        (1, "bf16", "none"),
-        (2, "bf16", "none"),
-        (2, "bf16", "cpu"),
-        (2, "fp32", "cpu"),
+        (0, "fp32", "none", None),
+        (1, "fp32", "none", 0.9),
+        (0, "bf16", "none", 0.9),
+        (1, "bf16", "none", None),
+        (2, "bf16", "none", None),
+        (2, "bf16", "cpu", 0.9),
+        (2, "fp32", "cpu", None),
     ],
 )
-def test_the_arithmetic_is_what_deepspeed_holds(stage: int, precision: str, offload: str) -> None:
+def test_the_arithmetic_is_what_the_learner_holds(stage: int, precision: str, offload: str, ema: float | None) -> None:
     """All tensors that engine and optimizer hold between two micro-batches, after the first optimizer step."""
-    learner_keys = {"zero_stage": stage, "precision": precision, "offload_optimizer": offload}
+    learner_keys = {"zero_stage": stage, "precision": precision, "offload_optimizer": offload, "ema": ema}
     cfg = config(policy={"chunk_size": 4}, learner=learner_keys)
     learner = make_learner(cfg)
     engine = learner._engine
@@ -182,6 +182,7 @@ def test_the_arithmetic_is_what_deepspeed_holds(stage: int, precision: str, offl
         engine.set_gradient_accumulation_boundary(last)
         engine.backward(output.logprobs.sum() + output.values.sum())
         engine.step()
+    learner._end_update()
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(engine)}
     found = sum(storages.values()) / GIB
     memory, gpu = expected_memory(cfg, SPEC, machine(8)), machine(8)

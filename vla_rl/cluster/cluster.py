@@ -31,6 +31,7 @@ from vla_rl.cluster.supervision import Replacements, Supervision
 from vla_rl.cluster.survivors import Loop, Survivors, has_lost_another
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import RecoverableError, UserError
+from vla_rl.core.ipc.publication import publication
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.plan import STORE, Plan, Process, sharing_learner
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
@@ -208,7 +209,7 @@ class Cluster:
             source = [self.learners[0], *self._relays][relay_source(len(self._relays) + 1)]
             self.get(relay.connect.remote(source), "a relay of weights", self.deadlines.setup)
             self._relays.append(relay)
-        self._relay(policy_version)
+        self._relay(publication(policy_version))
         if self.plan.offload:
             self._call_learners("offload")
 
@@ -271,13 +272,16 @@ class Cluster:
             self.status(f"starting: {self.building() or 'connecting what is built'}")
         self.meanwhile()
 
-    def publish(self, policy_version: int) -> None:
-        """Weight sync: publish the learner's weights to the inference servers of all nodes."""
-        self._call_learners("publish", policy_version)
-        self._relay(policy_version)
+    def publish(self, policy_version: int, *, average: bool = False) -> None:
+        """Weight sync: publish the learner's weights, or their ``average``, to the inference servers of all nodes.
 
-    def _relay(self, policy_version: int) -> None:
-        pulls = [relay.pull.remote(policy_version) for relay in self._relays]
+        The average of a version comes before its weights.
+        """
+        self._call_learners("publish", policy_version, average=average)
+        self._relay(publication(policy_version, average=average))
+
+    def _relay(self, version: int) -> None:
+        pulls = [relay.pull.remote(version) for relay in self._relays]
         self.get(pulls, "the relay of weights to other nodes", self.deadlines.publish)
 
     @contextlib.contextmanager
@@ -296,8 +300,8 @@ class Cluster:
         while self._unconnected:
             self._connect(self._unconnected.pop())
 
-    def _call_learners(self, method: str, *args: Any) -> None:
-        calls = [getattr(learner, method).remote(*args) for learner in self.learners]
+    def _call_learners(self, method: str, *args: Any, **options: Any) -> None:
+        calls = [getattr(learner, method).remote(*args, **options) for learner in self.learners]
         self.get(calls, f"the learner ({method})", self.deadlines.publish)
 
     def _call_servers(self, method: str) -> None:

@@ -5,12 +5,13 @@ from typing import Self
 
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.records import EnvSpec
+from vla_rl.placement.memory import average_bytes
 from vla_rl.policies.build import policy_sizes
 
 _LEAST_S = 600.0  # building simulators, starting libraries
 _DISK_BYTES_PER_S = 20e6  # a network disk that others use, too
 _NETWORK_BYTES_PER_S = 50e6  # of 1 Gbit/s, when a node sends to two others
-_STATE_BYTES = 12  # of a trained weight: its master and both moments
+_STATE_BYTES = 12  # of a trained weight: its master and both moments; its average comes on top
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class Deadlines:
             return cls()
         itemsize = {"fp32": 4, "bf16": 2}[config.learner.precision]
         sizes = policy_sizes(config.policy, spec, itemsize)
-        nbytes = sizes.parameters * itemsize + sizes.trained * _STATE_BYTES
+        each = _STATE_BYTES + average_bytes(config.learner)
+        nbytes = sizes.parameters * itemsize + sizes.trained * each
         disk = _LEAST_S + nbytes / _DISK_BYTES_PER_S
         network = _LEAST_S + sizes.trained * itemsize / _NETWORK_BYTES_PER_S
         return cls(setup=disk, checkpoint=disk, publish=network)

@@ -173,11 +173,12 @@ def main_loop(t: Trainer) -> bool:
             metrics = t.update(batch)
             del batch  # so that Ray frees it
             last = t.is_last()
+            evaluates = train.eval_episodes > 0 and (last or t.due(train.eval_every))
             if last or t.due(t.config.publish_every) or t.due(train.eval_every):
-                t.publish()
+                t.publish(evaluates=evaluates)
             t.ask_store("advance", t.published_version)
         metrics |= t.measure()
-        if train.eval_episodes and (last or t.due(train.eval_every)):
+        if evaluates:
             metrics |= t.evaluate()
         t.log(metrics)
         t.settle()

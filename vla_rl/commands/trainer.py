@@ -71,6 +71,7 @@ class Trainer:
         self.cluster, self.view, self.stop, self.callbacks = cluster, view, stop, callbacks
         self.policy_version = 0  # updates done: the version of the learner's weights
         self.published_version = 0  # the version that inference acts with
+        self._shows_average = False  # whether it acts with the average of that version's weights
         self.restarts = 0  # of the run, in this session
         self.meter = Meter(spans=SpanLog("driver", 0, 0) if config.log.trace else None)
         self._guard = DivergenceGuard(folder.path, config.learner.max_skipped_updates, folder.checkpoints)
@@ -196,14 +197,18 @@ class Trainer:
         return self._guard.in_a_row > 0
 
     @_timed
-    def publish(self) -> None:
-        """Weight sync: inference acts with the newest version from now on."""
-        self.cluster.publish(self.policy_version)
+    def publish(self, *, evaluates: bool = False) -> None:
+        """Weight sync: inference acts with the newest version from now on; before an evaluation, with its average.
+
+        ``evaluates``: whether ``evaluate`` comes next. It publishes the weights themselves at its end.
+        """
+        self._shows_average = evaluates and self.config.learner.ema is not None
+        self.cluster.publish(self.policy_version, average=self._shows_average)
         self.published_version = self.policy_version
 
     @_timed
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the newest version. No update happens meanwhile, so that one version plays all episodes.
+        """Evaluate what is published. No update happens meanwhile, so that one version plays all episodes.
 
         An evaluation that is asked to stop yields no metrics.
         """
@@ -227,6 +232,9 @@ class Trainer:
             tasks = evaluation.per_task()
             if len(tasks) > 1:
                 metrics |= {f"eval/{kind}_success_task_{row['task']}": row["success"] for row in tasks}
+        if self._shows_average:
+            with self.cluster.learner_on_device():
+                self.publish()
         self.measure()  # leaves the evaluation out of the next iteration's rates
         return metrics
 

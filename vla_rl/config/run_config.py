@@ -172,9 +172,20 @@ class LearnerConfig(ConfigGroup):
         "value head has no warm-up.",
     )
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="How learning rates change after the warm-up; linear and cosine fall to 0 at the end."
+        "constant",
+        description="How the learning rates of policy and value head change after the warm-up; linear and cosine fall "
+        "to 0 at the end. Those of critics (critic_lr) stay.",
     )
-    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this norm.")
+    max_grad_norm: PositiveFloat = Field(
+        1.0,
+        description="The gradient of the policy, and that of the value head, are each clipped to this norm.",
+    )
+    ema: Annotated[float, Field(ge=0.0, lt=1.0)] | None = Field(
+        None,
+        description="Keep averaged weights: a mean of those after each update, in which each counts so much times the "
+        "next newer one. Evaluations and the policy in a checkpoint are then the average; training episodes are played "
+        "by the weights themselves. Such as 0.9. null: no average.",
+    )
     max_skipped_updates: Positive = Field(
         3,
         description="Updates in a row with gradients that are not finite that end the run. Their optimizer steps are "

@@ -11,6 +11,7 @@ import torch
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.devices.offload import Offloader
+from vla_rl.core.ipc.publication import policy_version_of
 from vla_rl.core.ipc.weights import WeightReader
 from vla_rl.core.records import ActionBatch, Array, Observation
 from vla_rl.inference.graphed_act import GraphedAct
@@ -52,7 +53,7 @@ class PolicyRunner:
         )
 
     def refresh(self) -> int:
-        if self._weights is not None and self._weights.published_version != self._weights.policy_version:
+        if self._weights is not None and self._weights.published_version != self._weights.version:
             with self.meter.time("refresh", 1):
                 if self._weights.refresh(self._parameters):
                     self.policy.prepare_to_act()
@@ -60,7 +61,7 @@ class PolicyRunner:
 
     @property
     def _version(self) -> int:
-        return 0 if self._weights is None else self._weights.policy_version
+        return 0 if self._weights is None else policy_version_of(self._weights.version)
 
     @property
     def _progress(self) -> int:

@@ -51,7 +51,7 @@ def _engine_config(settings: LearnerConfig, trained: int, cuda: bool) -> dict[st
         "train_micro_batch_size_per_gpu": settings.micro_batch,
         # boundaries are set by hand: the number of micro-batches differs from one optimizer step to the next
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": settings.max_grad_norm,
+        "gradient_clipping": 0.0,  # ``OptimizerSteps`` clips each part by its own norm
         "zero_optimization": {
             "stage": settings.zero_stage,
             "reduce_bucket_size": bucket,

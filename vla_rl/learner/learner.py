@@ -29,6 +29,7 @@ from vla_rl.core.records import EXPERT, EXPERT_STEPS, Observation, SuperBatch, t
 from vla_rl.learner.anchors import Anchors
 from vla_rl.learner.critic import CriticTrainer
 from vla_rl.learner.forward_passes import ForwardPasses
+from vla_rl.learner.optimizer_steps import GRAD_NORMS
 from vla_rl.learner.trained_policy import TrainedPolicy
 from vla_rl.learner.update_probe import UpdateProbe
 from vla_rl.policies.base.policy import Policy
@@ -83,7 +84,7 @@ class Learner(TrainedPolicy):
                 steps = sum(1 for _ in self._minibatches(np.arange(batch.num_chunks), batch.policy_version))
                 return {"learner/optimizer_steps": steps, "learner/skipped_steps": steps}
             sums: dict[str, float] = defaultdict(float)
-            grad_norms: list[float] = []
+            norms: list[dict[str, float]] = []  # of the gradients of each step
             self._skipped = 0
             if self._anchors is not None:
                 self._anchors.observe(batch, self.algorithm.kept_chunks(batch))
@@ -95,17 +96,17 @@ class Learner(TrainedPolicy):
                 step = self._optimizer_step(batch, targets, rows, number, probe)
                 for name, value in step.items():
                     sums[name] += value
-                grad_norms.append(self._steps.grad_norm)
+                norms.append(self._steps.grad_norms)
                 if probe is not None and (target_kl is not None or number == len(minibatches) - 1):
                     found = self._sum_over_ranks(probe.sums(self._engine))
                     update_kl = found["update_k3"] / max(1.0, found["update_actions"])
                     if target_kl is not None and update_kl > target_kl:
                         break
-            self._timer.read()
-            self.meter.count("updates")
+            self._end_update()
             metrics = self.algorithm.finish_metrics(dict(sums), targets) | of_critic | {"update_kl": update_kl}
-            metrics |= {"grad_norm": float(np.mean(grad_norms or [0.0])), "lr": self._optimizer.param_groups[0]["lr"]}
-            metrics |= {"optimizer_steps": len(grad_norms), "skipped_steps": self._skipped}
+            metrics |= {name: float(np.mean([each[name] for each in norms] or [0.0])) for name in GRAD_NORMS}
+            metrics |= {"lr": self._optimizer.param_groups[0]["lr"]}
+            metrics |= {"optimizer_steps": len(norms), "skipped_steps": self._skipped}
             if self._memory.gib:
                 metrics["offloaded_gib"] = self._memory.gib
             return {f"learner/{name}": value for name, value in metrics.items()}

@@ -94,8 +94,7 @@ class OffPolicyLearner(TrainedPolicy):
                 self._owed -= 1
                 for name, value in self._one_step().items():
                     sums[name].append(value)
-            self._timer.read()
-            self.meter.count("updates")
+            self._end_update()
             metrics |= {name: float(np.sum(x) if name.endswith("_steps") else np.mean(x)) for name, x in sums.items()}
             metrics |= self.memory.metrics() | {"lr": group["lr"]}
             return {f"learner/{name}": value for name, value in metrics.items()}
@@ -177,7 +176,7 @@ class OffPolicyLearner(TrainedPolicy):
         return {
             "actor_loss": loss.item(),
             "actor_q": q.mean().item(),
-            "grad_norm": self._steps.grad_norm,
+            "grad_norm": self._steps.grad_norms["grad_norm"],
             "optimizer_steps": 1.0,
             "skipped_steps": float(skipped),
         }

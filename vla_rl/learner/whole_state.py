@@ -1,4 +1,4 @@
-"""The learner's state by parameter: float32 weights and AdamW's moments, whole, whatever ranks and ZeRO make of them.
+"""The learner's state by parameter: float32 weights, AdamW's moments and averages, whole, whatever ranks and ZeRO do.
 
     engine (shards of ranks) ──gather──▶ one parameter at a time ──▶ files, one for each rank ──▶ any other engine
 
@@ -24,6 +24,7 @@ from vla_rl.policies.base.policy import Policy
 
 _WEIGHT, _STEP = "weight", "step"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+AVERAGE, UPDATES = "average", "updates"  # of the weights, beside their moments (``weight_average``); its count
 _SEPARATOR = ":"
 
 
@@ -34,11 +35,35 @@ class WholeState:
         self._engine, self._policy, self._rank, self._world_size = engine, policy, rank, world_size
         self._shards = _shards(engine)
 
+    def averaged(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        """What this rank holds of the weights, in float32, each with its state: ``AVERAGE``, a tensor like it, and
+        ``UPDATES``, from 0. They are made here if there are none."""
+        holders = {id(holder): holder for holder in map(self._shards.holder, self._trained.values())}
+        pairs = [(holder.detach(), self._state_of(holder)) for holder in holders.values()]
+        if any(AVERAGE not in state for _, state in pairs):
+            for weights, state in pairs:
+                state |= {AVERAGE: torch.zeros_like(weights), UPDATES: 0}
+            self._shards.link()
+        return pairs
+
+    def has_average(self) -> bool:
+        """Whether there are averages of one update or more."""
+        states = self._engine.basic_optimizer.state
+        return any(states.get(self._shards.holder(p), {}).get(UPDATES) for p in self._trained.values())
+
+    def average(self, parameter: nn.Parameter) -> Tensor:
+        """The whole average of a parameter, in float32; collective. It may be a view."""
+        return self._shards.get(parameter, AVERAGE)
+
+    @property
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return self._policy.trained_parameters()
+
     def save(self, folder: Path) -> None:
         """Write ``folder``, now or later (``postponed``): each rank a part of the parameters."""
         self._shards.link()
         mine: dict[str, Tensor] = {}
-        for number, (name, parameter) in enumerate(self._policy.trained_parameters().items()):
+        for number, (name, parameter) in enumerate(self._trained.items()):
             for part, value in self._gather(parameter):
                 if number % self._world_size == self._rank:
                     mine[f"{name}{_SEPARATOR}{part}"] = value.detach().to("cpu", copy=True).contiguous()
@@ -51,10 +76,16 @@ class WholeState:
         if _STEP in state:
             yield _STEP, torch.as_tensor(state[_STEP], dtype=torch.float32).reshape(1)
             yield from ((moment, self._shards.get(parameter, moment)) for moment in _MOMENTS)
+        if AVERAGE in state:
+            yield UPDATES, torch.tensor([state[UPDATES]])
+            yield AVERAGE, self._shards.get(parameter, AVERAGE)
 
-    def load(self, folder: Path) -> None:
-        """Continue from ``save``. Raises UserError if files are missing, damaged, or of another policy."""
-        trained = self._policy.trained_parameters()
+    def load(self, folder: Path, *, average: bool = False) -> None:
+        """Continue from ``save``, with the ``average`` if that is asked for and there.
+
+        Raises UserError if files are missing, damaged, or of another policy.
+        """
+        trained = self._trained
         with _Reader(folder) as found:
             wrong = sorted(found.names ^ trained.keys())
             wrong += [n for n, p in trained.items() if n in found.names and found.shape(n) != _shape(p)]
@@ -69,19 +100,28 @@ class WholeState:
                 self._shards.set_weight(parameter, found.read(name, _WEIGHT))
                 for moment in _MOMENTS if found.has(name, _STEP) else ():
                     self._shards.set(parameter, moment, found.read(name, moment))
+            if average and all(found.has(name, AVERAGE) for name in trained):
+                self.averaged()
+                for name, parameter in trained.items():
+                    self._shards.set(parameter, AVERAGE, found.read(name, AVERAGE))
+                    self._state_of(self._shards.holder(parameter))[UPDATES] = int(found.read(name, UPDATES))
 
     def _make_moments(self, stepped: dict[str, nn.Parameter], found: _Reader) -> None:
         """A new optimizer has none before its first step."""
-        optimizer = self._engine.basic_optimizer
         for name, parameter in stepped.items():
-            holder, step = self._shards.holder(parameter), found.read(name, _STEP)[0]
-            state = optimizer.state[holder]
-            if _STEP not in state:
-                fused = any(group.get("fused") for group in optimizer.param_groups)
-                state[_STEP] = torch.zeros((), device=holder.device if fused else "cpu")
-                state.update({moment: torch.zeros_like(holder) for moment in _MOMENTS})
-            state[_STEP].fill_(max(float(state[_STEP]), float(step)))
+            state = self._state_of(self._shards.holder(parameter))
+            state[_STEP].fill_(max(float(state[_STEP]), float(found.read(name, _STEP)[0])))
         self._shards.link()
+
+    def _state_of(self, holder: Tensor) -> dict[str, Any]:
+        """Of the optimizer, made as it would be at its first step."""
+        optimizer = self._engine.basic_optimizer
+        state: dict[str, Any] = optimizer.state[holder]
+        if _STEP not in state:
+            fused = any(group.get("fused") for group in optimizer.param_groups)
+            state[_STEP] = torch.zeros((), device=holder.device if fused else "cpu")
+            state.update({moment: torch.zeros_like(holder) for moment in _MOMENTS})
+        return state
 
 
 class _Whole:

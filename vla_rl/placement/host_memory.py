@@ -20,6 +20,7 @@ from vla_rl.core.records import EnvSpec
 from vla_rl.placement.memory import (
     ELEMENT,
     Parts,
+    average_bytes,
     describe_memory,
     learner_parts,
     memory_use,
@@ -46,7 +47,8 @@ def host_use(plan: Plan, memory: Memory, config: RunConfig, spec: EnvSpec, node:
         offloaded = {part: here * size for part, size in _offloaded(config, memory, len(plan.learners)).items()}
         found["learner"] = _sum(found.get("learner", {}), offloaded)
         first = node == plan.learners[0].node
-        state = 12 * trained_weights(memory, config.learner) * here / len(plan.learners)
+        each = 12 + average_bytes(config.learner)
+        state = each * trained_weights(memory, config.learner) * here / len(plan.learners)
         found["checkpoint"] = {"policy": memory.weights * first, "state": state}
     servers = sum(server.node == node for server in plan.servers)
     if config.policy.own_weights_key is not None:
@@ -81,7 +83,8 @@ def _offloaded(config: RunConfig, memory: Memory, ranks: int) -> Parts:
     parts: Parts = {}
     if learner.offload_optimizer == "cpu":
         summed = learner.zero_stage == 3 or (learner.zero_stage == 2 and learner.precision == "fp32")
-        parts |= {"optimizer": 12 * trained / ranks, "gradients": (8 if summed else 4) * trained / ranks}
+        state = 12 + average_bytes(learner)
+        parts |= {"optimizer": state * trained / ranks, "gradients": (8 if summed else 4) * trained / ranks}
         parts["buffers"] = element * trained / ranks if learner.zero_stage < 3 else 0.0
     if learner.offload_parameters == "cpu":
         parts["weights"] = memory.weights / ranks

@@ -10,6 +10,7 @@ The learner's bytes for each trained weight depend on the ZeRO stage (arXiv:1910
          optimizer  12             12 / R         12 / R         12 / R       moments and master weights
 
 Buckets in which ZeRO reduces gradients come on top; stage 3 divides the weights as well, and gathers some at a time.
+Averaged weights (``learner.ema``) are 4 bytes more beside the optimizer's state, divided like it.
 """
 
 from collections.abc import Mapping
@@ -139,6 +140,11 @@ def trained_weights(memory: Memory, learner: LearnerConfig) -> float:
     return memory.trained / _TRAINED[learner.precision]
 
 
+def average_bytes(learner: LearnerConfig) -> int:
+    """Of a trained weight's average, which lies with the optimizer's state."""
+    return 4 if learner.ema is not None else 0
+
+
 def learner_parts(config: RunConfig, memory: Memory, ranks: int) -> Parts:
     """GiB of one rank at the peak of an update."""
     learner, trained = config.learner, trained_weights(memory, config.learner)
@@ -155,7 +161,8 @@ def learner_parts(config: RunConfig, memory: Memory, ranks: int) -> Parts:
         gradients += 4 * trained / ranks * on_device  # DeepSpeed keeps the reduced part and the whole
     if stage >= 2 or ranks > 1:
         gradients += (element if stage >= 2 else 4) * bucket
-    optimizer = (12 / ranks if stage else _TRAINED[learner.precision] - 4) * trained
+    state = 12 if stage else _TRAINED[learner.precision] - 4
+    optimizer = (state + average_bytes(learner)) / (ranks if stage else 1) * trained
     copied = (
         config.algo.work(config.policy.chunk_size).reference and not config.policy.holds_reference
     )  # adapters can be switched off instead

@@ -34,7 +34,7 @@ def test_round_trip_is_exact(tmp_path, dtype):
     assert not reader.refresh(target)
     WeightPublisher(tmp_path / "w").publish(0, source.values())
     assert reader.refresh(target)
-    assert reader.policy_version == 0
+    assert reader.version == 0
     assert all(torch.equal(source[name], target[name]) for name in source)
     assert not reader.refresh(target), "nothing new: nothing to copy"
 
@@ -70,8 +70,8 @@ def test_readers_never_see_a_mixture(tmp_path, step):
     while len(seen) < 200 or (len(set(seen)) < 5 and time.monotonic() < deadline):
         reader.refresh(parameters)
         values = {float(v) for p in parameters.values() for v in (p.min(), p.max())}
-        assert values == {float(reader.policy_version)}
-        seen.append(reader.policy_version)
+        assert values == {float(reader.version)}
+        seen.append(reader.version)
     stop.set()
     writer.join()
     assert seen == sorted(seen)
@@ -105,7 +105,7 @@ def test_a_relay_copies_a_version_bucket_by_bucket(tmp_path, monkeypatch):
     assert relay.num_buckets == 6
     assert relay.relay(4, buckets(4))
     assert reader.refresh(target)
-    assert reader.policy_version == 4
+    assert reader.version == 4
     assert all(torch.equal(target[name], p) for name, p in _parameters(4.0).items())
 
     def overtaken():

@@ -73,8 +73,8 @@ class LearnerProcess(Traced, Vital):
 
         return self._learner.update(unreliable_batch(batch))
 
-    def publish(self, policy_version: int) -> None:
-        self._learner.publish(policy_version, self._publisher)
+    def publish(self, policy_version: int, *, average: bool = False) -> None:
+        self._learner.publish(policy_version, self._publisher, average=average)
 
     def offload(self) -> None:
         self._learner.offload()
@@ -95,9 +95,9 @@ class LearnerProcess(Traced, Vital):
         """Bytes of one published version; rank 0."""
         return self._reader.nbytes
 
-    def bucket(self, policy_version: int, number: int) -> np.ndarray | None:
-        """A part of a published version, for another node; rank 0. See ``WeightReader.bucket``."""
-        return self._reader.bucket(policy_version, number)
+    def bucket(self, version: int, number: int) -> np.ndarray | None:
+        """A part of a publication, for another node; rank 0. See ``WeightReader.bucket``."""
+        return self._reader.bucket(version, number)
 
     def snapshot(self, folder: Path, metadata: dict[str, Any]) -> None:
         """Copy the learner's state on all ranks, and on rank 0 also the policy as a checkpoint of its own."""

@@ -137,7 +137,7 @@ class VirtualLearnerProcess(LearnerProcess):
             self._published = SharedArrays.create(weights, {"version": ((1,), "<i8")})["version"]
             self._published[0] = policy_version
 
-    def publish(self, policy_version: int) -> None:
+    def publish(self, policy_version: int, *, average: bool = False) -> None:
         self._learner.publish()
         if self._process.index == 0:
             self._published[0] = policy_version

@@ -40,27 +40,27 @@ class WeightRelayProcess(Vital):
         create_weight_buffers(self._path, nbytes)
         self._source, self._relay = source, WeightRelay(self._path)
 
-    def pull(self, policy_version: int) -> None:
-        """Publish ``policy_version`` on this node.
+    def pull(self, version: int) -> None:
+        """Publish ``version`` on this node.
 
         Raises StallError if that is impossible: this node would act with old weights, and nobody would know.
         """
-        if not self._relay.relay(policy_version, self._buckets(policy_version)):
-            raise StallError(f"weights {policy_version} were replaced at their source before this node had them")
+        if not self._relay.relay(version, self._buckets(version)):
+            raise StallError(f"weights {version} were replaced at their source before this node had them")
 
     def weights_nbytes(self) -> int:
         """Bytes of one published version."""
         return self._relay.nbytes
 
-    def bucket(self, policy_version: int, number: int) -> np.ndarray | None:
+    def bucket(self, version: int, number: int) -> np.ndarray | None:
         """A part of a version, for another relay, as soon as it is here. See ``WeightRelay.bucket``."""
-        return self._relay.bucket(policy_version, number, CALL_TIMEOUT_S)
+        return self._relay.bucket(version, number, CALL_TIMEOUT_S)
 
-    def _buckets(self, policy_version: int) -> Iterator[np.ndarray | None]:
+    def _buckets(self, version: int) -> Iterator[np.ndarray | None]:
         """All buckets in order, with some requested ahead."""
         requested: deque[ray.ObjectRef] = deque()
         for number in range(self._relay.num_buckets):
-            requested.append(self._source.bucket.remote(policy_version, number))
+            requested.append(self._source.bucket.remote(version, number))
             if len(requested) > _BUCKETS_AHEAD:
                 yield ray.get(requested.popleft(), timeout=2 * CALL_TIMEOUT_S)
         for ref in requested:

@@ -1,4 +1,4 @@
-"""Weight sync: the learner publishes a new policy version, inference servers copy it between two batches.
+"""Weight sync: the learner publishes a new version, inference servers copy it between two batches.
 
     learner ──publish──▶ [ buffer 0 | buffer 1 ] ──refresh──▶ inference servers of this node
                            "current" names one
@@ -12,6 +12,8 @@
 The writer fills the inactive buffer, then flips the current index. Neither side waits for the other: a reader that was
 overtaken twice during its copy notices that the buffer's own version changed, and copies again. Each node has two
 buffers in shared memory; where the learner's first rank does not run, a relay process writes them.
+
+A version here is the number of a publication (``publication``), which rises from one to the next.
 
 A tensor is copied once on each side: from its device straight into the buffer, and from there into its place. On a GPU
 the buffers are page-locked, the copies are queued, and one wait at the end covers them all.
@@ -30,7 +32,7 @@ from vla_rl.core.ipc.pinned import PinnedCopies
 from vla_rl.core.ipc.shared_memory import SharedArrays
 
 _ALIGNMENT = 64  # bytes; of each tensor in a buffer, so that it can be viewed in its dtype
-_UNPUBLISHED = -1  # in place of a policy version: none yet, or one that is being written
+_UNPUBLISHED = -1  # in place of a version: none yet, or one that is being written
 _BUCKET_BYTES = 32 << 20
 
 
@@ -55,7 +57,7 @@ def _aligned(nbytes: int) -> int:
 class _WeightBuffers:
     """Both buffers, attached by path.
 
-    ``current`` is one word, ``2 * policy_version + index``, so that version and index change together.
+    ``current`` is one word, ``2 * version + index``, so that version and index change together.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,14 +72,14 @@ class _WeightBuffers:
 
     @property
     def published_version(self) -> int:
-        """The newest published policy version; -1 before the first."""
+        """The newest published version; -1 before the first."""
         return self._read_current()[0]
 
     def _read_current(self) -> tuple[int, int]:
         """(published version, buffer index); (-1, 1) before the first."""
         return divmod(int(self._current[0]), 2)
 
-    def _write(self, policy_version: int, fill: Callable[[np.ndarray], int]) -> None:
+    def _write(self, version: int, fill: Callable[[np.ndarray], int]) -> None:
         """Publish what ``fill`` writes into a buffer, uint8 [nbytes]; it returns how many bytes.
 
         If it raises, nothing is published.
@@ -87,20 +89,20 @@ class _WeightBuffers:
         self._versions[index] = _UNPUBLISHED
         filled = fill(buffer)
         if filled != buffer.size:
-            raise ValueError(f"weights of version {policy_version} have {filled} bytes, the buffer {buffer.size}")
-        self._versions[index] = policy_version
-        self._current[0] = 2 * policy_version + index
+            raise ValueError(f"weights of version {version} have {filled} bytes, the buffer {buffer.size}")
+        self._versions[index] = version
+        self._current[0] = 2 * version + index
 
 
 class WeightPublisher(_WeightBuffers):
     """The learner's side; there is one writer."""
 
-    def publish(self, policy_version: int, tensors: Iterable[torch.Tensor]) -> None:
+    def publish(self, version: int, tensors: Iterable[torch.Tensor]) -> None:
         """Publish the tensors (same shapes, dtypes and order as at creation). Does not wait for readers.
 
         They are asked for one after the other, and none is kept. Raises ValueError if they do not fill the buffer.
         """
-        self._write(policy_version, partial(self._fill, tensors))
+        self._write(version, partial(self._fill, tensors))
 
     @torch.no_grad()
     def _fill(self, tensors: Iterable[torch.Tensor], buffer: np.ndarray) -> int:
@@ -118,19 +120,19 @@ class WeightPublisher(_WeightBuffers):
 
 
 class WeightReader(_WeightBuffers):
-    """An inference server's side, and the source of a relay. ``policy_version``: copied last; -1 before the first."""
+    """An inference server's side, and the source of a relay. ``version``: copied last; -1 before the first."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.policy_version = _UNPUBLISHED
+        self.version = _UNPUBLISHED
 
     def refresh(self, parameters: Mapping[str, torch.Tensor]) -> bool:
         """Copy the published version into ``parameters`` unless it is there already; True if something changed."""
-        while (current := self._read_current())[0] != self.policy_version:
+        while (current := self._read_current())[0] != self.version:
             version, index = current
             self._copy(self._buffers[index], parameters.values())
             if self._versions[index] == version:
-                self.policy_version = version
+                self.version = version
                 return True
         return False
 
@@ -145,11 +147,11 @@ class WeightReader(_WeightBuffers):
             offset += _aligned(tensor.numel() * tensor.element_size())
         self._copies.finish()
 
-    def bucket(self, policy_version: int, number: int) -> np.ndarray | None:
+    def bucket(self, version: int, number: int) -> np.ndarray | None:
         """A copy of one bucket of a version, uint8; None if that version is not the published one."""
         published, index = self._read_current()
         data = self._buffers[index][number * _BUCKET_BYTES : (number + 1) * _BUCKET_BYTES].copy()
-        return data if published == policy_version == self._versions[index] else None
+        return data if published == version == self._versions[index] else None
 
 
 class WeightRelay(_WeightBuffers):
@@ -166,15 +168,15 @@ class WeightRelay(_WeightBuffers):
         """Of one version."""
         return -(-self.nbytes // _BUCKET_BYTES)
 
-    def relay(self, policy_version: int, buckets: Iterable[np.ndarray | None]) -> bool:
+    def relay(self, version: int, buckets: Iterable[np.ndarray | None]) -> bool:
         """Publish a version from all of its ``WeightReader.bucket``, in order.
 
         Returns False, with nothing published, if one bucket is None: the source has published a newer version.
         """
         with self._changed:
-            self._arriving, self._arrived = policy_version, 0
+            self._arriving, self._arrived = version, 0
         try:
-            self._write(policy_version, partial(self._fill, buckets))
+            self._write(version, partial(self._fill, buckets))
         except _Overtaken:
             with self._changed:
                 self._arriving = _UNPUBLISHED
@@ -193,7 +195,7 @@ class WeightRelay(_WeightBuffers):
                 self._changed.notify_all()
         return self._arrived
 
-    def bucket(self, policy_version: int, number: int, timeout: float) -> np.ndarray | None:
+    def bucket(self, version: int, number: int, timeout: float) -> np.ndarray | None:
         """A copy of one bucket as soon as it has arrived here; None if a newer version has.
 
         Raises StallError after ``timeout`` seconds.
@@ -202,12 +204,12 @@ class WeightRelay(_WeightBuffers):
         end = min(start + _BUCKET_BYTES, self.nbytes)
         with self._changed:
             here = self._changed.wait_for(
-                lambda: self._arriving > policy_version or (self._arriving == policy_version and self._arrived >= end),
+                lambda: self._arriving > version or (self._arriving == version and self._arrived >= end),
                 timeout,
             )
             if not here:
-                raise StallError(f"bucket {number} of weights {policy_version} has not arrived for {timeout:.0f} s")
-            if self._arriving != policy_version:
+                raise StallError(f"bucket {number} of weights {version} has not arrived for {timeout:.0f} s")
+            if self._arriving != version:
                 return None
             return self._filling[start:end].copy()
 

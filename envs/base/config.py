@@ -4,7 +4,22 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from vla_rl.core.schema import ConfigGroup
+from vla_rl.core.schema import ConfigGroup, PositiveFloat
+
+
+class RealTimeConfig(ConfigGroup):
+    """The pace of a robot, which a simulator keeps by sleeping (``envs.base.real_time``)."""
+
+    control_hz: PositiveFloat = Field(20.0, description="Control steps a second.")
+    inference_s: float = Field(0.2, ge=0.0, description="How long the robot stands still before each chunk.")
+    reset_s: float = Field(10.0, ge=0.0, description="How long somebody takes to set the scene up for an episode.")
+    speed: PositiveFloat = Field(
+        1.0, description="How much faster than the robot's the clock runs; a learner that keeps up then keeps up at 1."
+    )
+
+    def robot_seconds(self, *, steps: int = 0, chunks: int = 0, episodes: int = 0) -> float:
+        """Of one robot's time, for so many control steps in so many chunks and episodes."""
+        return steps / self.control_hz + chunks * self.inference_s + episodes * self.reset_s
 
 
 class SimulatorConfig(ConfigGroup):
@@ -14,6 +29,9 @@ class SimulatorConfig(ConfigGroup):
 
     shaping: float = Field(
         0.0, ge=0.0, description="Reward for the whole way to the goal, paid along the way; success pays 1 in addition."
+    )
+    real_time: RealTimeConfig | None = Field(
+        None, description="Sleep, so that training episodes take as long as on a robot; `{}`: its usual pace."
     )
 
     @classmethod

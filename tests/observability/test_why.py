@@ -116,6 +116,14 @@ def test_what_limits_the_speed_is_no_fault(cause: str, changes: dict) -> None:
     assert [(finding.cause, finding.kind) for finding in found] == [(cause, "speed")]
 
 
+def test_the_remedy_for_a_busy_learner_is_one_of_its_own_keys() -> None:
+    """Off-policy learners have no micro-batches and no reuse."""
+    busy: dict[str, Value] = {"busy/env_workers": 0.6, "busy/learner": 0.95}
+    for algo, remedy in (({}, "learner.micro_batch"), ({"updates_per_step": 0.05}, "algo.updates_per_step=0.05")):
+        (finding,) = judge(planted(PPO, busy, {"algo": algo}))
+        assert remedy in finding.remedy
+
+
 def test_a_clone_that_was_learned_by_heart(tmp_path: Path) -> None:
     (tmp_path / "metadata.json").write_text(json.dumps({"steps": 1230, "passes": 62.4, "final_loss": 0.46}))
     run = planted(PPO, at_success(0.1), {"policy": {"checkpoint": str(tmp_path)}})

@@ -84,6 +84,7 @@ _COUNTS = {
     "played": "training episodes that ended",
     "succeeded": "of these, successful",
     "control_steps": "control steps of training episodes",
+    "control_chunks": "chunks in which these were played",
     "reused": "uses in further updates",
     "set_aside": "of the lost ones, set aside",
 }

@@ -270,6 +270,9 @@ class Trainer:
         if played:  # includes the episodes that GRPO filters out: what the policy can do
             metrics = metrics | {"rollout/success_played": succeeded / played}
         metrics = metrics | {f"episodes/{name}": float(value) for name, value in counters.items()}
+        if pace := self.config.env.real_time:
+            done = {"steps": counters["control_steps"], "chunks": counters["control_chunks"]}
+            metrics["time/robot_hours"] = pace.robot_seconds(**done, episodes=counters["played"]) / 3600
         elapsed = self._elapsed()
         metrics |= {"time/seconds": elapsed, "restarts": float(self.cluster.restarts), "memory/gib": resident_gib()}
         metrics |= {"restarts_of_run": float(self.restarts), "memory/swap_gib": swapped_gib()}

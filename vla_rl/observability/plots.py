@@ -32,6 +32,7 @@ class Effort(NamedTuple):
 EFFORTS = {
     "episodes": Effort("episodes/played", 1.0, "training episodes played"),
     "steps": Effort("episodes/control_steps", 1000.0, "thousand control steps played"),
+    "robot-hours": Effort("time/robot_hours", 1.0, "hours of one robot"),
     "minutes": Effort("time/seconds", 60.0, "minutes, evaluations included"),
     "core": Effort("time/cpu_s", 60.0, "minutes of a core, evaluations left out"),  # see ``with_totals``
 }

@@ -47,7 +47,8 @@ class ReplayStore:
         self._given_up = set[int]()  # groups with an episode that was set aside
         self._set_aside = 0
         self._next_group = 0
-        self._played = self._succeeded = self._steps = 0  # of finished training episodes, including filtered ones
+        # of finished training episodes, including filtered ones
+        self._played = self._succeeded = self._steps = self._chunks = 0
         self._tasks = TaskSchedule(rules.num_tasks, rules.seed, rules.task_rule)
         self._due: deque[EpisodeSpec] = deque()  # the rest of a group that has begun
         self._evaluations: deque[EpisodeSpec] = deque()
@@ -105,6 +106,7 @@ class ReplayStore:
                 self._played += 1
                 self._succeeded += finished.success
                 self._steps += finished.steps
+                self._chunks += len(finished.num_steps)
                 self._tasks.observe(finished.episode.task, finished.success)
                 given_up = finished.episode.group in self._given_up
                 self.ledger.filtered += 1 if given_up else self._buffer.add(finished)
@@ -304,7 +306,8 @@ class ReplayStore:
             return asdict(self.ledger) | under_way | self._outcomes() | gate | imagined
 
     def _outcomes(self) -> dict[str, int]:
-        return {"played": self._played, "succeeded": self._succeeded, "control_steps": self._steps}
+        counts = {"played": self._played, "succeeded": self._succeeded}
+        return counts | {"control_steps": self._steps, "control_chunks": self._chunks}
 
     def state(self) -> tuple[dict[str, Any], list[Trajectory]]:
         """JSON-able counters and the trajectories that are still to be trained, for a checkpoint between two updates.
@@ -360,7 +363,7 @@ class ReplayStore:
             self._next_group = record["next_group"]
             self._tasks.restore(record["task_failure"])
             self._due.extend(EpisodeSpec(**e) for e in record["due"])
-            self._steps = record["control_steps"]
+            self._steps, self._chunks = record["control_steps"], record.get("control_chunks", 0)
             self._played, self._succeeded = record.get("played", 0), record.get("succeeded", 0)
             self._set_aside = record.get("set_aside", 0)
             rest = iter(trajectories)

@@ -86,6 +86,7 @@ class EnvWorkerProcess(Traced):
 
     def _make_env(self, count: int) -> Any:
         from envs import make_env
+        from envs.base.real_time import paced
         from envs.base.shaping import shaped
         from vla_rl.cluster.processes.faults import unreliable
 
@@ -95,7 +96,7 @@ class EnvWorkerProcess(Traced):
             from envs.base.recorder import RecordedEnv
 
             env = RecordedEnv(env, Path(log.dataset), evaluations_only=log.dataset_episodes == "evaluations")
-        return unreliable(shaped(env, self._config.env.shaping))
+        return unreliable(paced(shaped(env, self._config.env.shaping), self._config.env.real_time))
 
     def is_ready(self) -> bool:
         """Whether the simulator is built."""

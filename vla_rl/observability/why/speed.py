@@ -45,6 +45,8 @@ def inference_bound(run: Recorded) -> Verdict | None:
 
 
 def learner_bound(run: Recorded) -> Verdict | None:
+    if (rate := run.setting("algo.updates_per_step")) is not None:  # off-policy: no epochs over what is new
+        return _bound(run, LEARNER, f"Lower algo.updates_per_step={rate:g}: simulators wait for the learner's steps.")
     return _bound(
         run, LEARNER, "Raise learner.micro_batch, give it more devices (vla-rl plan CONFIG), or lower train.reuse."
     )

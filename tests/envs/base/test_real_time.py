@@ -1,0 +1,43 @@
+"""envs.base.real_time: training episodes take a robot's time, and nothing else changes."""
+
+import time
+
+import numpy as np
+import pytest
+
+from envs import make_env
+from envs.base.config import RealTimeConfig
+from envs.base.real_time import RealTimeEnv, paced
+from envs.tabletop.config import TabletopConfig
+from vla_rl.core.records import EpisodeSpec
+
+PACE = RealTimeConfig(control_hz=50.0, inference_s=0.06, reset_s=0.2, speed=2.0)
+
+
+def test_a_pace_in_seconds() -> None:
+    assert PACE.robot_seconds(steps=100, chunks=10, episodes=2) == pytest.approx(2.0 + 0.6 + 0.4)
+    assert RealTimeConfig().robot_seconds(steps=40, chunks=5, episodes=1) == pytest.approx(2.0 + 1.0 + 10.0)
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_training_episodes_take_a_robots_time(evaluation: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep, slept = time.sleep, list[float]()
+    monkeypatch.setattr(time, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
+    plain, slow = (paced(make_env(TabletopConfig(), 2), pace) for pace in (None, PACE))
+    assert isinstance(slow, RealTimeEnv)
+    assert not isinstance(plain, RealTimeEnv)
+    episodes = [EpisodeSpec(id=i, task=i, seed=i, evaluation=evaluation) for i in range(2)]
+    actions = np.random.default_rng(0).uniform(-1, 1, (2, 4, plain.spec.action_dim)).astype(np.float32)
+    plain.reset([0, 1], episodes)
+    expected = plain.step([0, 1], actions)
+    assert expected.num_steps.max() == 4
+    start = time.monotonic()
+    slow.reset([0, 1], episodes)
+    found = slow.step([0, 1], actions)
+    assert len(slept) == (0 if evaluation else 2)
+    if not evaluation:
+        assert time.monotonic() - start >= 0.2 / 2 + (0.06 + 4 / 50) / 2
+    for name in ("rewards", "num_steps", "terminated", "truncated", "success"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+    for env in (plain, slow):
+        env.close()

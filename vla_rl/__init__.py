@@ -10,7 +10,7 @@
     placement/      decides what runs on which device, from the configuration and measured costs
     config/         the schema of a run, and reading it from YAML files and overrides
     policies/       OpenVLA-OFT: model, action codec, prompt, images, LoRA, checkpoints
-    observability/  meters, rates, the terminal view, plots, pages
+    observability/  meters, rates, the terminal view, plots, films, pages
     core/           records, errors, shared memory, device leases: what every room may import
 
 Simulators are in ``envs``, algorithms in ``algos``. From Python: ``vla_rl.train(vla_rl.load_config("tabletop"))``

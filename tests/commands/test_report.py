@@ -134,7 +134,7 @@ def test_films_of_the_first_and_of_the_newest_evaluation(make: Make, monkeypatch
     run = make("one", rates={0: 0.3, 2: 0.4, 4: 0.5}, frames=frames)
     page = Page(report(run.path))
     videos = page.all("video")
-    labels = ["Greedy evaluation after 0 updates", "Greedy evaluation after 4 updates"]
+    labels = ["Greedy evaluation before training", "Greedy evaluation after 4 updates"]
     assert [video["aria-label"] for video in videos] == labels
     for video, iteration in zip(videos, (0, 4), strict=True):
         film = (run.path / f"evaluations/00000{iteration}-greedy.mp4").read_bytes()

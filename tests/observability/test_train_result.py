@@ -35,8 +35,8 @@ def test_curves_are_drawn_over_what_is_asked_for(result: TrainResult, tmp_path: 
     assert Path(over_steps).read_bytes().startswith(b"\x89PNG")
     assert '<img alt="Curves of &lt;TrainResult' in over_steps._repr_html_()
     assert result.plot(output=tmp_path / "x.png").path.is_file()
-    with pytest.raises(UserError, match=r"x='epochs': curves are drawn over episodes, steps, minutes"):
-        result.plot("epochs")
+    with pytest.raises(UserError, match=r"x='episodes': the curves of .* can be drawn over steps, minutes$"):
+        result.plot("episodes")
 
 
 def test_films_are_found_by_iteration(result: TrainResult) -> None:

@@ -39,7 +39,8 @@ def _of_run(run: Run, *, several: bool) -> list[_Film]:
     records = run.evaluations[kind]
     for age, record in zip(reversed(range(len(records))), records, strict=True):
         file = run.path / "evaluations" / f"{record['iteration']:06d}-{kind}.mp4"
-        title = f"{kind.capitalize()} evaluation after {record['iteration']} updates"
+        moment = f"after {record['iteration']} updates" if record["iteration"] else "before training"
+        title = f"{kind.capitalize()} evaluation {moment}"
         if file.is_file():
             found.append(_Film(f"{run.name}: {title}" if several else title, file, record, age))
     return found

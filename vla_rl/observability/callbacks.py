@@ -33,14 +33,16 @@ class TrainResult:
         return f"<TrainResult {self.run}: {', '.join(said)}>"
 
     def plot(self, x: str = "minutes", output: str | Path | None = None) -> Shown:
-        """Draw the run's curves over ``x``: "minutes", "steps" or "episodes".
+        """Draw the run's curves over ``x``: "minutes", "steps" or "episodes" (``plots.EFFORTS``).
 
         ``output``: the picture; None: ``curves.png`` in the run's folder, or ``curves_X.png``. Raises UserError.
         """
-        if x not in EFFORTS:
-            raise UserError(f"x={x!r}: curves are drawn over {', '.join(EFFORTS)}")
+        metrics = with_totals(read_metrics(self.run))
+        recorded = [name for name, over in EFFORTS.items() if any(over.key in m for m in metrics)]
+        if x not in recorded:
+            raise UserError(f"x={x!r}: the curves of {self.run} can be drawn over {', '.join(recorded)}")
         path = Path(output or self.run / ("curves.png" if x == "minutes" else f"curves_{x}.png"))
-        draw_curves(with_totals(read_metrics(self.run)), path, self.run.name, EFFORTS[x])
+        draw_curves(metrics, path, self.run.name, EFFORTS[x])
         return Shown(path, f"Curves of {self!r}")
 
     def film(self, iteration: int | None = None) -> Shown:
@@ -51,11 +53,9 @@ class TrainResult:
         films = {int(path.name.partition("-")[0]): path for path in sorted(self.run.glob("evaluations/[0-9]*-*.mp4"))}
         wanted = max(films, default=None) if iteration is None else iteration
         if wanted is None or wanted not in films:
-            has = (
-                f"it has those of iterations {', '.join(map(str, films))}"
-                if films
-                else ("none of its evaluations was filmed; train with log.video=true and train.eval_episodes above 0")
-            )
+            has = "none of its evaluations was filmed; train with log.video=true and train.eval_episodes above 0"
+            if films:
+                has = f"it has those of iterations {', '.join(map(str, films))}"
             raise UserError(f"{self.run}: no film{'' if iteration is None else f' of iteration {iteration}'}; {has}")
         return Shown(films[wanted], f"Episodes of the evaluation after {wanted} updates")
 

@@ -53,7 +53,7 @@ def evaluate_command(args: Any) -> int:
         with guarded(f"the film {args.video}"):
             evaluation.film(args.video)
             failed = sum(not result.success for result in evaluation.filmed)
-            about = f"{len(evaluation.filmed)} episodes, {failed} of them failures"
+            about = f"{len(evaluation.filmed)} episodes, {failed} failed"
             console.print(f"video: {args.video} ({about})", highlight=False, markup=False)
     if args.json:
         source = {"checkpoint": config.policy.origin, "git_commit": git_commit()}

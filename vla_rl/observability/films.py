@@ -1,6 +1,7 @@
-"""Films of episodes, with captions below the frames: instruction, step, value, and at the end the verdict.
+"""Films of episodes, with captions above the frames: instruction, step, value, and at the end the verdict.
 
 A frame is enlarged by a whole factor, so that each of its pixels stays one square, and no caption covers any of them.
+Players lay their controls over the lower edge: captions there could not be read.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def film_frames(episodes: Sequence[EpisodeResult], spec: EnvSpec) -> Iterator[Ar
         for step, frame in enumerate(result.frames, 1):
             value = result.values[step - 1] if result.values else None
             told = caption.drawn(instruction, f"step {step} of {spec.max_episode_steps}", value, result, step == last)
-            whole = _above(enlarged(frame, factor), told)
+            whole = _below(told, enlarged(frame, factor))
             yield whole
         for _ in range(_held(spec)):
             yield whole
@@ -82,12 +83,12 @@ def enlarged(frame: Array, factor: int) -> Array:
     return frame.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
-def _above(frame: Array, caption: Array) -> Array:
-    """Frame and caption in one image with even sides, as H.264 wants them."""
+def _below(caption: Array, frame: Array) -> Array:
+    """Caption and frame in one image with even sides, as H.264 wants them."""
     height, width = _even(frame.shape[0]), _even(frame.shape[1])
     image = np.full((height, width, 3), _BACK, np.uint8)
     image[: frame.shape[0], : frame.shape[1]] = frame
-    return np.concatenate([image, caption])
+    return np.concatenate([caption, image])
 
 
 def _even(length: int) -> int:
@@ -95,7 +96,7 @@ def _even(length: int) -> int:
 
 
 class _Caption:
-    """The strip below the frames of a film; equally high for all of its episodes."""
+    """The strip above the frames of a film; equally high for all of its episodes."""
 
     def __init__(self, width: int, instructions: Sequence[str]) -> None:
         size = max(13, width // 24)

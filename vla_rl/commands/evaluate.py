@@ -84,7 +84,7 @@ def evaluate_policy(
     alike = replays_alike(chosen, again)
     if len(alike) < len(chosen):
         note = (
-            f"{len(chosen) - len(alike)} of {len(chosen)} episodes ended otherwise when they were played again, and "
+            f"{len(chosen) - len(alike)} of {len(chosen)} episodes did not end alike when they were played again, and "
             "are not in the film: inference rounds by the size of its batches"
         )
         console.print(note, highlight=False, markup=False)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont
 
-Color = tuple[int, int, int]
-
 _LEAST = 256  # pixels of the shorter side of an enlarged frame
 _HELD_S = 1.5  # how long the last frame stays, with the verdict
 _MOST_LINES = 4  # of an instruction

@@ -72,7 +72,9 @@ EXTRAS = {
     "lerobot": ["av>=15", "pyarrow>=21"],
     "dev": [
         "hypothesis",
+        "ipykernel",  # with nbclient, it runs the notebooks
         "mypy>=1.14",
+        "nbclient",
         "pytest>=8",
         "pytest-timeout",
         "pytest-xdist",

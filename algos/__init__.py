@@ -39,3 +39,9 @@ def make_algorithm(config: AlgoConfigBase) -> AnyAlgorithm:
     own: Any = found
     algorithm: AnyAlgorithm = own(config)
     return algorithm
+
+
+def trains_value_head(config: AlgoConfigBase) -> bool:
+    """Whether the values that the policy states mean something after training with this algorithm."""
+    algorithm = make_algorithm(config)
+    return isinstance(algorithm, Algorithm) and type(algorithm).value_loss is not Algorithm.value_loss

@@ -10,7 +10,7 @@
     placement/      decides what runs on which device, from the configuration and measured costs
     config/         the schema of a run, and reading it from YAML files and overrides
     policies/       OpenVLA-OFT: model, action codec, prompt, images, LoRA, checkpoints
-    observability/  meters, rates, the terminal view, plots, pages
+    observability/  meters, rates, the terminal view, plots, films, pages
     core/           records, errors, shared memory, device leases: what every room may import
 
 Simulators are in ``envs``, algorithms in ``algos``. From Python: ``vla_rl.train(vla_rl.load_config("tabletop"))``
@@ -27,7 +27,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vla_rl.commands.api import LoadedPolicy, evaluate, load_config, load_policy, register_envs, report, train
+    from vla_rl.commands.api import (
+        LoadedPolicy,
+        evaluate,
+        export,
+        load_config,
+        load_policy,
+        register_envs,
+        report,
+        sft,
+        train,
+    )
+    from vla_rl.commands.sft import SftResult
     from vla_rl.config.messages import ConfigError
     from vla_rl.config.run_config import RunConfig
     from vla_rl.core.errors import RunError, UserError
@@ -41,13 +52,16 @@ __all__ = [
     "LoadedPolicy",
     "RunConfig",
     "RunError",
+    "SftResult",
     "TrainResult",
     "UserError",
     "evaluate",
+    "export",
     "load_config",
     "load_policy",
     "register_envs",
     "report",
+    "sft",
     "train",
 ]
 _HOMES = {
@@ -56,6 +70,7 @@ _HOMES = {
     "Evaluation": "observability.success_rate",
     "RunConfig": "config.run_config",
     "RunError": "core.errors",
+    "SftResult": "commands.sft",
     "TrainResult": "observability.callbacks",
     "UserError": "core.errors",
 }

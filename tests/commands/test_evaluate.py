@@ -1,9 +1,11 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.runtime_fakes import SPEC, result
+from vla_rl.commands.evaluate import failures_first, replays_alike
 from vla_rl.observability.success_rate import Evaluation, wilson_interval
 from vla_rl.replay.schedule import evaluation_episodes
 
@@ -57,3 +59,26 @@ def test_episodes_that_start_alike_narrow_no_interval():
     assert twice.interval == once.interval == wilson_interval(5, 10)
     assert "10/20 from 10 different starts, 95%" in twice.text()
     assert "5/10, 95%" in once.text()
+
+
+def test_what_is_played_again_is_chosen_and_compared_by_how_it_ended():
+    first = [result(e) for e in reversed(evaluation_episodes(0, 6, 2, 10, seed=0))]
+    chosen = failures_first(first)[:4]
+    assert [(r.episode.id, r.success) for r in chosen] == [(1, False), (3, False), (5, False), (0, True)]
+    again = [replace(r, episode=replace(r.episode, id=90 + i, record=True)) for i, r in enumerate(chosen[::-1])]
+    assert replays_alike(chosen, again) == tuple(again[::-1]), "the store has numbered them anew"
+    again[1] = replace(again[1], success=True)
+    again[2] = replace(again[2], steps=11)
+    assert replays_alike(chosen, again[1:]) == (again[3],), "one ended otherwise, one later, and one died"
+
+
+def test_a_film_shows_the_replays_if_there_are_any():
+    recorded = tuple(replace(result(e), frames=(e.id,)) for e in evaluation_episodes(0, 3, 2, 10, seed=0))
+    evaluation = Evaluation(SPEC, True, recorded[::-1])
+    assert evaluation.frames == [(0,), (1,), (2,)]
+    again = replace(evaluation, replays=recorded[1:2])
+    assert again.frames == [(1,)]
+    (row,) = again.record()["filmed"]
+    assert (row["instruction"], row["verdict"], row["from_s"]) == ("do that", "failure: time limit", 0.0)
+    assert again.success == evaluation.success, "replays count nothing"
+    assert repr(again) == f"<Evaluation on fake: {evaluation.text()}>"

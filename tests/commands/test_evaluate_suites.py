@@ -166,6 +166,7 @@ def test_results_say_whether_training_saw_the_test_states(tmp_path: Path, start_
         (["--suite", "reach", "--tasks", "0,4"], "--tasks 0,4: reach has the tasks 0..3"),
         (["--suite", "reach", "--tasks", "x"], "--tasks x: write numbers, such as 0,3"),
         (["--suite", "reach", "--episodes", "9"], "with --suite, use --per-task and --videos"),
+        (["--suite", "reach", "--failures", "2"], "with --suite, use --per-task and --videos"),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(

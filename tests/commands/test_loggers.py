@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,27 @@ import numpy as np
 import pytest
 
 from envs import env_spec
+from envs.tabletop.config import TabletopConfig
 from tests import ROOT
 from tests.metrics_page import PAGE, documented, undocumented
-from tests.runtime_fakes import limited_files
+from tests.runtime_fakes import limited_files, result
 from vla_rl.commands import loggers
-from vla_rl.commands.run_folder import RunFolder, write_film
+from vla_rl.commands.run_folder import RunFolder
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.observability.metrics_file import read_records
+from vla_rl.observability.success_rate import Evaluation
 from vla_rl.placement import checks
 from vla_rl.placement.checks import load_checked_config
+from vla_rl.replay.schedule import evaluation_episodes
 
-RECORD = {
-    "tasks": [
-        {"task": t, "instruction": f"do {t}", "episodes": 2, "successes": t, "success": t / 2}
-        | {"success_low95": 0.1, "success_high95": 0.9}
-        for t in range(2)
-    ]
-}
+SPEC = replace(env_spec(TabletopConfig()), instructions=("do 0", "do 1"))
+
+
+def evaluation(*frames: np.ndarray) -> Evaluation:
+    """Two episodes of each task, of which one of the second succeeds; the first is filmed."""
+    results = [replace(result(e), success=e.id == 3) for e in evaluation_episodes(0, 4, 2, 50, seed=0)]
+    return Evaluation(SPEC, True, (replace(results[0], frames=frames), *results[1:]))
 
 
 def session(path: Path, iterations: range, **log: object) -> None:
@@ -49,7 +53,7 @@ def session(path: Path, iterations: range, **log: object) -> None:
     for iteration in iterations:
         if iteration == 2:
             frames = [np.full((64, 64, 3), 5 * i, np.uint8) for i in range(30)]
-            folder.save_evaluation(iteration, "greedy", RECORD, [frames])
+            folder.save_evaluation(iteration, evaluation(*frames))
         folder.log(iteration, {"rollout/success": iteration / 10, "eval/greedy_success": 0.5})
         with folder.checkpoints.write(iteration) as partial:
             state = {"policy_version": iteration, "seconds": 0, "store": {}}
@@ -70,7 +74,7 @@ def test_tensorboard_gets_metrics_tables_and_films(tmp_path: Path) -> None:
     (table,) = events.Tensors("eval/greedy_tasks")
     text = table.tensor_proto.string_val[0].decode()
     assert table.step == 2
-    assert "| 1 | do 1 | 2 | 1 | 0.500 | 0.100 | 0.900 |" in text
+    assert "| 1 | do 1 | 2 | 1 | 0.500 | 0.095 | 0.905 |" in text
     (film,) = events.Images("eval/greedy_video")
     assert film.encoded_image_string.startswith(b"GIF89a")
     assert (tmp_path / "run/evaluations/000002-greedy.mp4").stat().st_size > 0
@@ -283,14 +287,9 @@ def test_observers_that_fail_do_not_end_the_run(tmp_path: Path, caplog: pytest.L
         getattr(broken, name).side_effect = ConnectionError("no network")  # an OSError
     last = MagicMock()
     folder._loggers += [broken, last]
-    folder.save_evaluation(1, "greedy", RECORD, [whole])
+    folder.save_evaluation(1, evaluation(*whole))
     film = tmp_path / "run/evaluations/000001-greedy.mp4"
-    before = film.read_bytes()
-    assert not write_film(film, [*whole, np.zeros((32, 64, 3), np.uint8)]), "frames of changing size"
-    assert not write_film(film.with_suffix(".nothing"), whole), "an ending that is no film's"
-    assert [path.name for path in film.parent.iterdir() if path.suffix != ".json"] == [film.name], "nothing is left"
-    assert film.read_bytes() == before, "a film is whole, or as it was"
-    folder.save_evaluation(2, "greedy", RECORD, [[*whole, np.zeros((32, 64, 3), np.uint8)]])
+    folder.save_evaluation(2, evaluation(*whole, np.zeros((32, 64, 3), np.uint8)))
     folder.log(2, {"a": 1.0})
     folder.go_back(print)
     folder.log(1, {"a": 1.0})

@@ -72,7 +72,7 @@ def test_a_dry_run_writes_what_would_be_pushed(run: Path, tmp_path: Path, capsys
         "vla-rl eval hf://OWNER/NAME",
     ):
         assert part in card, part
-    config = evaluated_config(out, None, [], best=False)
+    config = evaluated_config(out, None, [], give="", best=False)
     assert config.policy.checkpoint == str(out)
     assert config.train.iterations == load_config(run / "config.yaml").train.iterations
     check_policy(config.policy, env_spec(config.env))

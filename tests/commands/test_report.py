@@ -1,5 +1,6 @@
 """`vla-rl report`: what the page of a run, or of several, says."""
 
+import base64
 import re
 import shutil
 from collections.abc import Callable
@@ -7,12 +8,14 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from envs import env_spec
 from tests import ROOT
 from tests.runtime_fakes import limited_files, result
 from vla_rl import report
+from vla_rl.commands import report_films
 from vla_rl.commands.cli import main
 from vla_rl.commands.report import report_at_end
 from vla_rl.commands.report_claims import claims
@@ -61,7 +64,7 @@ class Page(HTMLParser):
 def make(tmp_path: Path) -> Make:
     """Makes a run folder of the tabletop with five iterations; evaluations are of 50 episodes each."""
 
-    def made(name: str, *overrides: str, rates: dict[int, float] | None = None) -> RunFolder:
+    def made(name: str, *overrides: str, rates: dict[int, float] | None = None, frames: tuple = ()) -> RunFolder:
         about = [f"log.dir={tmp_path}", f"log.name={name}", "log.tensorboard=false", "train.iterations=4", *overrides]
         config = load_config(ROOT / "configs/tabletop.yaml", about)
         spec = replace(env_spec(config.env), instructions=(f"reach {SCRIPT}",))
@@ -77,7 +80,8 @@ def make(tmp_path: Path) -> Make:
                 metrics |= {"eval/greedy_success": rate, "eval/greedy_low95": low, "eval/greedy_high95": high}
                 episodes = benchmark_episodes([0], 4, 50, 0)
                 outcomes = tuple(replace(result(e), success=e.member % 2 == 0) for e in episodes)
-                run.save_evaluation(i, "greedy", Evaluation(spec, True, outcomes).record(), [])
+                outcomes = (replace(outcomes[0], frames=frames), replace(outcomes[1], frames=frames), *outcomes[2:])
+                run.save_evaluation(i, Evaluation(spec, True, outcomes))
             run.log(i, metrics)
         with run.checkpoints.write(4) as partial:
             devices = {"simulators": [], "inference": [0, 1], "learner": [0, 1]}
@@ -123,6 +127,28 @@ def test_what_others_have_written_is_text(make: Make) -> None:
     assert not page.all("img")
     assert SCRIPT in page.text
     assert "<img src=x>" in page.text
+
+
+def test_films_of_the_first_and_of_the_newest_evaluation(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = (np.zeros((64, 64, 3), np.uint8),) * 5
+    run = make("one", rates={0: 0.3, 2: 0.4, 4: 0.5}, frames=frames)
+    page = Page(report(run.path))
+    videos = page.all("video")
+    labels = ["Greedy evaluation before training", "Greedy evaluation after 4 updates"]
+    assert [video["aria-label"] for video in videos] == labels
+    for video, iteration in zip(videos, (0, 4), strict=True):
+        film = (run.path / f"evaluations/00000{iteration}-greedy.mp4").read_bytes()
+        kind, _, content = str(video["src"]).partition(",")
+        assert (kind, base64.b64decode(content)) == ("data:video/mp4;base64", film)
+        assert {"controls", "muted"} <= video.keys()
+        assert "autoplay" not in video
+    assert "media-src data:" in str(page.all("meta")[1]["content"])
+    text = re.sub(r"\s+", " ", page.text)
+    assert f"From 0 s: reach {SCRIPT}. Success, after 10 steps. From 2 s: reach {SCRIPT}. Failure: time limit" in text
+    monkeypatch.setattr(report_films, "_MOST_BYTES", len(film))
+    page = Page(report(run.path))
+    assert [video["aria-label"] for video in page.all("video")] == labels[1:], "the newest first"
+    assert f"Too large for this page: {run.path / 'evaluations/000000-greedy.mp4'}." in page.text
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import pytest
 
 from tests.runtime_fakes import SPEC, result
 from vla_rl.core.records import EpisodeResult
-from vla_rl.observability.benchmark_report import FAILURES, benchmark_results, episode_row, failure_kind, markdown
+from vla_rl.observability.benchmark_report import benchmark_results, episode_row, markdown
 from vla_rl.observability.success_rate import Evaluation
+from vla_rl.observability.verdicts import FAILURES, failure_kind
 from vla_rl.replay.schedule import benchmark_episodes
 
 

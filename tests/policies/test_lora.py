@@ -421,5 +421,5 @@ def test_evaluation_takes_the_merged_policy_as_it_is(base, tmp_path):
 
     (tmp_path / "config.yaml").write_text(dump_config(_config(base)))
     (tmp_path / "checkpoints/000001/policy").mkdir(parents=True)
-    policy = evaluated_config(tmp_path, None, [], best=False).policy
+    policy = evaluated_config(tmp_path, None, [], give="", best=False).policy
     assert (policy.checkpoint, policy.lora) == (str(tmp_path / "checkpoints/000001/policy"), None)

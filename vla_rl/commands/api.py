@@ -19,10 +19,21 @@ from vla_rl.observability.callbacks import Callback, TrainResult
 from vla_rl.placement.checks import load_checked_config
 
 if TYPE_CHECKING:
+    from vla_rl.commands.sft import SftResult
     from vla_rl.observability.success_rate import Evaluation
     from vla_rl.policies.base.policy import Policy
 
-__all__ = ["LoadedPolicy", "evaluate", "load_config", "load_policy", "register_envs", "report", "train"]
+__all__ = [
+    "LoadedPolicy",
+    "evaluate",
+    "export",
+    "load_config",
+    "load_policy",
+    "register_envs",
+    "report",
+    "sft",
+    "train",
+]
 
 Overrides = Sequence[str] | Mapping[str, Any]
 Config = Source | RunConfig
@@ -81,6 +92,7 @@ def evaluate(
     greedy: bool = True,
     best: bool = False,
     record: int = 0,
+    failures: int = 0,
 ) -> Evaluation:
     """Success rate of a run's newest checkpoint, or of a policy checkpoint.
 
@@ -91,14 +103,59 @@ def evaluate(
         overrides: of its keys.
         greedy: take the most likely actions; False: sample.
         best: of a run, the best checkpoint by its evaluations.
-        record: episodes to keep the frames of, for ``Evaluation.frames``.
+        record: episodes to keep the frames of, for ``Evaluation.film``: the first ones.
+        failures: in place of ``record``: as many, failures first, each played again from its start.
 
     Raises as ``train``.
     """
     from vla_rl.commands.evaluate import evaluate_policy
 
+    if record and failures:
+        raise UserError(f"record={record} and failures={failures} are two choices of what is filmed: leave one out")
     found = _evaluated(target, config, overrides, best=best)
-    return evaluate_policy(found, episodes or found.train.eval_episodes or 50, greedy=greedy, record=record)
+    count = episodes or found.train.eval_episodes or 50
+    return evaluate_policy(found, count, greedy=greedy, record=record, failures=failures)
+
+
+def sft(config: Config = None, overrides: Overrides = ()) -> SftResult:
+    """Warm-start a policy from demonstrations, by behaviour cloning; returns its checkpoint, evaluated.
+
+    ``config``: a RunConfig, or what ``load_config`` reads; its group ``sft`` says what is cloned, and where to.
+    ``overrides``: of its keys; with a RunConfig, a mapping. Raises as ``train``.
+    """
+    from vla_rl.commands.sft import run_sft
+
+    return run_sft(config.model_dump(mode="json") if isinstance(config, RunConfig) else config, overrides)
+
+
+def export(
+    target: str | Path,
+    output: str | Path,
+    *,
+    format: str = "native",
+    source: str | None = None,
+    unnorm_key: str | None = None,
+    chunk_size: int | None = None,
+    decoding: str | None = None,
+    views: int | None = None,
+) -> Path:
+    """Write a policy in a layout that other projects read, or in this project's own; returns ``output``.
+
+    Args:
+        target: folder of a run, whose newest checkpoint is taken, or of a checkpoint.
+        output: a new folder.
+        format: "native", or a layout of the policy (docs/policies.md), listed if the policy lacks it.
+        source: published checkpoint that training began with; None: the run's policy.checkpoint.
+        unnorm_key: data set whose statistics to read or to write.
+        chunk_size, decoding, views: of a published checkpoint, whose files do not say it.
+
+    Raises UserError.
+    """
+    from vla_rl.commands.export import export_target
+
+    options = {"source": source, "unnorm_key": unnorm_key, "chunk_size": chunk_size, "decoding": decoding}
+    export_target(Path(target), Path(output), format, options | {"views": views})
+    return Path(output)
 
 
 def report(*runs: str | Path, output: str | Path | None = None) -> Path:
@@ -195,7 +252,7 @@ def _evaluated(target: str | Path, config: Source, overrides: Overrides, *, best
     if isinstance(config, Mapping):
         raise UserError("config is a mapping: give a file, or the name of one, and the rest as overrides")
     file = None if config is None else find_config(config)
-    return config_of_target(str(target), file, _texts(overrides), best=best)
+    return config_of_target(str(target), file, _texts(overrides), give='config="NAME_OR_FILE"', best=best)
 
 
 def _texts(overrides: Overrides) -> list[str]:

@@ -203,7 +203,8 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             ),
             _option("--tasks", metavar="N,N,...", help="task numbers within the suite; as env.tasks=[N,N,...]"),
             _count("--episodes", "number of episodes, over all tasks together"),
-            _file("--video", "save a video of the first episodes, an mp4 file"),
+            _file("--video", "save a film of the first three episodes, an mp4 file"),
+            _count("--failures", "with --video: film N episodes, failures first; each is played again for that"),
             _option(
                 "--suite",
                 metavar="NAME,...",

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from algos import trains_value_head
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.commands.dataset import complete_dataset
+from vla_rl.commands.loggers import guarded
 from vla_rl.commands.metadata import git_commit
-from vla_rl.commands.run_folder import RunFolder, write_film
+from vla_rl.commands.run_folder import RunFolder
 from vla_rl.config.loading import load_config, modules_named
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import StallError, UserError
@@ -32,9 +34,12 @@ STALL_S = 900.0  # the run fails if no episode finishes for this long
 
 def evaluate_command(args: Any) -> int:
     """Evaluate a run's newest checkpoint, or a policy checkpoint, as the arguments of `vla-rl eval` say."""
-    config = config_of_target(args.target, args.config, args.overrides, best=args.best)
+    if args.failures is not None and args.video is None:
+        raise UserError(f"--failures {args.failures}: into which film? Name it, too: --video FILE")
+    config = config_of_target(args.target, args.config, args.overrides, give="--config FILE", best=args.best)
     episodes = args.episodes or config.train.eval_episodes or 50
-    evaluation = evaluate_policy(config, episodes, greedy=not args.sampled, record=3 if args.video else 0)
+    record = 3 if args.video and args.failures is None else 0
+    evaluation = evaluate_policy(config, episodes, greedy=not args.sampled, record=record, failures=args.failures or 0)
     console = make_console()
     about = ", ".join(filter(None, (evaluation.spec.name, f"assets: {evaluation.spec.assets}", evaluation.spec.engine)))
     for note in (f"{config.policy.origin} on {about}", *evaluation.spec.notes):
@@ -44,26 +49,80 @@ def evaluate_command(args: Any) -> int:
         console.print(evaluation.table())
     if evaluation.spec.assets == "placeholder":
         console.print("on placeholder assets: not a benchmark number", highlight=False)
-    shown = [frame for episode in evaluation.frames for frame in episode]
-    if args.video and shown and write_film(args.video, shown):
-        console.print(f"video: {args.video}", highlight=False, markup=False)
+    if args.video and evaluation.filmed:
+        with guarded(f"the film {args.video}"):
+            evaluation.film(args.video)
+            failed = sum(not result.success for result in evaluation.filmed)
+            about = f"{len(evaluation.filmed)} episodes, {failed} failed"
+            console.print(f"video: {args.video} ({about})", highlight=False, markup=False)
     if args.json:
         source = {"checkpoint": config.policy.origin, "git_commit": git_commit()}
         write_json(args.json, source | evaluation.record())
     return 0
 
 
-def evaluate_policy(config: RunConfig, episodes: int, *, greedy: bool, record: int = 0) -> Evaluation:
-    """Evaluate ``policy.checkpoint`` on the benchmark's initial states; ``record``: number of episodes to film."""
+def evaluate_policy(
+    config: RunConfig, episodes: int, *, greedy: bool, record: int = 0, failures: int = 0
+) -> Evaluation:
+    """Evaluate ``policy.checkpoint`` on the benchmark's initial states.
+
+    ``record``: film the first so many episodes. ``failures``: film so many, failures first; these are played again.
+    """
     from envs import env_spec
 
-    with StatusDisplay(make_console(), "starting: simulator") as line:
+    console = make_console()
+    with StatusDisplay(console, "starting: simulator") as line:
         spec = env_spec(config.env)
         with evaluation_cluster(config, spec, line.update) as cluster:
             (evaluation,) = run_evaluations(
                 cluster, spec, episodes, config.seed, kinds=[greedy], record=record, status=line.update
             )
-    return evaluation
+            if not failures:
+                return evaluation
+            chosen = failures_first(evaluation.counted)[:failures]
+            again = list(play_again(cluster, [result.episode for result in chosen], "filming", line.update))
+    alike = replays_alike(chosen, again)
+    if len(alike) < len(chosen):
+        note = (
+            f"{len(chosen) - len(alike)} of {len(chosen)} episodes did not end alike when they were played again, and "
+            "are not in the film: inference rounds by the size of its batches"
+        )
+        console.print(note, highlight=False, markup=False)
+    return replace(evaluation, replays=alike)
+
+
+def failures_first(results: Sequence[EpisodeResult]) -> list[EpisodeResult]:
+    """Failures, then successes; each in the order of the evaluation's list."""
+    return sorted(results, key=lambda result: (result.success, result.episode.id))
+
+
+def play_again(
+    cluster: Cluster, episodes: Sequence[EpisodeSpec], title: str, status: Callable[[str], None]
+) -> Iterator[EpisodeResult]:
+    """Evaluation episodes once more, with their frames; without those whose simulator dies.
+
+    Start and random numbers belong to the episode, so that equal decisions lead to the same film. Rounding in batches
+    of another size may change one.
+    """
+    for result in play_episodes(cluster, [replace(e, record=True) for e in episodes], title, status):
+        if not result.set_aside:
+            yield result
+
+
+def replays_alike(first: Sequence[EpisodeResult], again: Sequence[EpisodeResult]) -> tuple[EpisodeResult, ...]:
+    """Those that ended as they did the ``first`` time, after as many steps, and in that order."""
+    found = {_start(result.episode): result for result in again}
+    pairs = [(result, found.get(_start(result.episode))) for result in first]
+    return tuple(replay for result, replay in pairs if replay is not None and _end(replay) == _end(result))
+
+
+def _start(episode: EpisodeSpec) -> EpisodeSpec:
+    """All that decides how an episode goes: the store numbers each play anew."""
+    return replace(episode, id=0, record=False)
+
+
+def _end(result: EpisodeResult) -> tuple[bool, bool, int]:
+    return result.success, result.terminated, result.steps
 
 
 @contextmanager
@@ -88,15 +147,17 @@ def config_of_arguments(args: Any) -> RunConfig:
     given, overrides = args.config, args.overrides
     if given is not None and "=" in given and not Path(given).exists():
         given, overrides = None, [given, *overrides]
-    return config_of_target(args.target, None if given is None else Path(given), overrides, best=False)
+    file = None if given is None else Path(given)
+    return config_of_target(args.target, file, overrides, give=f"{args.target} CONFIG", best=False)
 
 
-def config_of_target(target: str, file: Path | None, overrides: list[str], *, best: bool) -> RunConfig:
+def config_of_target(target: str, file: Path | None, overrides: list[str], *, give: str, best: bool) -> RunConfig:
     """The config to evaluate a run, a checkpoint, or one on the hub; or what keys of ``policy`` in place of a target
-    say, such as ``policy=remote``. Raises UserError, as ``evaluated_config`` does."""
+    say, such as ``policy=remote``. ``give``: how the caller's user names ``file``. Raises UserError, as
+    ``evaluated_config`` does."""
     if "=" not in target or Path(target).exists():
         found, downloaded = local_target(target), is_hub_address(target)
-        return evaluated_config(found, file, overrides, best=best, downloaded=downloaded)
+        return evaluated_config(found, file, overrides, give=give, best=best, downloaded=downloaded)
     config = load_checked_config(file, [target, *overrides])
     if config.policy.checkpoint is None and not config.policy.elsewhere:
         raise UserError(
@@ -114,9 +175,10 @@ def local_target(target: str) -> Path:
 
 
 def evaluated_config(
-    target: Path, file: Path | None, overrides: list[str], *, best: bool, downloaded: bool = False
+    target: Path, file: Path | None, overrides: list[str], *, give: str, best: bool, downloaded: bool = False
 ) -> RunConfig:
-    """The config of a run, or of the run that a checkpoint belongs to, with ``policy.checkpoint`` set.
+    """The config of a run, or of the run that a checkpoint belongs to, with ``policy.checkpoint`` set. ``give``: how
+    the caller's user names ``file``.
 
     Raises UserError also if the target was ``downloaded``, and its config names modules that ``overrides`` do not: what
     somebody else has written decides over no code that runs here.
@@ -135,7 +197,7 @@ def evaluated_config(
     if file is None:
         raise UserError(
             f"{target}: neither a run folder nor a checkpoint of a run, so its simulator is unknown; "
-            "give the config: `vla-rl eval` by --config FILE, `vla-rl diagnose` after the checkpoint, Python by config="
+            f"give the config: {give}"
         )
     if not any(text.startswith("policy.checkpoint=") for text in overrides):  # last: policy=NAME resets the others
         overrides = [*overrides, f"policy.checkpoint={json.dumps(str(checkpoint))}"]
@@ -199,15 +261,17 @@ def play_episodes(
 ) -> Iterator[EpisodeResult]:
     """The results of evaluation episodes, each as soon as it is there; fewer if ``stopped`` meanwhile.
 
-    Raises StallError if no episode finishes for ``STALL_S`` seconds.
+    Those with frames have values if the run's algorithm trains the value head. Raises StallError if no episode finishes
+    for ``STALL_S`` seconds.
     """
+    valued = trains_value_head(cluster.config.algo) and not cluster.config.policy.elsewhere
     cluster.call_store("assign_evaluation", episodes)
     start, done = time.monotonic(), 0
     deadline = start + STALL_S
     while done < len(episodes) and not stopped():
         ref: Any = cluster.store.evaluation_results.remote(done + 1, 2.0, done)
         new: list[EpisodeResult] = cluster.get(ref, "evaluation episodes", 120.0)
-        yield from new
+        yield from (new if valued else [replace(result, values=()) for result in new])
         if new:
             done, deadline = done + len(new), time.monotonic() + STALL_S
             cluster.progressed()

@@ -8,7 +8,6 @@ docs/evaluation.md says what is played and how the numbers may be read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,21 @@ from vla_rl.commands.evaluate import (
     config_of_target,
     evaluation_cluster,
     local_target,
+    play_again,
     play_episodes,
 )
 from vla_rl.commands.evaluation_folder import EvaluationFolder
+from vla_rl.commands.loggers import guarded
 from vla_rl.commands.metadata import git_commit, machine_record, package_versions
-from vla_rl.commands.run_folder import write_film
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import replacing, write_json
 from vla_rl.core.records import EnvSpec, EpisodeSpec
-from vla_rl.observability.benchmark_report import SET_ASIDE, benchmark_results, episode_row, kinds_text, markdown
+from vla_rl.observability.benchmark_report import benchmark_results, episode_row, kinds_text, markdown
 from vla_rl.observability.console import StatusDisplay, make_console
+from vla_rl.observability.films import write_film
+from vla_rl.observability.verdicts import SET_ASIDE, failure_kind
 from vla_rl.replay.schedule import benchmark_episodes
 
 _FORMAT = 1
@@ -42,9 +44,11 @@ _NOT_PART = {"env": {"suite", "tasks"}, "policy": {"checkpoint"}}  # of the prot
 
 def evaluate_suites_command(args: Any) -> int:
     """Play what is missing, and write the results; `vla-rl eval --suite` has the arguments."""
-    if args.episodes is not None or args.video is not None:
-        raise UserError("--episodes and --video are for one simulator; with --suite, use --per-task and --videos")
-    config = config_of_target(args.target, args.config, args.overrides, best=args.best)
+    if any(given is not None for given in (args.episodes, args.video, args.failures)):
+        raise UserError(
+            "--episodes, --video and --failures are for one simulator; with --suite, use --per-task and --videos"
+        )
+    config = config_of_target(args.target, args.config, args.overrides, give="--config FILE", best=args.best)
     suites = _suites(config, args.suite)
     specs, absent = _specs(config, suites, args.suite)
     tasks = {suite: _tasks(spec, suite, args.tasks, args.max_tasks) for suite, spec in specs.items()}
@@ -173,18 +177,18 @@ def _film(
     folder: EvaluationFolder,
     status: Callable[[str], None],
 ) -> None:
-    """Play episodes again and keep every frame. Equal decisions lead to the same film; rounding in batches of another
-    size may change one, so that a film names its own outcome."""
+    """Play episodes again and keep every frame. A film names its own outcome, which may be another than was counted
+    (``play_again``)."""
     kinds = {(row["task"], row["trial"]): row["failure"] for row in folder.of(suite)}
-    for result in play_episodes(cluster, [replace(e, record=True) for e in episodes], f"{suite}, videos", status):
-        if result.set_aside:
-            continue
+    for result in play_again(cluster, episodes, f"{suite}, videos", status):
         key = result.episode.task, result.episode.member
-        shown = episode_row(suite, "", result)["failure"]
+        shown = failure_kind(result)
         outcome = f"failure-{shown}" if shown else "success"
         if (shown is None) != (kinds[key] is None):
             outcome += "-other-than-counted"
-        write_film(folder.video(suite, *key, outcome), list(result.frames))
+        film = folder.video(suite, *key, outcome)
+        with guarded(f"the film {film}"):
+            write_film(film, [result], cluster.spec)
 
 
 def _protocol(config: RunConfig, specs: Mapping[str, EnvSpec], *, greedy: bool) -> dict[str, Any]:

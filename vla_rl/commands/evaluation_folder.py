@@ -17,7 +17,7 @@ from typing import Any, Self
 from vla_rl.core.errors import UserError
 from vla_rl.core.file_lock import FileLock
 from vla_rl.core.files import remove_partial, replacing, write_json
-from vla_rl.observability.benchmark_report import SET_ASIDE
+from vla_rl.observability.verdicts import SET_ASIDE
 
 _KEYS = {"suite", "task", "trial", "success", "failure", "steps", "instruction"}  # what results are made of
 _NEW_FOLDER = "name a new folder with --output, or move this one away"

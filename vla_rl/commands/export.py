@@ -1,5 +1,6 @@
 """`vla-rl export`: write a policy in a layout that other projects read, or in this project's own."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,30 @@ _OPTIONS = ("source", "unnorm_key", "chunk_size", "decoding", "views")
 
 def export_command(args: Any) -> int:
     """Write the checkpoint that the arguments of `vla-rl export` name, and print where."""
-    output: Path = args.output
-    if output.exists():
-        raise UserError(f"--output {output} exists; name a new folder")
-    checkpoint, run = _find(args.target)
     given = {name: getattr(args, name) for name in _OPTIONS}
+    checkpoint = export_target(args.target, args.output, args.format, given)
+    print(f"{checkpoint} -> {args.output} ({args.format})")
+    return 0
+
+
+def export_target(target: Path, output: Path, layout: str, options: Mapping[str, Any]) -> Path:
+    """Write a run's newest checkpoint, or a checkpoint, to the new folder ``output``; returns the checkpoint's folder.
+
+    ``options``: of the layout; those that are None are left out. Raises UserError.
+    """
+    if output.exists():
+        raise UserError(f"the output {output} exists; name a new folder")
+    checkpoint, run = _find(target)
     request = Export(
         checkpoint,
-        args.format,
+        layout,
         output,
         config=None if run is None else run.policy,
         spec=None if run is None else partial(env_spec, run.env),
-        options={name: value for name, value in given.items() if value is not None},
+        options={name: value for name, value in options.items() if value is not None},
     )
     export_policy(request)
-    print(f"{checkpoint} -> {output} ({args.format})")
-    return 0
+    return checkpoint
 
 
 def _find(target: Path) -> tuple[Path, RunConfig | None]:

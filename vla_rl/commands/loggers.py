@@ -57,7 +57,8 @@ class Logger(Protocol):
     def log_evaluation(
         self, iteration: int, kind: str, tasks: Sequence[Mapping[str, Any]], video: Path | None, frames: Sequence
     ) -> None:
-        """``tasks``: rows of ``Evaluation.per_task``. ``video``: the film; ``frames``: the same, uint8 [H, W, 3]."""
+        """``tasks``: rows of ``Evaluation.per_task``. ``video``: the film. ``frames``: uint8 [H, W, 3], without
+        captions."""
 
     def close(self) -> None: ...
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vla_rl.commands.report_claims import kind_of
+from vla_rl.commands.report_films import film_section
 from vla_rl.commands.report_runs import WINDOW, Groups, Run, Values, all_runs, changed, differing, flattened
 from vla_rl.config.messages import shown
 from vla_rl.observability.page import Chart, Line, Section, Table
@@ -107,6 +108,7 @@ def sections(groups: Groups) -> list[Section]:
     return [
         _charted("Success", lines + intervals + quiet, _success(groups, undisturbed)),
         Section("What stands in the way", _findings(runs)),
+        film_section(runs),
         _charted("Learning", lines, _charts(groups, _LEARNING, _UPDATES)),
         _charted("Speed", lines + quiet, _charts(undisturbed, _SPEED, _TRAINED)),
         Section("Episodes", (), _charts(groups, [_ended(runs)], _TRAINED, window=1), _ledger(runs)),

@@ -20,13 +20,10 @@ import json
 import math
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
-
-import numpy as np
 
 from vla_rl.commands.checkpoints import Checkpoints, read_state
 from vla_rl.commands.loggers import Logger, guarded, open_loggers
@@ -38,10 +35,10 @@ from vla_rl.core.file_lock import FileLock
 from vla_rl.core.files import new_folder, remove_partial, replacing, write_json
 from vla_rl.core.records import EnvSpec
 from vla_rl.observability.callbacks import TrainResult
+from vla_rl.observability.films import write_film
 from vla_rl.observability.metrics_file import read_records
+from vla_rl.observability.success_rate import Evaluation
 from vla_rl.placement.profile import Profile, save_profile
-
-_VIDEO_FPS = 20  # LIBERO's control rate: videos play in real time
 
 
 class RunFolder:
@@ -241,19 +238,18 @@ class RunFolder:
         with path.open("ab") as file:
             file.write(lines)
 
-    def save_evaluation(
-        self, iteration: int, kind: str, record: Mapping[str, Any], frames: Sequence[Sequence[np.ndarray]]
-    ) -> None:
-        """evaluations/ITERATION-KIND.json and, if there are frames, .mp4: the episodes one after the other.
-
-        ``record``: of ``Evaluation.record``; loggers get its tasks. ``kind``: "greedy" or "sampled".
-        """
+    def save_evaluation(self, iteration: int, evaluation: Evaluation) -> None:
+        """evaluations/ITERATION-KIND.json and, of the filmed episodes, .mp4; loggers get both. KIND: "greedy" or
+        "sampled"."""
+        kind = "greedy" if evaluation.greedy else "sampled"
         name = self.path / "evaluations" / f"{iteration:06d}-{kind}"
+        record = evaluation.record()
         write_json(name.with_suffix(".json"), record)
-        shown = [frame for episode in frames for frame in episode]
         film = name.with_suffix(".mp4")
-        if shown:
-            write_film(film, shown)
+        if evaluation.filmed:
+            with guarded(f"the film {film}"):
+                write_film(film, evaluation.filmed, evaluation.spec)
+        shown = [frame for episode in evaluation.frames for frame in episode]
         for logger in self._loggers:
             with guarded(_name(logger)):
                 logger.log_evaluation(iteration, kind, record["tasks"], film if film.is_file() else None, shown)
@@ -278,25 +274,6 @@ def _is_stillborn(path: Path) -> bool:
 
 def _name(logger: Logger) -> str:
     return type(logger).__name__.removesuffix("Logger")
-
-
-def write_film(path: Path, frames: Sequence[np.ndarray]) -> bool:
-    """An H.264 video of uint8 [H, W, 3] frames, playable everywhere. A failure is said, and an older file stays.
-
-    Returns whether it was written.
-    """
-    import imageio
-
-    with guarded(f"the film {path}"):
-        # a name with the same ending, by which the format is chosen; ``remove_partial`` finds what a crash leaves
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".partial", dir=path.parent) as folder:
-            whole = Path(folder) / path.name
-            with imageio.get_writer(whole, fps=_VIDEO_FPS, codec="libx264", macro_block_size=2) as writer:
-                for frame in frames:
-                    writer.append_data(frame)  # type: ignore[attr-defined]
-            whole.replace(path)
-        return True
-    return False
 
 
 def _evaluation(record: Mapping[str, float]) -> tuple[int, float] | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from rich.console import Console
 from vla_rl.commands.demonstrations import collect_demonstrations
 from vla_rl.commands.inspect import require_agreement
 from vla_rl.commands.metadata import metadata
+from vla_rl.config.loading import Source
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
@@ -29,6 +32,7 @@ from vla_rl.placement.checks import load_checked_config
 if TYPE_CHECKING:
     from envs.base.demonstration_records import Demonstrations
     from vla_rl.core.records import Array
+    from vla_rl.observability.success_rate import Evaluation
     from vla_rl.policies.base.policy import Policy
 
 _COARSE = 0.1  # of the range of the demonstrated actions: a larger error of an action is a loss
@@ -37,29 +41,60 @@ _MOST_LOST = 0.1  # share of the demonstrated actions in one dimension
 _WARMUP = 0.05  # share of the updates over which the learning rate rises from 0
 
 
+@dataclass(frozen=True, slots=True)
+class SftResult:
+    """What behaviour cloning has left.
+
+    Attributes:
+        checkpoint: of the policy, a folder.
+        figures: demonstrations, steps, updates, passes over the steps, final_loss, seconds.
+        evaluations: with the most likely actions, then sampled; empty with train.eval_episodes=0.
+    """
+
+    checkpoint: Path
+    figures: Mapping[str, Any]
+    evaluations: tuple[Evaluation, ...]
+
+    def __repr__(self) -> str:
+        said = [f"loss {self.figures['final_loss']}", *(evaluation.text() for evaluation in self.evaluations)]
+        return f"<SftResult {self.checkpoint}: {', '.join(said)}>"
+
+
 def sft_command(args: Any) -> int:
     """Collect or read demonstrations, clone them, save the checkpoint and evaluate it."""
+    result = run_sft(args.config, args.overrides)
+    if args.json:
+        kinds = {"greedy" if e.greedy else "sampled": e.record() for e in result.evaluations}
+        write_json(args.json, {**result.figures, **kinds})
+    return 0
+
+
+def run_sft(source: Source, overrides: Sequence[str] | Mapping[str, Any]) -> SftResult:
+    """The whole of `vla-rl sft`, as ``load_config`` reads its arguments. Raises UserError."""
     from vla_rl.commands.evaluate import evaluate_policy
 
-    overrides = [*args.overrides, "policy.checkpoint=null"]
-    config = load_checked_config(args.config, overrides)
+    config = load_checked_config(source, _with(overrides, None))
     if config.sft.start_from is not None:
-        config = load_checked_config(
-            args.config, [*overrides, f"policy.checkpoint={json.dumps(config.sft.start_from)}"]
-        )
+        config = load_checked_config(source, _with(overrides, config.sft.start_from))
     console = make_console()
     config = _with_free_output(config, console)
     figures = clone(config, console)
+    evaluations = []
     if config.train.eval_episodes:
         merged = {f"policy.{name}": value for name, value in config.policy.merged.items()}
         trained = config.with_values({"policy.checkpoint": config.sft.output, **merged})
         for greedy in (True, False):
-            evaluation = evaluate_policy(trained, config.train.eval_episodes, greedy=greedy)
-            console.print(evaluation.text(), highlight=False)
-            figures["greedy" if greedy else "sampled"] = evaluation.record()
-    if args.json:
-        write_json(args.json, figures)
-    return 0
+            evaluations.append(evaluate_policy(trained, config.train.eval_episodes, greedy=greedy))
+            console.print(evaluations[-1].text(), highlight=False)
+    return SftResult(Path(config.sft.output), figures, tuple(evaluations))
+
+
+def _with(overrides: Sequence[str] | Mapping[str, Any], checkpoint: str | None) -> Sequence[str] | Mapping[str, Any]:
+    """The overrides, and at last that of the policy's checkpoint: policy=NAME would reset it."""
+    if isinstance(overrides, Mapping):
+        rest = {key: value for key, value in overrides.items() if key != "policy.checkpoint"}
+        return rest | {"policy.checkpoint": checkpoint}
+    return [*overrides, f"policy.checkpoint={json.dumps(checkpoint)}"]
 
 
 def _with_free_output(config: RunConfig, console: Console) -> RunConfig:

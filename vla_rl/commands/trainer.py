@@ -226,7 +226,7 @@ class Trainer:
             kind = "greedy" if evaluation.greedy else "sampled"
             self.view.say(f"iteration {self.policy_version}: {evaluation.text()}")
             with self._attempt("the evaluation"):
-                self.folder.save_evaluation(self.policy_version, kind, evaluation.record(), evaluation.frames)
+                self.folder.save_evaluation(self.policy_version, evaluation)
             names = (f"eval/{kind}_success", f"eval/{kind}_low95", f"eval/{kind}_high95")
             metrics |= dict(zip(names, (evaluation.success, *evaluation.interval), strict=True))
             tasks = evaluation.per_task()

@@ -314,6 +314,7 @@ class EpisodeResult:
         best_progress, final_progress: share of the way from the start to the simulator's full potential that was behind
             after a chunk, 0..1; NaN where it has none.
         set_aside: it was not played to its end: the processes that played it died each time.
+        values: with ``frames``, the acting policy's value of the chunk that led to each; empty if it learns none.
     """
 
     episode: EpisodeSpec
@@ -328,6 +329,7 @@ class EpisodeResult:
     best_progress: float = float("nan")
     final_progress: float = float("nan")
     set_aside: bool = False
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,40 +1,14 @@
 """The result of a benchmark evaluation, from its episodes: success by suite and task, failures by kind, as Markdown."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vla_rl.core.records import EpisodeResult
 from vla_rl.observability.success_rate import start_of, success_interval
-
-SET_ASIDE = "set_aside"
-FAILURES = {
-    "ended": "the simulator ended the episode as a failure",
-    "no_progress": "time limit; less than half of the way was made (LIBERO: no object of the goal was held)",
-    "progress_lost": "time limit; progress was made and lost (LIBERO: an object of the goal was held, then released)",
-    "on_the_way": "time limit, more than half of the way from the start (LIBERO: an object of the goal was still held)",
-    "time_limit": "time limit; this simulator does not measure progress",
-    SET_ASIDE: "not a failure, and not counted: the simulator died each time; the same command plays it again",
-}
-_HALF = 0.5
+from vla_rl.observability.verdicts import FAILURES, SET_ASIDE, failure_kind
 
 Row = Mapping[str, Any]  # one episode, as ``episode_row`` makes it
-
-
-def failure_kind(result: EpisodeResult) -> str | None:
-    """One of ``FAILURES``; None for a success. Progress is seen after each chunk."""
-    if result.success:
-        return None
-    if result.set_aside:
-        return SET_ASIDE
-    if result.terminated:
-        return "ended"
-    if math.isnan(result.best_progress):
-        return "time_limit"
-    if result.best_progress < _HALF:
-        return "no_progress"
-    return "on_the_way" if result.final_progress >= _HALF else "progress_lost"
 
 
 def episode_row(suite: str, instruction: str, result: EpisodeResult) -> dict[str, Any]:

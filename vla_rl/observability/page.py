@@ -120,13 +120,29 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class Clip:
+    """A film within the page.
+
+    Attributes:
+        title: what it is of.
+        source: its content as an address (``embedded.data_uri``).
+        told: what it shows, one sentence or line for each episode.
+    """
+
+    title: str
+    source: str
+    told: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page: notes, then charts, then tables. One with nothing in it is left out."""
+    """A part of the page: notes, then films, charts and tables. One with nothing in it is left out."""
 
     title: str
     notes: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
+    clips: Sequence[Clip] = ()
 
 
 def render_page(
@@ -149,7 +165,7 @@ def render_page(
         title=title,
         claims=claims,
         facts=facts,
-        sections=[section for section in sections if section.notes or section.charts or section.tables],
+        sections=[one for one in sections if one.notes or one.charts or one.tables or one.clips],
         own={name: Markup(text) for name, text in own.items()},  # this package writes them
         allowed={name: _digest(text) for name, text in own.items()},
     )

@@ -42,17 +42,14 @@ EFFORTS = {
 def figure(
     path: Path, title: str | None, rows: int, columns: int, size: tuple[float, float], **options: Any
 ) -> Iterator[Any]:
-    """Yield the axes of a new figure (as ``plt.subplots``), and save it as a picture when the block ends.
+    """Yield the axes of a new figure (as ``Figure.subplots``), and save it as a picture when the block ends.
 
     ``size``: width and height in inches.
     """
-    import matplotlib
+    from matplotlib.figure import Figure  # not pyplot, whose backend is a notebook's own
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    drawing, axes = plt.subplots(rows, columns, figsize=size, constrained_layout=True, **options)
-    yield axes
+    drawing = Figure(figsize=size, layout="constrained")
+    yield drawing.subplots(rows, columns, **options)
     if title is not None:
         drawing.suptitle(title)
     try:
@@ -60,8 +57,6 @@ def figure(
             drawing.savefig(partial, dpi=110, format=path.suffix[1:] or "png")
     except ValueError as error:  # of an ending that is no picture's
         raise UserError(f"{path}: cannot be drawn ({error}); name a .png file") from None
-    finally:
-        plt.close(drawing)
 
 
 def series(metrics: Metrics, key: str, x: str = "iteration") -> tuple[np.ndarray, np.ndarray]:

@@ -3,11 +3,16 @@
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec, EpisodeResult
+from vla_rl.observability.embedded import Shown
+from vla_rl.observability.films import film_seconds, write_film
+from vla_rl.observability.verdicts import verdict
 
 _Z95 = 1.959964  # two-sided 95 % quantile of the normal distribution
 
@@ -39,11 +44,22 @@ def start_of(task: int, init_state: int | None, seed: int) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The outcome of one evaluation. Rates leave out episodes that were set aside."""
+    """The outcome of one evaluation. Rates leave out episodes that were set aside.
+
+    Attributes:
+        spec: of the simulator.
+        greedy: whether the most likely actions were taken.
+        results: of the episodes, in the order in which they ended.
+        replays: some of them, played again to be filmed, failures first; they count nothing.
+    """
 
     spec: EnvSpec
     greedy: bool
     results: tuple[EpisodeResult, ...]
+    replays: tuple[EpisodeResult, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Evaluation on {self.spec.name}: {self.text()}>"
 
     @property
     def counted(self) -> tuple[EpisodeResult, ...]:
@@ -73,8 +89,33 @@ class Evaluation:
         return [start_of(r.episode.task, r.episode.init_state, r.episode.seed) for r in self.counted]
 
     @property
+    def filmed(self) -> tuple[EpisodeResult, ...]:
+        """The episodes that have frames, in the order of a film."""
+        return self.replays or tuple(r for r in sorted(self.results, key=lambda r: r.episode.id) if r.frames)
+
+    @property
     def frames(self) -> list[tuple]:
-        return [r.frames for r in sorted(self.results, key=lambda r: r.episode.id) if r.frames]
+        """Of each filmed episode, uint8 [H, W, 3] each, without captions."""
+        return [r.frames for r in self.filmed]
+
+    def film(self, path: str | Path) -> Shown:
+        """Write the filmed episodes to an mp4 file; a notebook shows it. Raises UserError if there are none, and as
+        ``write_film``."""
+        if not self.filmed:
+            raise UserError("no episode of the evaluation has frames: evaluate with record=3, or with failures=3")
+        write_film(Path(path), self.filmed, self.spec)
+        told = "; ".join(f"{row['instruction']}: {row['verdict']}" for row in self._in_film())
+        return Shown(Path(path), told)
+
+    def _in_film(self) -> list[dict[str, Any]]:
+        """JSON-able: what a film shows, and from which second on."""
+        rows, start = [], 0.0
+        for r in self.filmed:
+            about = {"task": r.episode.task, "instruction": self.spec.instructions[r.episode.task]}
+            about |= {"init_state": r.episode.init_state, "success": r.success, "verdict": verdict(r)}
+            rows.append(about | {"steps": r.steps, "from_s": round(start, 2)})
+            start += film_seconds(r, self.spec)
+        return rows
 
     def text(self) -> str:
         low, high = self.interval
@@ -104,6 +145,7 @@ class Evaluation:
             "policy_versions": sorted(versions),
             "tasks": self.per_task(),
             "left_out": self.spec.left_out,
+            "filmed": self._in_film(),
             "runs": [
                 {
                     "task": r.episode.task,

@@ -68,7 +68,12 @@ class Recording:
             terminated=terminated,
             best_progress=max(way, default=math.nan),
             final_progress=way[-1] if way else math.nan,
+            values=self._values() if self.episode.record else (),
         )
+
+    def _values(self) -> tuple[float, ...]:
+        """Of each executed step: that of its chunk."""
+        return tuple(np.repeat([value for _, _, value, _ in self.decisions], self.num_steps).tolist())
 
     def _way(self) -> list[float]:
         """After each chunk, the share of the way from the start to a potential of 1 that lies behind; not below 0."""

@@ -18,8 +18,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -148,14 +146,16 @@ class Host:
 
     def plug_in(self) -> None:
         """Connect a host that has just started."""
-        self._switch.ip("link", "add", "name", self.name, "type", "veth", "peer", "name", "eth0", "netns", str(self._space.pid))
+        self._switch.ip(
+            "link", "add", "name", self.name, "type", "veth", "peer", "name", "eth0", "netns", str(self._space.pid)
+        )
         self._switch.ip("link", "set", "dev", self.name, "up", "master", "br0")
         self._space.ip("address", "add", f"{self.address}/24", "dev", "eth0")
         self._space.ip("link", "set", "eth0", "up")
 
     def start(self, *command: str, **options: Any) -> subprocess.Popen:
         """Run a command in the host's ``/tmp``. To kill what is returned kills the command."""
-        enter = [*self._space.enter(), "--wd=/tmp", "setpriv", "--pdeathsig", "KILL"]
+        enter = [*self._space.enter(), "--", "setpriv", "--pdeathsig", "KILL", "env", "--chdir=/tmp"]
         return subprocess.Popen([*enter, *command], env=self.environment, text=True, **options)
 
     def run(self, *command: str, timeout: float = 60.0) -> str:

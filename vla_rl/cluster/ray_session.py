@@ -30,7 +30,8 @@ from vla_rl.core.machine import CODE, Machine, code_version
 _CONNECT_TIMEOUT_S = 10.0
 _LAST_CHANCE_S = 5.0  # for an answer that came while this process was frozen itself
 _LOOPBACK = "127.0.0.1"
-_NOT_JOINED = "placement.ray_address={address}: no Ray cluster was joined there ({reason})"
+_KEY = "placement.ray_address"
+_NOT_JOINED = "{key}={address}: no Ray cluster was joined there ({reason}); {start}"
 _START = (
     "start one with `ray start --head` on this machine and `ray start --address=HOST:PORT` on the others, or use null"
 )
@@ -189,8 +190,8 @@ def _start_ray(session: Path, object_store_bytes: int) -> None:
             raise ProcessDied(f"Ray did not start: {reason}") from error
 
 
-def require_cluster(address: str | None) -> None:
-    """Raise UserError if nothing listens at ``placement.ray_address``. Ray itself would try for minutes.
+def require_cluster(address: str | None, key: str = _KEY) -> None:
+    """Raise UserError if nothing listens at ``address``, which ``key`` gives. Ray itself would try for minutes.
 
     Also if this process, such as a notebook's, uses Ray already.
     """
@@ -201,20 +202,29 @@ def require_cluster(address: str | None) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise UserError(
-            f"placement.ray_address={address}: no Ray cluster was joined there ({error}); {_START}"
-        ) from None
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(_NOT_JOINED.format(key=key, address=address, reason=error, start=_START)) from None
 
 
-def _join_ray(address: str) -> None:
-    require_cluster(address)
+def _join_ray(address: str, key: str = _KEY) -> None:
+    require_cluster(address, key)
     try:
         with _own_code_first():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{_NOT_JOINED.format(address=address, reason=reason)}; {_START}") from None
+        raise UserError(_NOT_JOINED.format(key=key, address=address, reason=reason, start=_START)) from None
+
+
+@contextlib.contextmanager
+def joined_ray(address: str, key: str) -> Iterator[None]:
+    """Within the block, this process uses the cluster at ``address``. Raises UserError, which names ``key``, if that is
+    not possible."""
+    _join_ray(address, key)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 @contextlib.contextmanager

@@ -123,7 +123,7 @@ class Network:
             host.kill()
         self.switch.end()
 
-    def host(self, name: str, shared: str = "1g", disk: str = "1g") -> "Host":
+    def host(self, name: str, shared: str = "2g", disk: str = "2g") -> "Host":
         """Start another host. ``shared``, ``disk``: sizes of /dev/shm and /tmp, which take memory as they are used."""
         host = Host(self, name, len(self.hosts) + 1, shared, disk)
         self.hosts.append(host)

@@ -1,4 +1,4 @@
-"""A Ray cluster over hosts, as users start one: `ray start --head` on the first, `ray start --address` on the others."""
+"""A Ray cluster over hosts, as users start one: `ray start --head` on one, `ray start --address` on the others."""
 
 import secrets
 from collections.abc import Sequence

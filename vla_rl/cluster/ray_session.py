@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray._private import ray_constants
 from ray._private.node import Node as RayNode
@@ -30,6 +31,7 @@ from vla_rl.core.machine import CODE, Machine, code_version
 _CONNECT_TIMEOUT_S = 10.0
 _LAST_CHANCE_S = 5.0  # for an answer that came while this process was frozen itself
 _LOOPBACK = "127.0.0.1"
+_NODE_PROCESS = "raylet"
 _KEY = "placement.ray_address"
 _NOT_JOINED = "{key}={address}: no Ray cluster was joined there ({reason}); {start}"
 _START = (
@@ -208,6 +210,9 @@ def require_cluster(address: str | None, key: str = _KEY) -> None:
 
 def _join_ray(address: str, key: str = _KEY) -> None:
     require_cluster(address, key)
+    if not any(process.name() == _NODE_PROCESS for process in psutil.process_iter()):  # Ray would wait for a minute
+        reason = "this machine does not belong to one: no Ray node runs here"
+        raise UserError(_NOT_JOINED.format(key=key, address=address, reason=reason, start=_START))
     try:
         with _own_code_first():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,6 +36,7 @@ _READ_S = 1.0  # for an answer that is there
 _REPEATS = 5
 _PARCELS = (1 << 20, 8 << 20, 32 << 20)  # bytes; a larger one follows where the one before was quick
 _LONG_ENOUGH_S = 0.3
+_ROUND_TRIPS = 50  # in fewer, a connection is still getting faster
 _PACKAGES = ("ray", "torch", "vla_rl", "mujoco")
 
 
@@ -218,7 +220,9 @@ def _link(head: Any) -> Link | str:
     finally:
         head.hang_up.remote()
     error_s, ahead = min(_clock(head) for _ in range(_REPEATS))
-    return Link(round_trip, ahead, error_s, _rate(lambda nbytes: _send(head, nbytes)), _rate(lambda n: _fetch(head, n)))
+    long_s = max(_LONG_ENOUGH_S, _ROUND_TRIPS * round_trip)
+    to_head, from_head = _rate(partial(_send, head), long_s), _rate(partial(_fetch, head), long_s)
+    return Link(round_trip, ahead, error_s, to_head, from_head)
 
 
 def _connecting_s(address: tuple[str, int]) -> float:
@@ -237,11 +241,11 @@ def _clock(head: Any) -> tuple[float, float]:
     return half, before + half - there
 
 
-def _rate(move: Callable[[int], float]) -> float:
-    """Bytes/s. ``move``: moves so many bytes, and returns the seconds that it took."""
+def _rate(move: Callable[[int], float], long_s: float) -> float:
+    """Bytes/s. ``move``: moves so many bytes, and returns the seconds that it took; ``long_s``: enough to measure."""
     for nbytes in _PARCELS:
         seconds = move(nbytes)
-        if seconds >= _LONG_ENOUGH_S:
+        if seconds >= long_s:
             break
     return nbytes / seconds
 

@@ -1,7 +1,6 @@
 """The commands between hosts: they share no memory, no disk and no name, and each has a second network."""
 
 import json
-from collections.abc import Iterator
 from subprocess import PIPE, STDOUT
 
 import pytest
@@ -22,10 +21,10 @@ _SMALL = (
 
 
 @pytest.fixture(scope="module")
-def cluster(network: Network) -> Iterator[tuple[Host, Host, str]]:
+def cluster(network: Network) -> tuple[Host, Host, str]:
     """Two hosts, and the address of their Ray cluster."""
     first, second = network.host("first"), network.host("second")
-    yield first, second, start_ray(first, [second])
+    return first, second, start_ray(first, [second])
 
 
 def test_the_doctor_sees_a_slow_link_and_a_machine_that_has_not_joined(

@@ -153,9 +153,9 @@ class Host:
         self._space.ip("address", "add", f"{self.address}/24", "dev", "eth0")
         self._space.ip("link", "set", "eth0", "up")
 
-    def start(self, *command: str, **options: Any) -> subprocess.Popen:
-        """Run a command in the host's ``/tmp``. To kill what is returned kills the command."""
-        enter = [*self._space.enter(), "--", "setpriv", "--pdeathsig", "KILL", "env", "--chdir=/tmp"]
+    def start(self, *command: str, folder: str = "/tmp", **options: Any) -> subprocess.Popen:
+        """Run a command in a folder of the host. To kill what is returned kills the command."""
+        enter = [*self._space.enter(), "--", "setpriv", "--pdeathsig", "KILL", "env", f"--chdir={folder}"]
         return subprocess.Popen([*enter, *command], env=self.environment, text=True, **options)
 
     def run(self, *command: str, timeout: float = 60.0) -> str:

@@ -84,7 +84,7 @@ class Fleet:
 
     def look_after(self) -> None:
         """Start Ray where it does not run."""
-        idle = [host for host in self.others if not host.run("sh", "-c", "pgrep -x raylet || true").strip()]
+        idle = [host for host in self.others if "raylet" not in host.processes()]
         for host in idle:
             host.run("ray", "stop", "--force")
         join(self.head, idle)

@@ -124,7 +124,8 @@ class Network:
         self.switch.end()
 
     def host(self, name: str, shared: str = "2g", disk: str = "2g") -> "Host":
-        """Start another host. ``shared``, ``disk``: sizes of /dev/shm and /tmp, which take memory as they are used."""
+        """Start another host. ``name``: 10 characters at most. ``shared``, ``disk``: sizes of its /dev/shm and /tmp,
+        which take memory as they are used."""
         host = Host(self, name, len(self.hosts) + 1, shared, disk)
         self.hosts.append(host)
         host.plug_in()
@@ -142,7 +143,9 @@ class Host:
         sizes = {"SHARED": shared, "DISK": disk}
         self._space = _Space(name, _SPACES, _SET_UP, {"NAME": name, "CODE": str(ROOT), **sizes})
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "XDG_", "PYTEST_"))}
-        self.environment = {**kept, "HOME": "/tmp/home", "TMPDIR": "/tmp", "PYTHONPATH": str(ROOT)}
+        commands = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        own = {"HOME": "/tmp/home", "TMPDIR": "/tmp", "PYTHONPATH": str(ROOT), "PATH": commands}
+        self.environment = {**kept, **own}
 
     def plug_in(self) -> None:
         """Connect a host that has just started."""
@@ -168,6 +171,14 @@ class Host:
         if running.returncode:
             raise subprocess.CalledProcessError(running.returncode, command, said, said)
         return said
+
+    def processes(self) -> list[str]:
+        """The names of those that run on it."""
+        found = []
+        for file in self.path("/proc").glob("[0-9]*/comm"):
+            with contextlib.suppress(OSError):
+                found.append(file.read_text().strip())
+        return found
 
     def path(self, path: str | Path) -> Path:
         """Where this process finds a file of the host."""

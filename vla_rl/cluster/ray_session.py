@@ -13,11 +13,11 @@ import psutil
 import ray
 from ray._private import ray_constants
 from ray._private.node import Node as RayNode
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from vla_rl.cluster import fork_request
-from vla_rl.cluster.calls import ProcessDied, describe
+from vla_rl.cluster.calls import ProcessDied, describe, user_error_of
 from vla_rl.cluster.fork_server import modules_of, only_the_driver_is_told_to_stop, start_fork_servers
 from vla_rl.cluster.gpu_claims import GpuClaim
 from vla_rl.cluster.held_folder import HeldFolder, session_root
@@ -59,7 +59,9 @@ class RaySession:
                 _start_ray(session[0].path, object_store_bytes)
             else:
                 _join_ray(address)
-            self._ids = _node_ids(config.placement.nodes)
+            nodes = _nodes(config.placement.nodes)
+            self._ids = [node["NodeID"] for node in nodes]
+            self._nodes = [f"{node['NodeManagerHostname']}, {node['NodeManagerAddress']}" for node in nodes]
             remote = ray.remote(Node)
             self._others = [remote.options(**self.placed(n)).remote() for n in range(1, len(self._ids))]
             folders = [other.get_folder.remote() for other in self._others]
@@ -105,13 +107,15 @@ class RaySession:
         return {"scheduling_strategy": where, "num_cpus": 0, "num_gpus": 0}
 
     def call(self, node: int, method: str, *args: Any) -> Any:
-        """Call a method of a node's ``Node``. Raises ProcessDied if the node is lost."""
+        """Call a method of a node's ``Node``. Raises ProcessDied if the node is lost, and what the method raises."""
         if node == 0:
             return getattr(self._here, method)(*args)
         try:
             return ray.get(getattr(self._others[node - 1], method).remote(*args), timeout=CALL_TIMEOUT_S)
         except (RayActorError, GetTimeoutError) as error:
-            raise ProcessDied(f"node {node} is lost: {describe(error)}") from None
+            raise self._lost(node, describe(error)) from None
+        except RayTaskError as error:
+            raise user_error_of(error) or error from None
 
     def ask(self, node: int, method: str) -> Any:
         """Call a method of a node's ``Node`` without waiting: its answer, or None as long as there is none.
@@ -126,13 +130,16 @@ class RaySession:
         is_late = time.monotonic() - since > CALL_TIMEOUT_S
         if not ray.wait([ref], timeout=_LAST_CHANCE_S if is_late else 0.0)[0]:
             if is_late:
-                raise ProcessDied(f"node {node} is lost: it has not answered for {CALL_TIMEOUT_S:.0f} s")
+                raise self._lost(node, f"it has not answered for {CALL_TIMEOUT_S:.0f} s")
             return None
         del self._asked[node, method]
         try:
             return ray.get(ref)
         except RayActorError as error:
-            raise ProcessDied(f"node {node} is lost: {describe(error)}") from None
+            raise self._lost(node, describe(error)) from None
+
+    def _lost(self, node: int, why: str) -> ProcessDied:
+        return ProcessDied(f"node {node} ({self._nodes[node]}) is lost: {why}")
 
     def require_ray(self) -> None:
         """Raise ProcessDied if Ray's own processes, which this run has started here, have ended.
@@ -295,8 +302,8 @@ def _require_same_code(others: list[Any]) -> None:
             )
 
 
-def _node_ids(wanted: int) -> list[str]:
-    """Ray's ids of the nodes to use, this machine first. Raises UserError if there are too few, or unequal ones."""
+def _nodes(wanted: int) -> list[dict[str, Any]]:
+    """What Ray says of the nodes to use, this machine first. Raises UserError if there are too few, or unequal ones."""
     here = ray.get_runtime_context().get_node_id()
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda n: (n["NodeID"] != here, n["NodeID"]))
     if len(alive) < wanted:
@@ -309,4 +316,4 @@ def _node_ids(wanted: int) -> list[str]:
                 f"placement.nodes={wanted}: {name} has {there:.0f} GPUs, this machine {gpus}; this version runs on "
                 "alike nodes (`vla-rl plan --on` plans for others)"
             )
-    return [node["NodeID"] for node in alive[:wanted]]
+    return alive[:wanted]

@@ -147,17 +147,17 @@ def torment(run: HostRun, fleet: Fleet, harms: Sequence[str], seconds: float) ->
     for harm in (Harm("no harm"), *(HARMS[name] for name in harms)):
         before, began = _counts(run), time.time()
         harm.begin(fleet)
-        _pass(run, fleet, seconds if harm.seconds is None else harm.seconds)
+        _pass(run, seconds if harm.seconds is None else harm.seconds)
         if harm.end is not None and harm.seconds is not None:
             harm.end(fleet)
         since = began if harm.seconds is None or harm.restarts else time.time()
         if harm.restarts:  # a batch from before the run has noticed does not count
             _wait(run, fleet, partial(_came_back, run, before))
         trained = _next_batch(run, fleet, time.time() if harm.restarts else since)
-        steps = [r["rollout/env_steps"] for r in run.records() if began < r["time"] <= (until := time.time())]
+        until, records = time.time(), run.records()
+        steps = sum(record["rollout/env_steps"] for record in records if began < record["time"] <= until)
         counts = (after - earlier for after, earlier in zip(_counts(run), before, strict=True))
-        balance = ledger(dict(run.records()[-1]))
-        yield Outcome(harm.what, trained["time"] - since, *counts, sum(steps) / (until - began), balance)
+        yield Outcome(harm.what, trained["time"] - since, *counts, steps / (until - began), ledger(records[-1]))
         if harm.end is not None and harm.seconds is None:
             harm.end(fleet)
         _next_batch(run, fleet, time.time())
@@ -176,7 +176,7 @@ def _came_back(run: HostRun, before: tuple[int, int, int]) -> bool | None:
     return restarts + starts > restarts_before + starts_before or None
 
 
-def _pass(run: HostRun, fleet: Fleet, seconds: float) -> None:
+def _pass(run: HostRun, seconds: float) -> None:
     """Let time go by; nobody repairs anything but the command meanwhile."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

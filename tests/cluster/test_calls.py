@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from tests.learner.learner_tools import SPEC
 from vla_rl.cluster import calls
@@ -91,3 +91,10 @@ def test_a_mistake_that_another_machine_finds_names_it(
     with pytest.raises(UserError) as caught:
         calls.gather(["setup"], "the learner", 5.0)
     assert str(caught.value) == says
+
+
+def test_the_cause_is_what_was_raised_or_what_ray_says_first() -> None:
+    raised = RayTaskError("f", "Traceback:\n  File x.py\nModuleNotFoundError: No module named 'vla_rl'", RuntimeError())
+    assert calls.cause_of(raised) == "ModuleNotFoundError: No module named 'vla_rl'"
+    assert calls.cause_of(ActorDiedError(raised)) == "ModuleNotFoundError: No module named 'vla_rl'"
+    assert calls.cause_of(RayActorError()) == RayActorError.BASE_ERROR_MSG

@@ -64,8 +64,8 @@ def test_alike_nodes_have_nothing_wrong() -> None:
         (replace(OTHER, link=replace(LINK, clock_s=-7.0)), "note", "its clock differs by 7 s or more"),
         (replace(OTHER, link=replace(LINK, round_trip_s=0.05)), "note", "a long way to the head: 50 ms"),
         (replace(OTHER, link=replace(LINK, to_head=1e6)), "note", "a slow link to the head: 8 Mbit/s"),
-        (replace(OTHER, link=None, problem="it cannot connect"), "missing", "it cannot connect"),
-        (replace(OTHER, facts=None, link=None, problem="no answer"), "missing", "no answer"),
+        (replace(OTHER, link=None, problem="it cannot connect", remedy="ports"), "missing", "it cannot connect"),
+        (replace(OTHER, facts=None, link=None, problem="no answer", remedy="join"), "missing", "no answer"),
     ],
 )
 def test_what_is_wrong_with_a_node_is_named_with_its_remedy(other: NodeReport, state: str, text: str) -> None:

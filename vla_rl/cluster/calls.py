@@ -87,6 +87,13 @@ def describe(error: RayError) -> str:
     return str(error).splitlines()[0]
 
 
+def cause_of(error: RayError) -> str:
+    """One line: what a process has raised, or what Ray says of one that has not answered."""
+    lines = str(error).strip().splitlines()
+    raised = isinstance(error, RayTaskError) or (isinstance(error, RayActorError) and error.actor_init_failed)
+    return lines[-1 if raised else 0]
+
+
 def user_error_of(failure: RayError | None) -> UserError | None:
     """The mistake in the user's input that a process has found; one of another machine begins with its address."""
     cause = failure.cause if isinstance(failure, RayTaskError) else None

@@ -17,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from vla_rl.cluster import fork_request
-from vla_rl.cluster.calls import ProcessDied, describe, user_error_of
+from vla_rl.cluster.calls import ProcessDied, cause_of, describe, user_error_of
 from vla_rl.cluster.fork_server import modules_of, only_the_driver_is_told_to_stop, start_fork_servers
 from vla_rl.cluster.gpu_claims import GpuClaim
 from vla_rl.cluster.held_folder import HeldFolder, session_root
@@ -65,7 +65,7 @@ class RaySession:
             remote = ray.remote(Node)
             self._others = [remote.options(**self.placed(n)).remote() for n in range(1, len(self._ids))]
             folders = [other.get_folder.remote() for other in self._others]
-            self._roots = [self._here.folder, *ray.get(folders, timeout=CALL_TIMEOUT_S)]
+            self._roots = [self._here.folder, *(self._first_answer(n, ref) for n, ref in enumerate(folders, 1))]
             self._folders = self._roots
             self._gpus = self._claimed_gpus(config) if self.is_shared else [self._here.get_gpus()]
             _require_same_code([other.get_code.remote() for other in self._others])
@@ -75,6 +75,18 @@ class RaySession:
         except BaseException:
             self.close()
             raise
+
+    def _first_answer(self, node: int, ref: ray.ObjectRef) -> Any:
+        """Of a node's ``Node``. Raises UserError if none can be made there, and RayActorError if the node is lost."""
+        try:
+            return ray.get(ref, timeout=CALL_TIMEOUT_S)
+        except (RayActorError, RayTaskError) as error:
+            if isinstance(error, RayActorError) and not error.actor_init_failed:
+                raise
+            raise UserError(
+                f"node {node} ({self._nodes[node]}) cannot run this code: {cause_of(error)}; install the same version "
+                "of vla_rl on every node (`vla-rl doctor --cluster ADDRESS` examines them)"
+            ) from None
 
     def _claimed_gpus(self, config: RunConfig) -> list[tuple[Gpu, ...]]:
         """Those of each node that are this run's alone, as long as it lives."""

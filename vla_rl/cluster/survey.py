@@ -20,10 +20,10 @@ from unittest.mock import patch
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from vla_rl.cluster.calls import describe
+from vla_rl.cluster.calls import cause_of
 from vla_rl.cluster.ray_session import joined_ray
 from vla_rl.core.gpus import GpuReport
 from vla_rl.core.ipc.shared_memory import shared_root
@@ -37,6 +37,10 @@ _REPEATS = 5
 _PARCELS = (1 << 20, 8 << 20, 32 << 20)  # bytes; a larger one follows where the one before was quick
 _LONG_ENOUGH_S = 0.3
 _ROUND_TRIPS = 50  # in fewer, a connection is still getting faster
+_GONE = "Ray has lost it: it was shut down, or did not answer Ray's own checks"
+_JOIN = "see /tmp/ray/session_latest/logs there; `ray stop`, then `ray start --address=HOST:PORT`, joins it again"
+_INSTALL = "install the same version of vla_rl, with its dependencies, on every node"
+_PORTS = "learner ranks meet at such ports: let the nodes reach each other at all of them"
 _PACKAGES = ("ray", "torch", "vla_rl", "mujoco")
 
 
@@ -69,7 +73,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """One node. ``problem``: why ``facts``, or ``link``, is missing; the head has no link."""
+    """One node. ``problem``, and its remedy: why ``facts``, or ``link``, is missing; the head has no link."""
 
     name: str
     address: str
@@ -78,6 +82,7 @@ class NodeReport:
     facts: Facts | None = None
     link: Link | None = None
     problem: str = ""
+    remedy: str = ""
 
 
 def survey(address: str, say: Callable[[str], None] = lambda text: None) -> list[NodeReport]:
@@ -95,10 +100,9 @@ def survey(address: str, say: Callable[[str], None] = lambda text: None) -> list
         reports = [_with_answer(_report(node), asked[node["NodeID"]], "facts", ANSWER_S, _READ_S) for node in alive]
         measured = list(_with_links(alive, reports, say))
         gone = [_report(node) for node in nodes if not node["Alive"]]
-        return measured + [replace(r, problem=_GONE) for r in gone if r.address not in {m.address for m in measured}]
-
-
-_GONE = "Ray has lost it: it was shut down, or did not answer Ray's own checks"
+        return measured + [
+            replace(r, problem=_GONE, remedy=_JOIN) for r in gone if r.address not in {m.address for m in measured}
+        ]
 
 
 def _with_links(nodes: Sequence[dict], reports: Sequence[NodeReport], say: Callable[[str], None]) -> list[NodeReport]:
@@ -122,10 +126,14 @@ def _with_answer(report: NodeReport, ref: ray.ObjectRef, name: str, limit: float
         answer: Any = ray.get(ref, timeout=wait)
     except GetTimeoutError:
         ray.cancel(ref, force=True)
-        return replace(report, problem=f"it has not answered within {limit:.0f} s")
+        return replace(report, problem=f"it has not answered within {limit:.0f} s", remedy=_JOIN)
+    except RayTaskError as error:
+        return replace(report, problem=f"it cannot run this code: {cause_of(error)}", remedy=_INSTALL)
     except RayError as error:
-        return replace(report, problem=describe(error).splitlines()[0])
-    return replace(report, problem=answer) if isinstance(answer, str) else replace(report, **{name: answer})
+        return replace(report, problem=cause_of(error), remedy=_JOIN)
+    return (
+        replace(report, problem=answer, remedy=_PORTS) if isinstance(answer, str) else replace(report, **{name: answer})
+    )
 
 
 def _report(node: dict[str, Any]) -> NodeReport:

@@ -110,7 +110,7 @@ def examine_nodes(reports: Sequence[NodeReport]) -> list[Finding]:
 def _findings(report: NodeReport, first: NodeReport, count: int) -> Iterator[Finding]:
     """Of one node of ``count``; ``first`` has facts, if any node has."""
     if report.problem:
-        yield _missing(report.problem, _remedy(report))
+        yield _missing(report.problem, report.remedy)
     facts, wanted = report.facts, first.facts
     if facts is None or wanted is None:
         return
@@ -136,12 +136,6 @@ def _findings(report: NodeReport, first: NodeReport, count: int) -> Iterator[Fin
         yield Finding("", f"no network interface has its address {report.address}", remedy)
     if report.link is not None:
         yield from _slowness(report.link)
-
-
-def _remedy(report: NodeReport) -> str:
-    if report.facts is not None:
-        return "learner ranks meet at such ports: let the nodes reach each other at all of them"
-    return "see /tmp/ray/session_latest/logs there; `ray stop`, then `ray start --address=HOST:PORT`, joins it again"
 
 
 def _room(facts: Facts) -> Iterator[Finding]:

@@ -1,12 +1,8 @@
 """scripts/chaos_hosts.py: its table, and what it refuses. Runs under harm take minutes, and are the command's own."""
 
-import subprocess
-import sys
-
 import pytest
 
 from scripts.chaos_hosts import Outcome, main, table
-from tests import ROOT
 
 
 def test_the_table_compares_with_the_time_without_harm() -> None:

@@ -4,12 +4,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from tests.learner.learner_tools import SPEC
 from vla_rl.cluster import calls
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
 from vla_rl.placement.plan import Resources, make_plan
 from vla_rl.replay.rules import StoreRules
 
@@ -74,3 +75,26 @@ def test_a_store_is_replaced_alone_if_nothing_else_is_lost(monkeypatch: pytest.M
         both.get("call", "the next super-batch", 60.0)
     assert not isinstance(error.value, calls.StoreLost), "with a node, all that it held is lost"
     assert not both.replace_store({})
+
+
+@pytest.mark.parametrize(
+    ("address", "says"), [("10.0.0.9", "on the node 10.0.0.9: no such file"), (None, "no such file")]
+)
+def test_a_mistake_that_another_machine_finds_names_it(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, says: str
+) -> None:
+    address = address or calls.ray.util.get_node_ip_address()
+    said = f"\x1b[36mray::P.setup()\x1b[39m (pid=7, ip={address}, actor_id=0, repr=P)\n  File x.py, line 1, in setup"
+    failure = RayTaskError("setup", said, UserError("no such file")).as_instanceof_cause()
+    monkeypatch.setattr(calls, "failure_of", lambda ref: failure)
+    monkeypatch.setattr(calls.ray, "wait", lambda refs, **_: (refs, []))
+    with pytest.raises(UserError) as caught:
+        calls.gather(["setup"], "the learner", 5.0)
+    assert str(caught.value) == says
+
+
+def test_the_cause_is_what_was_raised_or_what_ray_says_first() -> None:
+    raised = RayTaskError("f", "Traceback:\n  File x.py\nModuleNotFoundError: No module named 'vla_rl'", RuntimeError())
+    assert calls.cause_of(raised) == "ModuleNotFoundError: No module named 'vla_rl'"
+    assert calls.cause_of(ActorDiedError(raised)) == "ModuleNotFoundError: No module named 'vla_rl'"
+    assert calls.cause_of(RayActorError()) == RayActorError.BASE_ERROR_MSG

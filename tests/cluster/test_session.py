@@ -64,7 +64,7 @@ def test_the_first_cause_of_a_failed_collective_is_reported_while_others_hang(se
 def test_a_node_that_hangs_holds_the_driver_up_for_no_time_and_is_lost_in_the_end(seen: dict) -> None:
     assert seen["hung_answers"] == [None] * 3
     assert seen["hung_s"] < 30
-    assert seen["hung"].startswith("node 1 is lost: it has not answered for")
+    assert seen["hung"].startswith("node 1 (there, 10.0.0.2) is lost: it has not answered for")
 
 
 def test_a_node_that_runs_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

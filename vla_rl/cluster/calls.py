@@ -1,5 +1,6 @@
 """Waiting for remote calls: each answer is checked as soon as it arrives, so that calls that hang hide no failure."""
 
+import re
 import time
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from vla_rl.core.errors import RecoverableError, StallError, UserError
 
 _GRACE_S = 5.0  # in which the first cause may come after its consequences
 _LOOK_S = 2.0  # longest uninterrupted wait
+_ADDRESS = re.compile(r"^ray::.*\bip=([^\s,)]+)", re.MULTILINE)  # of the machine, in the text of a task's error
 # what the other ranks of a collective say when one has failed
 _CONSEQUENCES = ("connection closed by peer", "connection reset", "gloo", "nccl", "distbackenderror", "socket timeout")
 
@@ -85,14 +87,32 @@ def describe(error: RayError) -> str:
     return str(error).splitlines()[0]
 
 
+def cause_of(error: RayError) -> str:
+    """One line: what a process has raised, or what Ray says of one that has not answered."""
+    lines = str(error).strip().splitlines()
+    raised = isinstance(error, RayTaskError) or (isinstance(error, RayActorError) and error.actor_init_failed)
+    return lines[-1 if raised else 0]
+
+
+def user_error_of(failure: RayError | None) -> UserError | None:
+    """The mistake in the user's input that a process has found; one of another machine begins with its address."""
+    cause = failure.cause if isinstance(failure, RayTaskError) else None
+    if not isinstance(cause, UserError):
+        return None
+    found = _ADDRESS.search(str(failure))
+    if found is not None and found[1] != ray.util.get_node_ip_address():
+        cause.args = (f"on the node {found[1]}: {cause}",)
+    return cause
+
+
 def _raise_cause(failure: RayError, missing: Sequence[ray.ObjectRef], what: str) -> None:
     failures, deadline = [failure], time.monotonic() + _GRACE_S
     while missing and all(map(_is_consequence, failures)) and (left := deadline - time.monotonic()) > 0:
         ready, missing = ray.wait(list(missing), num_returns=1, timeout=left)
         failures += [error for ref in ready if (error := failure_of(ref)) is not None]
     first = min(failures, key=lambda error: (_is_consequence(error), isinstance(error, RayActorError)))
-    if isinstance(first, RayTaskError) and isinstance(first.cause, UserError):
-        raise first.cause from None
+    if (mistake := user_error_of(first)) is not None:
+        raise mistake from None
     if isinstance(first, RayTaskError):
         raise ProcessFailed(f"{what} failed: {describe(first)}") from None
     raise ProcessDied(f"a process died while the run waited for {what}: {describe(first)}") from None

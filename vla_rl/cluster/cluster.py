@@ -17,7 +17,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from vla_rl.cluster.calls import ProcessDied, ProcessFailed, StoreLost, describe, failure_of, gather
+from vla_rl.cluster.calls import ProcessDied, ProcessFailed, StoreLost, describe, failure_of, gather, user_error_of
 from vla_rl.cluster.deadlines import Deadlines
 from vla_rl.cluster.disks import Disks, Part
 from vla_rl.cluster.held_folder import sweep_leftovers
@@ -30,7 +30,7 @@ from vla_rl.cluster.stats import SpanCollector, Stats
 from vla_rl.cluster.supervision import Replacements, Supervision
 from vla_rl.cluster.survivors import Loop, Survivors, has_lost_another
 from vla_rl.config.run_config import RunConfig
-from vla_rl.core.errors import RecoverableError, UserError
+from vla_rl.core.errors import RecoverableError
 from vla_rl.core.ipc.publication import publication
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.plan import STORE, Plan, Process, sharing_learner
@@ -338,9 +338,9 @@ class Cluster:
         if (name := self._vital.get(ref)) is not None:  # it stays there: whoever goes on in spite of it sees it, too
             raise ProcessDied(f"the {name} died: {'it returned' if failure is None else describe(failure)}")
         role, index = self._loops.pop(ref)
-        cause = failure.cause if isinstance(failure, RayTaskError) else None
-        if isinstance(cause, UserError) and not isinstance(cause, RecoverableError):
-            raise cause from None
+        mistake = user_error_of(failure)
+        if mistake is not None and not isinstance(mistake, RecoverableError):
+            raise mistake from None
         if role == "world model":  # what it has learned is in the last checkpoint
             kind = ProcessFailed if isinstance(failure, RayTaskError) else ProcessDied
             raise kind(f"the world model's process ended: {'it returned' if failure is None else describe(failure)}")

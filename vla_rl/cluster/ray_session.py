@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray._private import ray_constants
 from ray._private.node import Node as RayNode
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from vla_rl.cluster import fork_request
-from vla_rl.cluster.calls import ProcessDied, describe
+from vla_rl.cluster.calls import ProcessDied, cause_of, describe, user_error_of
 from vla_rl.cluster.fork_server import modules_of, only_the_driver_is_told_to_stop, start_fork_servers
 from vla_rl.cluster.gpu_claims import GpuClaim
 from vla_rl.cluster.held_folder import HeldFolder, session_root
@@ -30,7 +31,9 @@ from vla_rl.core.machine import CODE, Machine, code_version
 _CONNECT_TIMEOUT_S = 10.0
 _LAST_CHANCE_S = 5.0  # for an answer that came while this process was frozen itself
 _LOOPBACK = "127.0.0.1"
-_NOT_JOINED = "placement.ray_address={address}: no Ray cluster was joined there ({reason})"
+_NODE_PROCESS = "raylet"
+_KEY = "placement.ray_address"
+_NOT_JOINED = "{key}={address}: no Ray cluster was joined there ({reason}); {start}"
 _START = (
     "start one with `ray start --head` on this machine and `ray start --address=HOST:PORT` on the others, or use null"
 )
@@ -56,11 +59,13 @@ class RaySession:
                 _start_ray(session[0].path, object_store_bytes)
             else:
                 _join_ray(address)
-            self._ids = _node_ids(config.placement.nodes)
+            nodes = _nodes(config.placement.nodes)
+            self._ids = [node["NodeID"] for node in nodes]
+            self._nodes = [f"{node['NodeManagerHostname']}, {node['NodeManagerAddress']}" for node in nodes]
             remote = ray.remote(Node)
             self._others = [remote.options(**self.placed(n)).remote() for n in range(1, len(self._ids))]
             folders = [other.get_folder.remote() for other in self._others]
-            self._roots = [self._here.folder, *ray.get(folders, timeout=CALL_TIMEOUT_S)]
+            self._roots = [self._here.folder, *(self._first_answer(n, ref) for n, ref in enumerate(folders, 1))]
             self._folders = self._roots
             self._gpus = self._claimed_gpus(config) if self.is_shared else [self._here.get_gpus()]
             _require_same_code([other.get_code.remote() for other in self._others])
@@ -70,6 +75,18 @@ class RaySession:
         except BaseException:
             self.close()
             raise
+
+    def _first_answer(self, node: int, ref: ray.ObjectRef) -> Any:
+        """Of a node's ``Node``. Raises UserError if none can be made there, and RayActorError if the node is lost."""
+        try:
+            return ray.get(ref, timeout=CALL_TIMEOUT_S)
+        except (RayActorError, RayTaskError) as error:
+            if isinstance(error, RayActorError) and not error.actor_init_failed:
+                raise
+            raise UserError(
+                f"node {node} ({self._nodes[node]}) cannot run this code: {cause_of(error)}; install the same version "
+                "of vla_rl on every node (`vla-rl doctor --cluster ADDRESS` examines them)"
+            ) from None
 
     def _claimed_gpus(self, config: RunConfig) -> list[tuple[Gpu, ...]]:
         """Those of each node that are this run's alone, as long as it lives."""
@@ -102,13 +119,15 @@ class RaySession:
         return {"scheduling_strategy": where, "num_cpus": 0, "num_gpus": 0}
 
     def call(self, node: int, method: str, *args: Any) -> Any:
-        """Call a method of a node's ``Node``. Raises ProcessDied if the node is lost."""
+        """Call a method of a node's ``Node``. Raises ProcessDied if the node is lost, and what the method raises."""
         if node == 0:
             return getattr(self._here, method)(*args)
         try:
             return ray.get(getattr(self._others[node - 1], method).remote(*args), timeout=CALL_TIMEOUT_S)
         except (RayActorError, GetTimeoutError) as error:
-            raise ProcessDied(f"node {node} is lost: {describe(error)}") from None
+            raise self._lost(node, describe(error)) from None
+        except RayTaskError as error:
+            raise user_error_of(error) or error from None
 
     def ask(self, node: int, method: str) -> Any:
         """Call a method of a node's ``Node`` without waiting: its answer, or None as long as there is none.
@@ -123,13 +142,16 @@ class RaySession:
         is_late = time.monotonic() - since > CALL_TIMEOUT_S
         if not ray.wait([ref], timeout=_LAST_CHANCE_S if is_late else 0.0)[0]:
             if is_late:
-                raise ProcessDied(f"node {node} is lost: it has not answered for {CALL_TIMEOUT_S:.0f} s")
+                raise self._lost(node, f"it has not answered for {CALL_TIMEOUT_S:.0f} s")
             return None
         del self._asked[node, method]
         try:
             return ray.get(ref)
         except RayActorError as error:
-            raise ProcessDied(f"node {node} is lost: {describe(error)}") from None
+            raise self._lost(node, describe(error)) from None
+
+    def _lost(self, node: int, why: str) -> ProcessDied:
+        return ProcessDied(f"node {node} ({self._nodes[node]}) is lost: {why}")
 
     def require_ray(self) -> None:
         """Raise ProcessDied if Ray's own processes, which this run has started here, have ended.
@@ -189,8 +211,8 @@ def _start_ray(session: Path, object_store_bytes: int) -> None:
             raise ProcessDied(f"Ray did not start: {reason}") from error
 
 
-def require_cluster(address: str | None) -> None:
-    """Raise UserError if nothing listens at ``placement.ray_address``. Ray itself would try for minutes.
+def require_cluster(address: str | None, key: str = _KEY) -> None:
+    """Raise UserError if nothing listens at ``address``, which ``key`` gives. Ray itself would try for minutes.
 
     Also if this process, such as a notebook's, uses Ray already.
     """
@@ -201,20 +223,32 @@ def require_cluster(address: str | None) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise UserError(
-            f"placement.ray_address={address}: no Ray cluster was joined there ({error}); {_START}"
-        ) from None
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(_NOT_JOINED.format(key=key, address=address, reason=error, start=_START)) from None
 
 
-def _join_ray(address: str) -> None:
-    require_cluster(address)
+def _join_ray(address: str, key: str = _KEY) -> None:
+    require_cluster(address, key)
+    if not any(process.name() == _NODE_PROCESS for process in psutil.process_iter()):  # Ray would wait for a minute
+        reason = "this machine does not belong to one: no Ray node runs here"
+        raise UserError(_NOT_JOINED.format(key=key, address=address, reason=reason, start=_START))
     try:
         with _own_code_first():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{_NOT_JOINED.format(address=address, reason=reason)}; {_START}") from None
+        raise UserError(_NOT_JOINED.format(key=key, address=address, reason=reason, start=_START)) from None
+
+
+@contextlib.contextmanager
+def joined_ray(address: str, key: str) -> Iterator[None]:
+    """Within the block, this process uses the cluster at ``address``. Raises UserError, which names ``key``, if that is
+    not possible."""
+    _join_ray(address, key)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 @contextlib.contextmanager
@@ -280,8 +314,8 @@ def _require_same_code(others: list[Any]) -> None:
             )
 
 
-def _node_ids(wanted: int) -> list[str]:
-    """Ray's ids of the nodes to use, this machine first. Raises UserError if there are too few, or unequal ones."""
+def _nodes(wanted: int) -> list[dict[str, Any]]:
+    """What Ray says of the nodes to use, this machine first. Raises UserError if there are too few, or unequal ones."""
     here = ray.get_runtime_context().get_node_id()
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda n: (n["NodeID"] != here, n["NodeID"]))
     if len(alive) < wanted:
@@ -294,4 +328,4 @@ def _node_ids(wanted: int) -> list[str]:
                 f"placement.nodes={wanted}: {name} has {there:.0f} GPUs, this machine {gpus}; this version runs on "
                 "alike nodes (`vla-rl plan --on` plans for others)"
             )
-    return [node["NodeID"] for node in alive[:wanted]]
+    return alive[:wanted]

@@ -140,6 +140,16 @@ def _eval(args: argparse.Namespace) -> int:
     return evaluate_command(args)
 
 
+def _doctor(args: argparse.Namespace) -> int:
+    if args.cluster is not None:
+        from vla_rl.commands.doctor_cluster import doctor_cluster_command
+
+        return doctor_cluster_command(args)
+    from vla_rl.commands.doctor import doctor_command
+
+    return doctor_command(args)
+
+
 def _option(*names: str, **options: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The arguments of ``ArgumentParser.add_argument``."""
     return names, options
@@ -440,7 +450,19 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         (_option("what", choices=["docs", "schema"], help="docs: Markdown, docs/configuration.md; schema: JSON"),),
     ),
     "list": ("parts:list_command", "list simulators, policies and algorithms, with those of other packages", (JSON,)),
-    "doctor": ("doctor:doctor_command", "say what this machine has and what it lacks, with the remedy", (JSON,)),
+    "doctor": (
+        _doctor,
+        "say what this machine, or each node of a Ray cluster, has and what it lacks, with the remedy",
+        (
+            _option(
+                "--cluster",
+                metavar="ADDRESS",
+                help="HOST:PORT of a running Ray cluster to which this machine belongs, or auto: examine its nodes, "
+                "and their links to its head",
+            ),
+            JSON,
+        ),
+    ),
 }
 BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
     "overlap": (

@@ -7,9 +7,10 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from envs.base import EnvError
@@ -20,6 +21,9 @@ from vla_rl.core.gpus import GpuReport
 from vla_rl.core.ipc.shared_memory import enlarge, shared_root
 from vla_rl.core.machine import GIB, Machine, library_loads
 from vla_rl.core.packages import install_command
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _AGAIN = "bash scripts/setup.sh in a checkout; else install vla_rl's wheel again, with its dependencies"
 _SIMULATORS = {"libero": "hf-libero", "robosuite": "robosuite", "mujoco": "mujoco"}  # import name: distribution
@@ -44,28 +48,42 @@ class Finding:
 
 def doctor_command(args: argparse.Namespace) -> int:
     """Print what was found, and write it to ``args.json`` if given. Returns 0 if training can run, else 1."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from vla_rl.core.files import write_json
     from vla_rl.observability.console import make_console
 
     findings = examine()
-    ready = all(finding.state != "missing" for finding in findings)
     if args.json is not None:
-        rows = [asdict(finding) | {"state": finding.state} for finding in findings]
-        write_json(args.json, {"ready": ready, "findings": rows})
+        write_json(args.json, {"ready": is_ready(findings), "findings": as_records(findings)})
+    console = make_console()
+    console.print(table_of(findings, "what"))
+    ready = is_ready(findings)
+    console.print("Training can run." if ready else "Training cannot run yet: fix what is marked as missing.")
+    return 0 if ready else 1
+
+
+def is_ready(findings: Sequence[Finding]) -> bool:
+    """Whether nothing that is required is missing."""
+    return all(finding.state != "missing" for finding in findings)
+
+
+def as_records(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """For a JSON file."""
+    return [asdict(finding) | {"state": finding.state} for finding in findings]
+
+
+def table_of(findings: Sequence[Finding], topic: str) -> "Table":
+    """A row for each; ``topic``: the heading over what they are about."""
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
-    for column in ("", "what", "found", "remedy"):
+    for column in ("", topic, "found", "remedy"):
         table.add_column(column, overflow="fold")
     styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
     for finding in findings:
         state = f"[{styles[finding.state]}]{finding.state}[/]"
-        table.add_row(state, finding.topic, escape(finding.found), escape(finding.remedy))
-    console = make_console()
-    console.print(table)
-    console.print("Training can run." if ready else "Training cannot run yet: fix what is marked as missing.")
-    return 0 if ready else 1
+        table.add_row(state, escape(finding.topic), escape(finding.found), escape(finding.remedy))
+    return table
 
 
 def examine() -> list[Finding]:

@@ -53,12 +53,16 @@ class TrainingRun:
     def stop(self) -> int:
         """Ask the run to end with a checkpoint; its exit status."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.ask_to_end()
         try:
             return self.process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             self.kill()
             return self.process.wait()
+
+    def ask_to_end(self) -> None:
+        """As a scheduler does."""
+        self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """The whole tree, at once, and the process that would clean up after it."""

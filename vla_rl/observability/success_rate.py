@@ -103,8 +103,8 @@ class Evaluation:
         ``write_film``."""
         if not self.filmed:
             raise UserError(
-                "no episode of the evaluation has frames: evaluate with record=3 or failures=3; if you have, no episode "
-                "that was played again ended alike, and record=3 plays none again"
+                "no episode of the evaluation has frames: evaluate with record=3 or failures=3; if you have, no "
+                "episode that was played again ended alike, and record=3 plays none again"
             )
         write_film(Path(path), self.filmed, self.spec)
         told = "; ".join(f"{row['instruction']}: {row['verdict']}" for row in self._in_film())

@@ -13,7 +13,7 @@ from envs.base.demonstrations import collect, read_demonstrations
 from envs.tabletop.config import TabletopConfig
 from vla_rl.commands.cli import main
 from vla_rl.commands.demonstrations import demonstration_episode
-from vla_rl.commands.sft import clone, sft_command, shift_images
+from vla_rl.commands.sft import _with, clone, sft_command, shift_images
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.settings import set_up_torch
 from vla_rl.core.errors import UserError
@@ -67,6 +67,12 @@ def test_shifts_move_all_views_alike_and_repeat_edges():
 def test_demonstrations_and_training_share_no_placement():
     training = {training_episode(i, 0, 0).seed for i in range(1000)}
     assert not training & {demonstration_episode(i, 1, 0).seed for i in range(1000)}
+
+
+def test_the_checkpoint_to_start_from_is_the_last_override() -> None:
+    assert _with(["policy=pi0"], "b") == ["policy=pi0", 'policy.checkpoint="b"']
+    assert list(_with({"policy.checkpoint": "a", "policy": "pi0"}, None)) == ["policy", "policy.checkpoint"]
+    assert _with({"policy.checkpoint": "a"}, None) == {"policy.checkpoint": None}
 
 
 def test_commands_of_the_same_second_have_folders_of_their_own(tmp_path):

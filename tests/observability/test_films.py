@@ -97,5 +97,5 @@ def test_an_evaluation_writes_its_film(tmp_path: Path) -> None:
     markup = shown._repr_html_()
     assert markup.startswith('<video controls muted playsinline aria-label="do it: success; do that: ')
     assert 'src="data:video/mp4;base64,AAAA' in markup
-    with pytest.raises(UserError, match=r"no episode of the evaluation has frames: .* record=3, or with failures=3"):
+    with pytest.raises(UserError, match=r"no episode of the evaluation has frames: .* record=3 or failures=3"):
         replace(evaluation, results=()).film(tmp_path / "film.mp4")

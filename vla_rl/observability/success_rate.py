@@ -102,7 +102,10 @@ class Evaluation:
         """Write the filmed episodes to an mp4 file; a notebook shows it. Raises UserError if there are none, and as
         ``write_film``."""
         if not self.filmed:
-            raise UserError("no episode of the evaluation has frames: evaluate with record=3, or with failures=3")
+            raise UserError(
+                "no episode of the evaluation has frames: evaluate with record=3 or failures=3; if you have, no "
+                "episode that was played again ended alike, and record=3 plays none again"
+            )
         write_film(Path(path), self.filmed, self.spec)
         told = "; ".join(f"{row['instruction']}: {row['verdict']}" for row in self._in_film())
         return Shown(Path(path), told)

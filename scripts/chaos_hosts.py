@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -49,7 +49,7 @@ class HostRun(TrainingRun):
         resumed = (self.folder / "config.yaml").is_file()
         what = ["--resume", _FOLDER] if resumed else [*self.arguments, "log.dir=/tmp/runs", "log.name=run"]
         with self.log.open("ab") as out:
-            options = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
+            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
             self.process = self.host.start("vla-rl", "train", *what, folder=str(ROOT), **options)
         self.starts += 1
 
@@ -156,8 +156,9 @@ def torment(run: HostRun, fleet: Fleet, harms: Sequence[str], seconds: float) ->
         trained = _next_batch(run, fleet, time.time() if harm.restarts else since)
         until, records = time.time(), run.records()
         steps = sum(record["rollout/env_steps"] for record in records if began < record["time"] <= until)
-        counts = (after - earlier for after, earlier in zip(_counts(run), before, strict=True))
-        yield Outcome(harm.what, trained["time"] - since, *counts, steps / (until - began), ledger(records[-1]))
+        restarts, replaced, resumed = (after - earlier for after, earlier in zip(_counts(run), before, strict=True))
+        rate, balance = steps / (until - began), ledger(records[-1])
+        yield Outcome(harm.what, trained["time"] - since, restarts, replaced, resumed, rate, balance)
         if harm.end is not None and harm.seconds is None:
             harm.end(fleet)
         _next_batch(run, fleet, time.time())

@@ -12,7 +12,7 @@ from vla_rl.core.errors import RecoverableError, StallError, UserError
 
 _GRACE_S = 5.0  # in which the first cause may come after its consequences
 _LOOK_S = 2.0  # longest uninterrupted wait
-_ADDRESS = re.compile(r"^ray::.*\bip=([^\s,)]+)", re.MULTILINE)  # of the machine, in the text of a task's error
+_ADDRESS = re.compile(r"ray::.*?\bip=([^\s,)]+)")  # of the machine, in the text of a task's error
 # what the other ranks of a collective say when one has failed
 _CONSEQUENCES = ("connection closed by peer", "connection reset", "gloo", "nccl", "distbackenderror", "socket timeout")
 

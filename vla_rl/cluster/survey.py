@@ -40,7 +40,11 @@ _ROUND_TRIPS = 50  # in fewer, a connection is still getting faster
 _GONE = "Ray has lost it: it was shut down, or did not answer Ray's own checks"
 _JOIN = "see /tmp/ray/session_latest/logs there; `ray stop`, then `ray start --address=HOST:PORT`, joins it again"
 _INSTALL = "install the same version of vla_rl, with its dependencies, on every node"
-_PORTS = "learner ranks meet at such ports: let the nodes reach each other at all of them"
+_PORTS = "let the nodes reach each other at all ports: Ray and the learner's ranks choose some"
+_FAILED = {  # by what was asked for: what is wrong if it raises an error, the remedy, and that for no answer
+    "facts": ("it cannot run this code", _INSTALL, _JOIN),
+    "link": ("its link cannot be measured", _PORTS, _PORTS),
+}
 _PACKAGES = ("ray", "torch", "vla_rl", "mujoco")
 
 
@@ -98,11 +102,10 @@ def survey(address: str, say: Callable[[str], None] = lambda text: None) -> list
         asked = {node["NodeID"]: _on(node, _facts).remote() for node in alive}
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S)
         reports = [_with_answer(_report(node), asked[node["NodeID"]], "facts", ANSWER_S, _READ_S) for node in alive]
-        measured = list(_with_links(alive, reports, say))
-        gone = [_report(node) for node in nodes if not node["Alive"]]
-        return measured + [
-            replace(r, problem=_GONE, remedy=_JOIN) for r in gone if r.address not in {m.address for m in measured}
-        ]
+        measured = _with_links(alive, reports, say)
+        living = {report.address for report in measured}
+        gone = [_report(node) for node in nodes if not node["Alive"] and node["NodeManagerAddress"] not in living]
+        return measured + [replace(report, problem=_GONE, remedy=_JOIN) for report in gone]
 
 
 def _with_links(nodes: Sequence[dict], reports: Sequence[NodeReport], say: Callable[[str], None]) -> list[NodeReport]:
@@ -122,17 +125,18 @@ def _with_links(nodes: Sequence[dict], reports: Sequence[NodeReport], say: Calla
 
 def _with_answer(report: NodeReport, ref: ray.ObjectRef, name: str, limit: float, wait: float) -> NodeReport:
     """The report with the answer of a task of its node, or with why there is none."""
+    failed, remedy, silent = _FAILED[name]
     try:
         answer: Any = ray.get(ref, timeout=wait)
     except GetTimeoutError:
         ray.cancel(ref, force=True)
-        return replace(report, problem=f"it has not answered within {limit:.0f} s", remedy=_JOIN)
+        return replace(report, problem=f"it has not answered within {limit:.0f} s", remedy=silent)
     except RayTaskError as error:
-        return replace(report, problem=f"it cannot run this code: {cause_of(error)}", remedy=_INSTALL)
+        return replace(report, problem=f"{failed}: {cause_of(error)}", remedy=remedy)
     except RayError as error:
-        return replace(report, problem=cause_of(error), remedy=_JOIN)
+        return replace(report, problem=cause_of(error), remedy=silent)
     return (
-        replace(report, problem=answer, remedy=_PORTS) if isinstance(answer, str) else replace(report, **{name: answer})
+        replace(report, problem=answer, remedy=remedy) if isinstance(answer, str) else replace(report, **{name: answer})
     )
 
 

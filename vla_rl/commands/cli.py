@@ -435,8 +435,14 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
     ),
     "config": (
         "config:config_command",
-        "print all config keys, as a reference page or as a JSON Schema for editors",
-        (_option("what", choices=["docs", "schema"], help="docs: Markdown, docs/configuration.md; schema: JSON"),),
+        "print all config keys, as a reference page or as a JSON Schema for editors, or the page of commands",
+        (
+            _option(
+                "what",
+                choices=["docs", "schema", "commands"],
+                help="docs: Markdown, docs/configuration.md; schema: JSON; commands: Markdown, docs/commands.md",
+            ),
+        ),
     ),
     "list": ("parts:list_command", "list simulators, policies and algorithms, with those of other packages", (JSON,)),
     "doctor": ("doctor:doctor_command", "say what this machine has and what it lacks, with the remedy", (JSON,)),
@@ -506,7 +512,8 @@ BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
 }
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="vla-rl",
         description="Asynchronous actor-learner reinforcement learning of vision-language-action policies.",
@@ -518,6 +525,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     kinds = benchmark.add_subparsers(title="benchmarks", dest="what", metavar="WHAT", required=True)
     for name, command in BENCHMARKS.items():
         _add(kinds, name, *command)
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser()
     args, rest = parser.parse_known_args(argv)
     misplaced = [text for text in rest if text.startswith("-") or "overrides" not in args]
     if misplaced:

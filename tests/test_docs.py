@@ -18,6 +18,7 @@ import yaml
 
 from scripts import draw_concepts, site_hooks
 from tests import ROOT
+from vla_rl import ConfigError, load_config
 from vla_rl.commands.cli import make_parser
 
 DOCS = ROOT / "docs"
@@ -32,6 +33,7 @@ RUN_BY = {  # pages with code, and the tests that run it
     "demonstrations.md": "tests/tutorials/test_from_nothing.py",
     "diagnose.md": "tests/commands/test_diagnose.py",
 }
+COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:(?:\.venv/bin/)?vla-rl|bash scripts/(?=train\.sh)) ?(.*)")
 NOT_RUN = re.compile(r"<!-- not run: \S[^>]+ -->\n+$")  # above a block, with the reason
 
 
@@ -103,24 +105,45 @@ def test_each_block_of_python_is_run_or_says_why_not(monkeypatch: pytest.MonkeyP
     assert {named(page) for page, *_ in code_blocks("python")} >= RUN_BY.keys()
 
 
-def test_commands_have_arguments_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    """``vla-rl`` in all blocks of bash; their files need not exist."""
-    parser, wrong, count = make_parser(), [], 0
+def commands() -> Iterator[tuple[Path, str, list[str]]]:
+    """Page, line and arguments of each ``vla-rl``, and of each ``scripts/train.sh`` as ``train``, in blocks of bash."""
     for page, _, code in code_blocks("bash"):
         for line in code.replace("\\\n", " ").splitlines():
-            command = re.match(r"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?vla-rl (.*)", line.strip())
-            if command is None:
-                continue
-            count += 1
-            words = re.sub(r"(^| )(#|[|>&;]).*", "", command[1])
-            try:
-                _, rest = parser.parse_known_args(shlex.split(words))
-            except SystemExit:
-                rest = ["-", capsys.readouterr().err]
-            if any(word.startswith("-") for word in rest):
-                wrong.append(f"{named(page)}: {line}: {rest}")
+            found = re.match(
+                r"(?:[A-Z_]+=\S+ )*(?:(?:\.venv/bin/)?vla-rl|bash scripts/(?=train\.sh)) ?(.*)", line.strip()
+            )
+            if found:
+                words = re.sub(r"(^| )(#|[|>&;]).*", "", found[1])
+                yield page, line, shlex.split(words.replace("train.sh", "train"))
+
+
+def test_commands_have_arguments_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    parser, wrong = make_parser(), []
+    for page, line, words in commands():
+        try:
+            _, rest = parser.parse_known_args(words)
+        except SystemExit:
+            rest = ["-", capsys.readouterr().err]
+        if any(word.startswith("-") for word in rest):
+            wrong.append(f"{named(page)}: {line}: {rest}")
     assert not wrong
-    assert count > 50
+    assert len([*commands()]) > 50
+
+
+def test_commands_have_keys_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those whose config comes with the project; the tutorials' are tested with them."""
+    monkeypatch.chdir(ROOT)
+    checked = 0
+    for page, line, (command, *words) in commands():
+        overrides = [word for word in words if re.match(r"[a-z_.\d]+=(?![A-Z]+$)", word)]
+        shipped = [word for word in words[:2] if word.endswith(".yaml") and (ROOT / word).exists()]
+        if command in ("train", "sft", "plan", "profile") and shipped:
+            try:
+                load_config(shipped[0], overrides)
+            except ConfigError as error:
+                pytest.fail(f"{named(page)}: {line}: {error}")
+            checked += 1
+    assert checked > 20
 
 
 def test_pictures_of_concepts_can_be_drawn_again(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs/concepts"
 CARD, INK, FAINT = "#f4f6fb", "#1c2433", "#5b6678"
 SIMULATE, INFER, STORE, LEARN = "#cfe3ff", "#ffe0b8", "#d8efd3", "#ecd5f5"  # each role keeps its colour
 EDGE = {SIMULATE: "#2b6cb0", INFER: "#b7640b", STORE: "#2f7d32", LEARN: "#7b3fa0"}
-STYLE = {"svg.hashsalt": "vla_rl", "font.family": "DejaVu Sans", "font.size": 9.5}
+STYLE: Any = {"svg.hashsalt": "vla_rl", "font.family": "DejaVu Sans", "font.size": 9.5}
 
 
 @contextmanager

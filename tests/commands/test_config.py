@@ -39,9 +39,9 @@ def test_the_page_of_commands_has_every_argument():
     for name, (_, _, arguments) in found.items():
         section = page.partition(f"\n## vla-rl {name}\n")[2].partition("\n## ")[0]
         for names, options in arguments:
-            choices = "\\|".join(options.get("choices", names))
-            shown = names[0] if names[0].startswith("-") else options.get("metavar", choices)
-            assert re.search(rf"^\| `{re.escape(shown)}[` ]", section, re.MULTILINE), (name, names)
+            choices = re.escape(",".join(options.get("choices", names)))
+            shown = re.escape(names[0] if names[0].startswith("-") else options.get("metavar", ""))
+            assert re.search(rf"^\| `({shown or rf'{{?{choices}}}?'})[` ]", section, re.MULTILINE), (name, names)
 
 
 def test_the_page_has_every_key_of_every_kind():

@@ -410,7 +410,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         "audit:audit_command",
         "compare where a simulator's objects come to rest with where they did when published numbers were made",
         (
-            _option("simulator", choices=["libero"]),
+            _option("simulator", choices=["libero"], help="the only one so far"),
             _option("--suite", metavar="NAME,...", default="all", help="of these suites; by default all"),
             _count("--states", "initial states of each task; by default all"),
             _file("--record", "also write the settled states to this file, npz"),
@@ -457,7 +457,7 @@ BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
         "benchmark.simulator:simulator_command",
         "LIBERO on one core, compared with hf-libero and LeRobot",
         (
-            _option("name", choices=["libero"]),
+            _option("name", choices=["libero"], help="the only one so far"),
             _option("--suite", metavar="NAME", default="libero_spatial", help="its first two tasks are played"),
             _count("--image-size", "pixels", 256),
             _count("--chunk-size", "control steps", 8),

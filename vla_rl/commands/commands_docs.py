@@ -63,14 +63,15 @@ def _value(action: argparse.Action) -> str:
         return ""
     if action.metavar is not None:
         return str(action.metavar)
-    return "|".join(map(str, action.choices)) if action.choices is not None else action.dest.upper()
+    choices = [str(choice) for choice in action.choices or [action.dest.upper()]]
+    return choices[0] if len(choices) == 1 else f"{{{','.join(choices)}}}"
 
 
 def _table(parser: argparse.ArgumentParser) -> list[str]:
     actions = [action for action in parser._actions if action.dest != "help"]
     if not actions:
         return []
-    rows = [f"| `{_cell(_name(action))}` | {_cell(_meaning(action))} |" for action in actions]
+    rows = [f"| `{_name(action)}` | {_meaning(action)} |" for action in actions]
     return ["| Argument | Meaning |", "|---|---|", *rows, ""]
 
 
@@ -80,14 +81,10 @@ def _name(action: argparse.Action) -> str:
 
 def _meaning(action: argparse.Action) -> str:
     """The help of an argument, with the default where it does not name one itself."""
-    text = action.help or ""
+    text = (action.help or "").replace("|", "\\|")
     named = not action.option_strings or action.default in (None, False) or "default" in text
     return text if named else f"{text} (default: {_default(action.default)})".lstrip()
 
 
 def _default(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

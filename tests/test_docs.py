@@ -109,9 +109,7 @@ def commands() -> Iterator[tuple[Path, str, list[str]]]:
     """Page, line and arguments of each ``vla-rl``, and of each ``scripts/train.sh`` as ``train``, in blocks of bash."""
     for page, _, code in code_blocks("bash"):
         for line in code.replace("\\\n", " ").splitlines():
-            found = re.match(
-                r"(?:[A-Z_]+=\S+ )*(?:(?:\.venv/bin/)?vla-rl|bash scripts/(?=train\.sh)) ?(.*)", line.strip()
-            )
+            found = COMMAND.match(line.strip())
             if found:
                 words = re.sub(r"(^| )(#|[|>&;]).*", "", found[1])
                 yield page, line, shlex.split(words.replace("train.sh", "train"))

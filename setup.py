@@ -70,6 +70,8 @@ EXTRAS = {
     "wandb": ["wandb"],
     # LeRobot's data sets, read and written. The package lerobot is apart: scripts/requirements_lerobot.txt.
     "lerobot": ["av>=15", "pyarrow>=21"],
+    # The site of docs/; scripts/build_docs.sh installs it from requirements-docs.txt.
+    "docs": ["mkdocs-material>=9.7,<10", "mkdocs>=1.6,<2", "mkdocstrings>=1,<2", "mkdocstrings-python>=2,<3"],
     "dev": [
         "hypothesis",
         "ipykernel",  # with nbclient, it runs the notebooks

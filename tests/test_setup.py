@@ -17,7 +17,7 @@ from tests import ROOT
 from vla_rl.core import gpus
 
 SCRIPTS = (
-    *("scripts/check_install.sh", "scripts/release.sh", "scripts/train_gymnasium.sh"),
+    *("scripts/check_install.sh", "scripts/release.sh", "scripts/train_gymnasium.sh", "scripts/build_docs.sh"),
     *("scripts/setup.sh", "scripts/train.sh", "scripts/test.sh", ".ci/run"),
     *("scripts/train_libero_ppo.sh", "scripts/train_libero_grpo.sh", "scripts/train_libero_world_model.sh"),
     *("scripts/train_maniskill_ppo.sh", "scripts/train_metaworld_ppo.sh", "scripts/check_serving.sh"),

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,8 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from tests import ROOT
-from vla_rl.commands.cli import main
+from vla_rl.commands.cli import BENCHMARKS, COMMANDS, main
+from vla_rl.commands.commands_docs import commands_docs
 from vla_rl.commands.config import config_docs, config_schema
 from vla_rl.config.loading import ConfigError, dump_config, load_config
 from vla_rl.config.messages import kinds
@@ -24,10 +26,22 @@ def validator() -> Draft202012Validator:
     return Draft202012Validator(schema)
 
 
-def test_the_committed_page_is_the_generated_one(capsys: pytest.CaptureFixture[str]):
-    assert main(["config", "docs"]) == 0
-    page = (ROOT / "docs/configuration.md").read_text()
-    assert page == capsys.readouterr().out, "run: vla-rl config docs > docs/configuration.md"
+@pytest.mark.parametrize(("what", "name"), [("docs", "configuration.md"), ("commands", "commands.md")])
+def test_the_committed_page_is_the_generated_one(what: str, name: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["config", what]) == 0
+    page = (ROOT / "docs" / name).read_text()
+    assert page == capsys.readouterr().out, f"run: vla-rl config {what} > docs/{name}"
+
+
+def test_the_page_of_commands_has_every_argument():
+    page = commands_docs()
+    found = {**COMMANDS, **{f"benchmark {name}": benchmark for name, benchmark in BENCHMARKS.items()}}
+    for name, (_, _, arguments) in found.items():
+        section = page.partition(f"\n## vla-rl {name}\n")[2].partition("\n## ")[0]
+        for names, options in arguments:
+            choices = re.escape(",".join(options.get("choices", names)))
+            shown = re.escape(names[0] if names[0].startswith("-") else options.get("metavar", ""))
+            assert re.search(rf"^\| `({shown or rf'{{?{choices}}}?'})[` ]", section, re.MULTILINE), (name, names)
 
 
 def test_the_page_has_every_key_of_every_kind():

@@ -421,7 +421,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         "audit:audit_command",
         "compare where a simulator's objects come to rest with where they did when published numbers were made",
         (
-            _option("simulator", choices=["libero"]),
+            _option("simulator", choices=["libero"], help="the only one so far"),
             _option("--suite", metavar="NAME,...", default="all", help="of these suites; by default all"),
             _count("--states", "initial states of each task; by default all"),
             _file("--record", "also write the settled states to this file, npz"),
@@ -446,8 +446,14 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
     ),
     "config": (
         "config:config_command",
-        "print all config keys, as a reference page or as a JSON Schema for editors",
-        (_option("what", choices=["docs", "schema"], help="docs: Markdown, docs/configuration.md; schema: JSON"),),
+        "print all config keys, as a reference page or as a JSON Schema for editors, or the page of commands",
+        (
+            _option(
+                "what",
+                choices=["docs", "schema", "commands"],
+                help="docs: Markdown, docs/configuration.md; schema: JSON; commands: Markdown, docs/commands.md",
+            ),
+        ),
     ),
     "list": ("parts:list_command", "list simulators, policies and algorithms, with those of other packages", (JSON,)),
     "doctor": (
@@ -474,7 +480,7 @@ BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
         "benchmark.simulator:simulator_command",
         "LIBERO on one core, compared with hf-libero and LeRobot",
         (
-            _option("name", choices=["libero"]),
+            _option("name", choices=["libero"], help="the only one so far"),
             _option("--suite", metavar="NAME", default="libero_spatial", help="its first two tasks are played"),
             _count("--image-size", "pixels", 256),
             _count("--chunk-size", "control steps", 8),
@@ -529,7 +535,8 @@ BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
 }
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="vla-rl",
         description="Asynchronous actor-learner reinforcement learning of vision-language-action policies.",
@@ -541,6 +548,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     kinds = benchmark.add_subparsers(title="benchmarks", dest="what", metavar="WHAT", required=True)
     for name, command in BENCHMARKS.items():
         _add(kinds, name, *command)
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser()
     args, rest = parser.parse_known_args(argv)
     misplaced = [text for text in rest if text.startswith("-") or "overrides" not in args]
     if misplaced:

@@ -1,10 +1,11 @@
-"""`vla-rl config`: the reference page of all config keys, and their JSON Schema for editors."""
+"""`vla-rl config`: the reference pages of all config keys and of all commands, and a JSON Schema for editors."""
 
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from vla_rl.commands.commands_docs import commands_docs
 from vla_rl.config.messages import kinds, own_kinds, shown
 from vla_rl.config.run_config import RunConfig
 from vla_rl.config.yaml_file import BASE
@@ -31,8 +32,9 @@ _LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusive
 
 
 def config_command(args: Any) -> int:
-    """Print what ``args.what`` names: "docs" or "schema"."""
-    print(config_docs() if args.what == "docs" else json.dumps(config_schema(), indent=2))
+    """Print what ``args.what`` names: "docs", "schema" or "commands"."""
+    pages = {"docs": config_docs, "schema": lambda: json.dumps(config_schema(), indent=2), "commands": commands_docs}
+    print(pages[args.what]())
     return 0
 
 

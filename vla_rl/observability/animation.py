@@ -22,10 +22,11 @@ from vla_rl.observability.plots import EFFORTS, Effort, Metrics, draw_success
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_WIDTH, _HEIGHT, _DPI = 960, 340, 100
-_BOX, _TOP = 256, 56  # pixels: the square of a film, and its upper edge
+_WIDTH, _HEIGHT, _DPI = 960, 392, 100  # pixels, as all below
+_BOX = (256, 308)  # width and height of a film with its captions
+_TOP = 56  # the upper edge of films and curve
 _LEFTS = (12, 280)  # of the films
-_CURVE = (0.635, 0.29, 0.35, 0.545)  # left, bottom, width, height of its axes, as shares of the picture
+_CURVE = (610, 336, 238)  # left, width and height of its axes
 _FPS = 10
 _SECONDS = 8.0  # longer films are played faster
 _LAST_MS = 2500  # for which the end stands still
@@ -115,18 +116,19 @@ def _fitted(frame: np.ndarray) -> np.ndarray:
     """Enlarged by a whole factor, so that its pixels stay what they are, or reduced."""
     from PIL import Image
 
-    if factor := _BOX // max(frame.shape[:2]):
+    height, width = frame.shape[:2]
+    if factor := min(_BOX[0] // width, _BOX[1] // height):
         return frame.repeat(factor, axis=0).repeat(factor, axis=1)
     image = Image.fromarray(frame)
-    image.thumbnail((_BOX, _BOX))
+    image.thumbnail(_BOX)
     return np.asarray(image)
 
 
 def _paste(picture: np.ndarray, frame: np.ndarray, left: int) -> None:
-    """Into the middle of the box whose left edge is given."""
+    """Into the box whose left edge is given, in the middle of its upper edge."""
     height, width = frame.shape[:2]
-    top, left = _TOP + (_BOX - height) // 2, left + (_BOX - width) // 2
-    picture[top : top + height, left : left + width] = frame
+    left += (_BOX[0] - width) // 2
+    picture[_TOP : _TOP + height, left : left + width] = frame
 
 
 def _still(
@@ -138,11 +140,14 @@ def _still(
 
     drawing = Figure((_WIDTH / _DPI, _HEIGHT / _DPI), dpi=_DPI)
     canvas = FigureCanvasAgg(drawing)
-    drawing.text(0.5, 0.955, title, ha="center", va="center", fontsize=11)
+    drawing.text(0.5, 1 - 15 / _HEIGHT, title, ha="center", va="center", fontsize=11)
     for left, text in zip(_LEFTS, titles, strict=True):
-        drawing.text((left + _BOX / 2) / _WIDTH, 1 - (_TOP - 12) / _HEIGHT, text, ha="center", va="center", fontsize=9)
-    drawing.text(_LEFTS[0] / _WIDTH, 0.04, note, va="center", fontsize=8, color="dimgray")
-    axis = drawing.add_axes(_CURVE)
+        middle = (left + _BOX[0] / 2) / _WIDTH
+        drawing.text(middle, 1 - (_TOP - 12) / _HEIGHT, text, ha="center", va="center", fontsize=9)
+    drawing.text(_LEFTS[0] / _WIDTH, 14 / _HEIGHT, note, va="center", fontsize=8, color="dimgray")
+    left, width, height = _CURVE
+    bottom = _HEIGHT - _TOP - height
+    axis = drawing.add_axes((left / _WIDTH, bottom / _HEIGHT, width / _WIDTH, height / _HEIGHT))
     draw_success(axis, metrics, over)
     axis.set_title(None)
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=7, frameon=False)

@@ -61,10 +61,11 @@ def draw_animation(
     """
     if path.suffix.lower() not in _SAVINGS:
         raise UserError(f"{path}: an animation is a .webp or a .gif file; name one of these")
-    lengths, rates = zip(*(_length(film.path) for film in films), strict=True)
-    step = max(1, math.ceil(max(max(lengths) / (_SECONDS * _FPS), max(rates) / _FPS)))
-    shown = [_frames(film.path, step, length) for film, length in zip(films, lengths, strict=True)]
-    speed = step * _FPS / max(rates)
+    measured = [_length(film.path) for film in films]
+    longest, rate = max(length for length, _ in measured), max(rate for _, rate in measured)
+    step = max(1, math.ceil(max(longest / (_SECONDS * _FPS), rate / _FPS)))
+    shown = [_frames(film.path, step, length) for film, (length, _) in zip(films, measured, strict=True)]
+    speed = step * _FPS / rate
     note = "the first episodes of each evaluation" + (f", at {speed:.2g} times their speed" if speed > 1 else "")
     curve, empty, columns = _still([film.title for film in films], metrics, title, note, over)
     count = max(map(len, shown))
@@ -149,7 +150,7 @@ def _still(
     bottom = _HEIGHT - _TOP - height
     axis = drawing.add_axes((left / _WIDTH, bottom / _HEIGHT, width / _WIDTH, height / _HEIGHT))
     draw_success(axis, metrics, over)
-    axis.set_title(None)
+    axis.set_title("")
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=7, frameon=False)
     pictures = []
     for visible in (True, False):
@@ -178,9 +179,11 @@ def _webp(frames: Sequence[np.ndarray], quality: int, every: int) -> bytes:
 
 def _gif(frames: Sequence[np.ndarray], colors: int, every: int) -> bytes:
     """With the same colors in all frames, chosen from three of them, so that what stands still is stored once."""
+    from PIL.Image import Dither
+
     sample = np.concatenate([frames[0], frames[len(frames) // 2], frames[-1]])
     palette = _image(sample).quantize(colors)
-    images = [_image(frame).quantize(palette=palette, dither=0) for frame in frames]
+    images = [_image(frame).quantize(palette=palette, dither=Dither.NONE) for frame in frames]
     return _saved(images, every, "GIF", optimize=False)
 
 

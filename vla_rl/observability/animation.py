@@ -94,8 +94,9 @@ def _reading(film: Path) -> Iterator[Any]:
         with imageio.get_reader(film) as reader:
             yield reader
     except (OSError, RuntimeError, IndexError) as error:
-        first = str(error).partition("\n")[0]
-        raise UserError(f"{film} cannot be read as a film ({first}); name a run whose films are whole") from error
+        first = str(error).partition("\n")[0]  # its library waits for ten seconds, which a busy machine can exceed
+        remedy = "name a run whose films are whole, or try again if the machine is busy"
+        raise UserError(f"{film} cannot be read as a film ({first}); {remedy}") from error
 
 
 def _length(film: Path) -> tuple[int, float]:

@@ -9,9 +9,13 @@ import yaml
 from safetensors.torch import load_file
 
 from tests import ROOT
+from vla_rl.commands.cli import COMMANDS
 
 SETUP = (ROOT / "setup.py").read_text()
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+PAGES = [*ROOT.glob("*.md"), *(ROOT / ".github").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+TO_BE_MADE = {"docs/assets/first_run.webp"}  # by the README's second command, from a run that nothing else disturbs
+BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 NEEDED = {"bug": {"what", "doctor", "config"}, "feature": {"aim"}, "result": {"measured", "metadata", "config"}}
 
 
@@ -50,13 +54,40 @@ def test_there_are_forms_for_bugs_features_and_results() -> None:
     assert [file.stem for file in FORMS] == list(NEEDED)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub("`[^`\n]*`", "", BLOCK.sub("", page.read_text()))):
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        found = target.exists() and (not heading or heading in anchors(target.read_text()))
+        if not found and not re.match("https?:", link):
+            dead.append(link)
+    assert not set(dead) - TO_BE_MADE
+
+
+def anchors(text: str) -> set[str]:
+    """Of the headings of a page, as GitHub makes them, but for the numbers of those that are there twice."""
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", ".github/PULL_REQUEST_TEMPLATE.md"])
-def test_links_lead_to_files(name: str) -> None:
-    text = (ROOT / name).read_text()
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text)]
-    assert links
-    assert not [link for link in links if not (ROOT / name).parent.joinpath(link).exists()]
-    assert len(text.splitlines()) <= 80
+def test_pages_for_contributors_are_short(name: str) -> None:
+    assert len((ROOT / name).read_text().splitlines()) <= 80
+
+
+def test_the_readme_fits_a_screen_and_names_what_ci_runs() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 130
+    assert not [line for line in lines if len(line) > 120]
+    for command in ("bash scripts/train_libero_ppo.sh", "bash scripts/test.sh"):
+        assert [line for line in lines if line.startswith(f"{command} ")]
+
+
+def test_each_command_is_in_the_tour() -> None:
+    tour = (ROOT / "docs/tour.md").read_text()
+    assert not [name for name in COMMANDS if not re.search(rf"^vla-rl {name} ", tour, re.MULTILINE)]
 
 
 def test_each_shipped_checkpoint_is_named_by_a_shipped_config() -> None:

@@ -343,6 +343,11 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             _option("runs", metavar="RUN", nargs="+", type=Path, help="run folder, or a copy of its metrics.jsonl"),
             _option("--x", choices=("minutes", "steps", "episodes"), default="minutes", help="what to draw over"),
             _file("--output", "the picture", Path("curves.png")),
+            _file(
+                "--animate",
+                "instead, animate one run in this webp or gif file: films of its first and last evaluation, the curve",
+            ),
+            _count("--kilobytes", "with --animate: what the file may have; it has lower quality or fewer frames", 400),
         ),
     ),
     "watch": (

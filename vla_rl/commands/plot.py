@@ -3,18 +3,19 @@
 from typing import Any
 
 from vla_rl.core.errors import UserError
-from vla_rl.observability.plots import EFFORTS, draw_comparison, draw_curves, read_metrics, with_totals
+from vla_rl.observability.plots import draw_comparison, draw_curves, read_metrics, recorded_effort, with_totals
 
 
 def plot_command(args: Any) -> int:
-    """`vla-rl plot`: the curves of one run, or several runs in one picture."""
+    """`vla-rl plot`: the curves of one run, or several runs in one picture, or one run as an animation."""
+    if args.animate is not None:
+        from vla_rl.commands.animate import animate_command
+
+        return animate_command(args)
     runs = {path.stem if path.is_file() else path.name: with_totals(read_metrics(path)) for path in args.runs}
     if len(runs) < len(args.runs):
         raise UserError(f"two of {', '.join(map(str, args.runs))} have the same name: rename one, names are the labels")
-    over = EFFORTS[args.x]
-    for name, metrics in runs.items():
-        if not any(over.key in m for m in metrics):
-            raise UserError(f"--x {args.x}: {name} has not recorded {over.key}; leave --x out")
+    over = recorded_effort(args.x, runs)
     if len(runs) == 1:
         ((name, metrics),) = runs.items()
         draw_curves(metrics, args.output, name, over)

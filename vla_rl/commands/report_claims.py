@@ -64,13 +64,13 @@ def _claim(runs: Sequence[Run]) -> str:
         rise = f"{_verb(starts.mean(), ends.mean())} from {starts.mean():.0%} to {ends.mean():.0%}"
         return f"{what} {rise}, mean of {len(found)} seeds; they ended at {ends.min():.0%} to {ends.max():.0%}."
     first, last = found[0][0], found[0][-1]
-    (before, low, high), start = _rate(first, kind), _moment(first)
+    (before, low, high), start = _rate(first, kind), moment(first)
     if first is last:
         return f"{what} {start}: {_said(before, low, high)}. No other evaluation has been made."
     after, *limits = _rate(last, kind)
     text = f"{what} {_verb(before, after)} from {_said(before, low, high)} {start} to {_said(after, *limits)} "
     apart = high < limits[0] or limits[1] < low
-    return f"{text}{_moment(last)}. The intervals {'do not ' if apart else ''}overlap."
+    return f"{text}{moment(last)}. The intervals {'do not ' if apart else ''}overlap."
 
 
 def _claim_of_rollouts(runs: Sequence[Run]) -> str:
@@ -95,7 +95,8 @@ def _said(rate: float, low: float, high: float) -> str:
     return f"{rate:.0%} (95%: {low:.0%} to {high:.0%})"
 
 
-def _moment(record: Mapping[str, float]) -> str:
+def moment(record: Mapping[str, float]) -> str:
+    """When the record was written."""
     return f"after {record['iteration']:.0f} updates" if record["iteration"] else "before training"
 
 

@@ -38,6 +38,14 @@ EFFORTS = {
 }
 
 
+def recorded_effort(x: str, runs: Mapping[str, Metrics]) -> Effort:
+    """The effort of this name. Raises UserError if one of the runs has not recorded it."""
+    for name, metrics in runs.items():
+        if not any(EFFORTS[x].key in m for m in metrics):
+            raise UserError(f"--x {x}: {name} has not recorded {EFFORTS[x].key}; leave --x out")
+    return EFFORTS[x]
+
+
 @contextmanager
 def figure(
     path: Path, title: str | None, rows: int, columns: int, size: tuple[float, float], **options: Any
@@ -79,7 +87,7 @@ def smoothed(y: np.ndarray, window: int) -> np.ndarray:
 def draw_curves(metrics: Metrics, path: Path, title: str, over: Effort = EFFORTS["minutes"]) -> None:
     """One run: success, throughput, busy shares and health of the updates."""
     with figure(path, title, 2, 2, (12, 7.5)) as axes:
-        _success(axes[0, 0], metrics, over)
+        draw_success(axes[0, 0], metrics, over)
         _lines(axes[0, 1], steady(metrics), over, "throughput", {"throughput/env_steps_per_s": "env steps/s"})
         _lines(
             axes[1, 0],
@@ -280,7 +288,8 @@ def _over(effort: Effort, metrics: Metrics, key: str) -> tuple[np.ndarray, np.nd
     return x / effort.unit, y
 
 
-def _success(axis: Axes, metrics: Metrics, over: Effort) -> None:
+def draw_success(axis: Axes, metrics: Metrics, over: Effort) -> None:
+    """Rollouts, and evaluations with their intervals."""
     x, y = _over(over, steady(metrics), rollouts_key(metrics))
     if len(x):
         axis.plot(x, y, color="tab:gray", alpha=0.35, linewidth=1)

@@ -169,11 +169,14 @@ def test_two_runs_do_not_take_the_same_gpus(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_cluster_that_is_not_as_configured_is_refused(two_nodes: RayNodes, tmp_path: Path) -> None:
+def test_a_cluster_that_is_not_as_configured_is_refused(
+    two_nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_session, "_JOIN_TIMEOUT_S", 1.0)
     before = set(shared_root().iterdir())
     placed = {"ray_address": two_nodes.address, "nodes": 3, "env_workers": 3}
     config = _config(**placed).with_values({"log.dir": str(tmp_path), "log.name": "run"})
-    with pytest.raises(UserError, match=r"placement\.nodes=3: the Ray cluster has 2 alive; use at most that many"):
+    with pytest.raises(UserError, match=r"placement\.nodes=3: the Ray cluster has 2 alive after 1 s; use at most"):
         train(config)
     _nothing_is_left(before)
 

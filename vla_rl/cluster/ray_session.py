@@ -28,6 +28,7 @@ from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import CODE, Machine, code_version
 
 _CONNECT_TIMEOUT_S = 10.0
+_JOIN_TIMEOUT_S = 60.0  # a node imports Ray before it joins, which takes long from a shared disk
 _LAST_CHANCE_S = 5.0  # for an answer that came while this process was frozen itself
 _LOOPBACK = "127.0.0.1"
 _NOT_JOINED = "placement.ray_address={address}: no Ray cluster was joined there ({reason})"
@@ -281,11 +282,20 @@ def _require_same_code(others: list[Any]) -> None:
 
 
 def _node_ids(wanted: int) -> list[str]:
-    """Ray's ids of the nodes to use, this machine first. Raises UserError if there are too few, or unequal ones."""
+    """Ray's ids of the nodes to use, this machine first. Raises UserError if there are too few, or unequal ones.
+
+    Nodes that are still starting may join for a minute.
+    """
     here = ray.get_runtime_context().get_node_id()
-    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda n: (n["NodeID"] != here, n["NodeID"]))
-    if len(alive) < wanted:
-        raise UserError(f"placement.nodes={wanted}: the Ray cluster has {len(alive)} alive; use at most that many")
+    deadline = time.monotonic() + _JOIN_TIMEOUT_S
+    while len(alive := [node for node in ray.nodes() if node["Alive"]]) < wanted:
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"placement.nodes={wanted}: the Ray cluster has {len(alive)} alive after {_JOIN_TIMEOUT_S:.0f} s; "
+                "use at most that many"
+            )
+        time.sleep(0.5)
+    alive.sort(key=lambda node: (node["NodeID"] != here, node["NodeID"]))
     gpus = len(Machine.detect().gpus)
     for node in alive[1:wanted]:
         if (there := node["Resources"].get("GPU", 0)) < gpus:

@@ -25,14 +25,16 @@ from pathlib import Path
 CODE = Path(__file__).resolve().parents[1]
 WORK = Path("/run/vla_rl")  # on a file system in memory that only the namespaces see
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "ip", "unshare", "setpriv")
-ADDRESS = {"control": "10.77.0.254", "n1": "10.77.0.1", "n2": "10.77.0.2"}
-HOSTS = ("n1", "n2")
+NAMESPACES = ("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
+HOSTS = {"n1": "10.77.0.1", "n2": "10.77.0.2"}
+CONTROL = "10.77.0.254"
+MEMORY_MIB = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20 * 0.9)
 CONFIG = f"""
 ClusterName=try
-SlurmctldHost=control({ADDRESS["control"]})
+SlurmctldHost=control({CONTROL})
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={WORK}/munge/socket,cred_expire=20
+AuthInfo=socket={WORK}/munge/socket,cred_expire=10
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/affinity
 SelectType=select/cons_tres
@@ -46,7 +48,36 @@ SlurmctldLogFile={WORK}/slurmctld.log
 SlurmdSpoolDir={WORK}/spool-%n
 SlurmdPidFile={WORK}/slurmd-%n.pid
 SlurmdLogFile={WORK}/slurmd-%n.log
+NodeName=n1 NodeAddr={HOSTS["n1"]} CPUs={os.cpu_count()} RealMemory={MEMORY_MIB}
+NodeName=n2 NodeAddr={HOSTS["n2"]} CPUs={os.cpu_count()} RealMemory={MEMORY_MIB}
 PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+NETWORK = f"""
+mount -t tmpfs -o mode=755 tmpfs /run
+mkdir -p {WORK}/munge {WORK}/state {WORK}/spool-n1 {WORK}/spool-n2 {WORK}/work
+(umask 077; head -c 128 /dev/urandom >{WORK}/munge/key)
+hostname control
+ip link set lo up
+ip link add br0 type bridge
+ip addr add {CONTROL}/24 dev br0
+ip link set br0 up
+"""
+# the host's own name is an address of its loopback interface, as on Debian
+HOST = """
+ip netns add {name}
+ip link add {name} type veth peer name eth0 netns {name}
+ip link set {name} master br0 up
+ip -n {name} link set lo up
+ip -n {name} addr add {address}/24 dev eth0
+ip -n {name} link set eth0 up
+exec ip netns exec {name} {namespaces} sh -ec '
+    hostname {name}
+    printf "127.0.0.1 localhost\\n127.0.1.1 {name}\\n{others}\\n" >{work}/hosts-{name}
+    mount --bind {work}/hosts-{name} /etc/hosts
+    mount -t tmpfs tmpfs /tmp
+    mount -t tmpfs tmpfs /dev/shm
+    cd /
+    exec slurmd -D'
 """
 EPISODES = 16  # of an iteration
 # a run that no time limit of minutes sees end, whose only checkpoint is the one that a signal asks for
@@ -59,6 +90,11 @@ def command(*words: str) -> str:
     return subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
+def daemon(*words: str) -> int:
+    """The process id of a program that has a log file."""
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid
+
+
 # --- the cluster ----------------------------------------------------------------------------------------------------
 
 
@@ -67,70 +103,46 @@ class Host:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        names = ["127.0.0.1 localhost", f"127.0.1.1 {name}"]  # as Debian has it
-        names += [f"{address} {other}" for other, address in ADDRESS.items() if other != name]
-        (WORK / f"hosts-{name}").write_text("\n".join(names) + "\n")
-        steps = f"""mount --bind {WORK}/hosts-{name} /etc/hosts; mount -t tmpfs tmpfs /tmp; hostname {name}
-            mount -t tmpfs tmpfs /dev/shm; cd /; exec slurmd -D 2>/dev/null"""
-        own = ("--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
-        self._first = subprocess.Popen(["ip", "netns", "exec", name, "unshare", *own, "sh", "-ec", steps])
+        others = "\\n".join(f"{address} {other}" for other, address in HOSTS.items() if other != name)
+        about = {"address": HOSTS[name], "others": others, "work": WORK, "namespaces": " ".join(NAMESPACES)}
+        self._pid = daemon("sh", "-ec", HOST.format(name=name, **about))
 
     def processes(self) -> Counter[str]:
         """The run's processes there, by their names."""
         found: list[str] = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has ended meanwhile
-                if os.readlink(folder / "ns/net") != self._network():
+                if os.readlink(folder / "ns/net") != os.readlink(f"/proc/{self._pid}/ns/net"):
                     continue
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-                if words[0].startswith(b"ray::"):
-                    found.append(words[0].decode().removeprefix("ray::").partition(".")[0])
-                elif any(word.endswith(b"/vla-rl") for word in words[:2]):
+                program, *arguments = (folder / "cmdline").read_text().split("\0")
+                if program.startswith("ray::"):
+                    found.append(program.removeprefix("ray::").partition(".")[0])
+                elif program.endswith(("/raylet", "/gcs_server")):
+                    found.append(Path(program).name)
+                elif arguments[0].endswith("/vla-rl"):
                     found.append("driver")
-                elif words[0].endswith((b"/raylet", b"/gcs_server")):
-                    found.append(Path(words[0].decode()).name)
         return Counter(found)
 
     def shared_memory(self) -> list[str]:
         """What lies in its /dev/shm."""
-        (init,) = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children").read_text().split()
-        return os.listdir(f"/proc/{init}/root/dev/shm")
-
-    def _network(self) -> str:
-        return os.readlink(f"/proc/{self._first.pid}/ns/net")
+        (first,) = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
+        return os.listdir(f"/proc/{first}/root/dev/shm")
 
 
 def start_cluster() -> list[Host]:
-    """munged, slurmctld and the hosts, joined by a bridge. Runs in namespaces of its own."""
-    command("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
-    for folder in ("munge", "state", "spool-n1", "spool-n2", "work"):
-        (WORK / folder).mkdir(parents=True)
-    (WORK / "munge/key").write_bytes(os.urandom(128))
-    (WORK / "munge/key").chmod(0o400)
-    cores, memory = os.cpu_count(), int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20 * 0.9)
-    nodes = [f"NodeName={n} NodeAddr={ADDRESS[n]} CPUs={cores} RealMemory={memory}\n" for n in HOSTS]
+    """munged, slurmctld and the hosts, joined by a bridge; within namespaces of their own."""
+    command("sh", "-ec", NETWORK)
+    (WORK / "slurm.conf").write_text(CONFIG)
     (WORK / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # none is used; Slurm looks for them without
-    (WORK / "slurm.conf").write_text(CONFIG.replace("PartitionName", "".join(nodes) + "PartitionName"))
-    (WORK / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(f"{a} {n}" for n, a in ADDRESS.items()) + "\n")
-    command("mount", "--bind", str(WORK / "hosts"), "/etc/hosts")
-    command("hostname", "control")
-    address = f"{ADDRESS['control']}/24"
-    for words in ("link set lo up", "link add br0 type bridge", f"addr add {address} dev br0", "link set br0 up"):
-        command("ip", *words.split())
-    for name in HOSTS:
-        command("ip", "netns", "add", name)
-        command("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
-        command("ip", "link", "set", name, "master", "br0", "up")
-        for words in ("link set lo up", f"addr add {ADDRESS[name]}/24 dev eth0", "link set eth0 up"):
-            command("ip", "-n", name, *words.split())
     os.environ["SLURM_CONF"] = str(WORK / "slurm.conf")
-    own = [f"--{what}={WORK}/munge/{file}" for what, file in (("key-file", "key"), ("socket", "socket"))]
-    own += [f"--{what}-file={WORK}/munge/{what}" for what in ("pid", "log", "seed")]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # they have log files
-    subprocess.Popen(["munged", "--foreground", *own], **quiet)
+    files = [f"--{what}={WORK}/munge/{what}" for what in ("socket", "pid-file", "log-file", "seed-file")]
+    daemon("munged", "--foreground", f"--key-file={WORK}/munge/key", *files)
     wait_for((WORK / "munge/socket").exists, "munged", 20)
-    subprocess.Popen(["slurmctld", "-D"], **quiet)
-    return [Host(name) for name in HOSTS]
+    daemon("slurmctld", "-D")
+    hosts = [Host(name) for name in HOSTS]
+    wait_for(lambda: command("sinfo", "-h", "-o", "%T").split() == ["idle"], "slurmctld and both slurmd", 60)
+    say(f"{command('slurmd', '-V').strip()}: {command('sinfo', '-h', '-o', '%N, %c cores each, %T').strip()}")
+    return hosts
 
 
 # --- what is seen ---------------------------------------------------------------------------------------------------
@@ -243,18 +255,18 @@ def report_left(hosts: list[Host]) -> None:
 
 def outside(arguments: list[str]) -> int:
     """Start this program again in namespaces that end with it, whatever ends it."""
+    problem = ""
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
-        print(f"missing: {', '.join(missing)}; apt-get install --no-install-recommends slurm-wlm munge iproute2")
+        problem = f"missing: {', '.join(missing)}; apt-get install --no-install-recommends slurm-wlm munge iproute2"
+    elif os.geteuid() != 0:
+        problem = "namespaces and their network need root"
+    elif hidden := [p for p in (CODE, Path(sys.prefix)) if {Path("/tmp"), Path("/run")} & set(p.parents)]:
+        problem = f"{hidden[0]}: the hosts have a /tmp and a /run of their own; move it to another folder"
+    if problem:
+        print(problem)
         return 1
-    if os.geteuid() != 0:
-        print("namespaces and their network need root")
-        return 1
-    if hidden := [p for p in (CODE, Path(sys.prefix)) if p.is_relative_to("/tmp") or p.is_relative_to("/run")]:
-        print(f"{hidden[0]}: the hosts have a /tmp and a /run of their own; move it to another folder")
-        return 1
-    own = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    inside = [sys.executable, __file__, "--inside", *arguments]
-    return subprocess.run(["setpriv", "--pdeathsig", "KILL", "unshare", *own, *inside], check=False).returncode
+    inside = [*NAMESPACES, "--net", sys.executable, __file__, "--inside", *arguments]
+    return subprocess.run(["setpriv", "--pdeathsig", "KILL", *inside], check=False).returncode
 
 
 def main() -> int:
@@ -267,10 +279,8 @@ def main() -> int:
     if not options.inside:
         return outside(sys.argv[1:])
     keep = options.keep and options.keep.resolve()
-    hosts = start_cluster()
     try:
-        wait_for(lambda: command("sinfo", "-h", "-o", "%T").split() == ["idle"], "slurmctld and both slurmd", 60)
-        say(f"{command('slurmd', '-V').strip()}: {command('sinfo', '-h', '-o', '%N, %c cores each, %T').strip()}")
+        hosts = start_cluster()
         os.chdir(WORK / "work")
         os.environ |= {"VLA_RL_VENV": sys.prefix, "PYTHONPATH": str(CODE)}
         try_limit(hosts, options.minutes, options.overrides)

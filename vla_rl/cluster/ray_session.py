@@ -57,6 +57,7 @@ class RaySession:
                 _start_ray(session[0].path, object_store_bytes)
             else:
                 _join_ray(address)
+                _wait_for_nodes(config.placement.nodes)
             self._ids = _node_ids(config.placement.nodes)
             remote = ray.remote(Node)
             self._others = [remote.options(**self.placed(n)).remote() for n in range(1, len(self._ids))]
@@ -281,21 +282,19 @@ def _require_same_code(others: list[Any]) -> None:
             )
 
 
-def _node_ids(wanted: int) -> list[str]:
-    """Ray's ids of the nodes to use, this machine first. Raises UserError if there are too few, or unequal ones.
-
-    Nodes that are still starting may join for a minute.
-    """
-    here = ray.get_runtime_context().get_node_id()
+def _wait_for_nodes(wanted: int) -> None:
+    """Until so many have joined, but no longer than ``_JOIN_TIMEOUT_S``: they may be starting, as this run is."""
     deadline = time.monotonic() + _JOIN_TIMEOUT_S
-    while len(alive := [node for node in ray.nodes() if node["Alive"]]) < wanted:
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"placement.nodes={wanted}: the Ray cluster has {len(alive)} alive after {_JOIN_TIMEOUT_S:.0f} s; "
-                "use at most that many"
-            )
+    while sum(node["Alive"] for node in ray.nodes()) < wanted and time.monotonic() < deadline:
         time.sleep(0.5)
-    alive.sort(key=lambda node: (node["NodeID"] != here, node["NodeID"]))
+
+
+def _node_ids(wanted: int) -> list[str]:
+    """Ray's ids of the nodes to use, this machine first. Raises UserError if there are too few, or unequal ones."""
+    here = ray.get_runtime_context().get_node_id()
+    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda n: (n["NodeID"] != here, n["NodeID"]))
+    if len(alive) < wanted:
+        raise UserError(f"placement.nodes={wanted}: the Ray cluster has {len(alive)} alive; use at most that many")
     gpus = len(Machine.detect().gpus)
     for node in alive[1:wanted]:
         if (there := node["Resources"].get("GPU", 0)) < gpus:

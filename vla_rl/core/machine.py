@@ -34,6 +34,16 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
+def interface_of(address: str) -> str | None:
+    """The network interface of this machine that has this IP address; None if none has, as behind a translation."""
+    import psutil
+
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in entries):
+            return name
+    return None
+
+
 def _cpus() -> int:
     """Processors in this process's affinity mask, or fewer if a control group limits the time."""
     cpus = len(os.sched_getaffinity(0))

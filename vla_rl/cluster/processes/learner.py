@@ -49,7 +49,8 @@ class LearnerProcess(Traced, Vital):
 
         rank, device = self._process.index, self._process.torch_device
         set_up_torch(device, self._process.threads, self._config.learner.matmul)
-        join_ranks(rank, self._world_size, address or weights.with_name("ranks"), device)
+        here = ray.util.get_node_ip_address()
+        join_ranks(rank, self._world_size, address or weights.with_name("ranks"), device, here)
         config, prompts = self._config, self._config.algo.prompts(self._spec.instructions)
         dtype = torch_dtype(config.learner.precision)
         policy = build_policy(config.policy, self._spec, config.seed, prompts, device=device, dtype=dtype)

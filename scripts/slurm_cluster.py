@@ -33,6 +33,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 SlurmdTimeout=15
+SchedulerParameters=sched_interval=5,bf_interval=5
 MpiDefault=none
 MailProg=/bin/true
 StateSaveLocation={WORK}/state

@@ -72,7 +72,16 @@ class Job:
         return max((int(path.name) for path in (self.run / "checkpoints").glob("[0-9]*")), default=0)
 
     def wait_for(self, holds: Callable[[dict[str, str]], bool], what: str) -> None:
-        wait_for(lambda: holds(self.state()), what, 240)
+        """Raises TimeoutError, also once the job has ended."""
+
+        def now() -> bool:
+            state = self.state()
+            if not (held := holds(state)) and state["JobState"] in ("COMPLETED", "FAILED", "TIMEOUT"):
+                print((WORK / f"work/vla_rl-{self.number}.log").read_text())
+                raise TimeoutError(f"{what}: the job has ended before")
+            return held
+
+        wait_for(now, what, 240)
 
 
 def begin(hosts: list[Host], *options: str) -> Job:

@@ -1,7 +1,7 @@
 """The templates of deploy/, with programs that only say how they were called."""
 
 import os
-import shutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,17 +16,40 @@ _BLOCKED_TERM = 1 << 14  # of the mask in /proc/PID/status: signal 15
 
 @pytest.fixture
 def said(tmp_path: Path) -> Path:
-    """Where programs write how they were called; they are in the folder ``bin`` next to it."""
+    """Where programs write how they were called; they are in the folder ``bin`` next to it.
+
+    With AT_LIMIT, a training lasts until it hears SIGTERM, and Slurm finds that its time limit is near.
+    """
     programs = {
-        "vla-rl": f'echo "vla-rl $*" >> {tmp_path}/said',
-        "ray": f'echo "ray $* $(grep SigBlk /proc/self/status)" >> {tmp_path}/said',
-        "srun": 'while [[ "$1" == --* ]]; do shift; done; exec "$@"',
-        "scontrol": "printf 'one\\ntwo\\n'",
-        "hostname": "echo 10.0.0.1",
-        "sleep": f"echo >> {tmp_path}/slept; until [ $(cat {tmp_path}/said 2>&- | grep -c ^ray) -ge "
-        f"$(wc -l < {tmp_path}/slept) ]; do {shutil.which('sleep')} 0.05; done",  # until Ray has started once more
+        "vla-rl": """
+            if [[ $* == *ray_address=127.* ]]; then until [ "$(grep -sc ^ray said)" = 2 ]; do sleep 0.05; done; fi
+            echo "vla-rl $*" >>said
+            if [ -n "${AT_LIMIT:-}" ]; then
+                trap 'echo saved >>said; exit 0' TERM
+                echo $$ >>steps
+                kill -USR1 "$BATCH"
+                while :; do sleep 0.05; done
+            fi""",
+        "ray": """
+            echo "ray $* $(grep SigBlk /proc/self/status)" >>said
+            echo $$ >>steps
+            last=${!#}
+            if [[ $last == --port=* ]]; then exec python listen.py "${last#--port=}"; else exec sleep 60; fi""",
+        # SIGTERM ends a step by force
+        "srun": """
+            export BATCH=$PPID
+            while [[ $1 == --* ]]; do shift; done
+            "$@" &
+            trap "kill -KILL $!" TERM
+            wait $!""",
+        "scancel": 'echo "scancel $*" >>said; kill -TERM $(cat steps)',
+        "scontrol": "if [ $1 = show ]; then printf 'one\\ntwo\\n'; else echo \"scontrol $*\" >>said; fi",
+        "getent": "printf '127.0.0.1 STREAM\\n127.0.0.1 DGRAM\\n'",
         "python": f'exec {sys.executable} "$@"',
     }
+    (tmp_path / "listen.py").write_text(
+        "import socket, sys, time\nserver = socket.create_server(('127.0.0.1', int(sys.argv[1])))\ntime.sleep(60)\n"
+    )
     (tmp_path / "bin").mkdir()
     for name, text in programs.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -43,8 +66,8 @@ def run(command: list[str], said: Path, **variables: str) -> list[str]:
     return said.read_text().splitlines()
 
 
-def slurm(said: Path, nodes: int) -> list[str]:
-    variables = {"SLURM_JOB_ID": "7", "SLURM_NNODES": str(nodes), "SLURM_JOB_NODELIST": "x"}
+def slurm(said: Path, nodes: int, job: int = 7, **variables: str) -> list[str]:
+    variables |= {"SLURM_JOB_ID": str(job), "SLURM_NNODES": str(nodes), "SLURM_JOB_NODELIST": "x"}
     command = ["bash", str(ROOT / "deploy/slurm.sbatch"), "libero_ppo", "seed=3"]
     return run(command, said, VLA_RL_VENV=str(said.parent), **variables)
 
@@ -80,8 +103,29 @@ def test_a_job_that_starts_again_continues_also_without_a_checkpoint(start, name
 
 
 def test_on_several_nodes_ray_does_not_hear_the_signal_that_asks_for_a_checkpoint(said: Path) -> None:
-    *started, trained = slurm(said, 2)
-    assert sorted(line.split()[4] for line in started) == ["--address=10.0.0.1:20007", "--head"], started
+    job = os.getpid()
+    address = f"127.0.0.1:{20000 + job % 20000}"
+    *started, trained = slurm(said, 2, job)
+    head, other = sorted(started, key=lambda line: "--head" not in line)
+    assert "--node-ip-address=127.0.0.1" in head
+    assert f"--address={address}" in other
     for line in started:
         assert int(line.split()[-1], 16) & _BLOCKED_TERM
-    assert trained.endswith("placement.nodes=2 placement.ray_address=10.0.0.1:20007")
+    assert trained.endswith(f"placement.nodes=2 placement.ray_address={address}")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_job_near_its_time_limit_is_requeued_once_the_run_has_saved(nodes: int, said: Path) -> None:
+    job = os.getpid()
+    *_, trained, asked, saved, requeued = slurm(said, nodes, job, AT_LIMIT="yes")
+    assert trained.startswith("vla-rl train")
+    assert asked == f"scancel --signal=TERM {job}", "which SIGTERM reaches the run and Ray"
+    assert saved == "saved"
+    assert requeued == f"scontrol requeue {job}"
+
+
+def test_kuberay_names_the_release_of_ray_that_is_installed() -> None:
+    text = (ROOT / "deploy/kuberay.yaml").read_text()
+    (release,) = re.findall(r"^ray==(\S+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    assert yaml.safe_load(text)["spec"]["rayClusterSpec"]["rayVersion"] == release
+    assert f"ray[default]=={release}" in text

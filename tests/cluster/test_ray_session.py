@@ -167,9 +167,20 @@ def test_two_runs_do_not_take_the_same_gpus(monkeypatch: pytest.MonkeyPatch) -> 
         ray.shutdown()
 
 
+def test_a_node_that_is_still_starting_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, gone, joined = ({"Alive": alive} for alive in (True, False, True))
+    answers = iter([[here], [here, gone], [here, gone, joined]])
+    monkeypatch.setattr(ray, "nodes", lambda: next(answers))
+    ray_session._wait_for_nodes(2)
+    assert next(answers, None) is None
+
+
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_cluster_that_is_not_as_configured_is_refused(two_nodes: RayNodes, tmp_path: Path) -> None:
+def test_a_cluster_that_is_not_as_configured_is_refused(
+    two_nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_session, "_JOIN_TIMEOUT_S", 1.0)
     before = set(shared_root().iterdir())
     placed = {"ray_address": two_nodes.address, "nodes": 3, "env_workers": 3}
     config = _config(**placed).with_values({"log.dir": str(tmp_path), "log.name": "run"})

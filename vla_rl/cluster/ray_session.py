@@ -29,6 +29,7 @@ from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import CODE, Machine, code_version
 
 _CONNECT_TIMEOUT_S = 10.0
+_JOIN_TIMEOUT_S = 60.0  # a node imports Ray before it joins, which takes long from a shared disk
 _LAST_CHANCE_S = 5.0  # for an answer that came while this process was frozen itself
 _LOOPBACK = "127.0.0.1"
 _NODE_PROCESS = "raylet"
@@ -59,6 +60,7 @@ class RaySession:
                 _start_ray(session[0].path, object_store_bytes)
             else:
                 _join_ray(address)
+                _wait_for_nodes(config.placement.nodes)
             nodes = _nodes(config.placement.nodes)
             self._ids = [node["NodeID"] for node in nodes]
             self._nodes = [f"{node['NodeManagerHostname']}, {node['NodeManagerAddress']}" for node in nodes]
@@ -312,6 +314,13 @@ def _require_same_code(others: list[Any]) -> None:
                 f"the nodes run different code: {CODE} here is not as {folder} there; install the same version of "
                 "vla_rl on every node"
             )
+
+
+def _wait_for_nodes(wanted: int) -> None:
+    """Until so many have joined, but no longer than ``_JOIN_TIMEOUT_S``: they may be starting, as this run is."""
+    deadline = time.monotonic() + _JOIN_TIMEOUT_S
+    while sum(node["Alive"] for node in ray.nodes()) < wanted and time.monotonic() < deadline:
+        time.sleep(0.5)
 
 
 def _nodes(wanted: int) -> list[dict[str, Any]]:

@@ -1,11 +1,19 @@
 """What holds for the whole suite."""
 
 import importlib.util
+import sys
 from collections import Counter
 
 import pytest
 
 from envs.maniskill.vulkan import vulkan_problem
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """One thread for torch: the models of tests are so small that more only cost time, most of all in parallel runs."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Whole runs on Ray and DeepSpeed, with the tiny model on the workload simulator."""
+"""Whole runs on Ray and DeepSpeed, with the smallest model on the workload simulator."""
 
 import contextlib
 import json
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.slow
 def _config(tmp_path, **groups) -> RunConfig:
     base = {
         "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5, "step_ms": 1.0},
+        "policy": {"size": "nano"},
         "train": {"iterations": 3, "batch_episodes": 6, "eval_episodes": 4, "eval_every": 2, "checkpoint_every": 2},
         "placement": {"env_workers": 2, "envs_per_worker": 2},
         "log": {"dir": str(tmp_path), "name": "run", "video": False},
@@ -234,7 +235,7 @@ def test_a_bad_checkpoint_is_one_clear_error(tmp_path, capsys, damage):
 
     config = _config(tmp_path)
     folder = tmp_path / "policy"
-    save_policy(build_policy(OpenVLAOFTConfig(), env_spec(config.env), 0), folder, {})
+    save_policy(build_policy(OpenVLAOFTConfig(size="nano"), env_spec(config.env), 0), folder, {})
     match damage:
         case "missing":
             (folder / "model.safetensors").unlink()

@@ -205,8 +205,8 @@ def test_its_plan_is_shown(
 
 @dataclass(frozen=True)
 class Small:
-    """The least that leaves a recipe its structure: whole groups, all epochs, some optimizer steps of each, its placement
-    and precision."""
+    """The least that leaves a recipe its structure: whole groups, all epochs, several optimizer steps in each of them,
+    its placement and precision."""
 
     episodes: int  # of one super-batch
     overrides: tuple[str, ...]

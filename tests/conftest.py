@@ -10,7 +10,6 @@ import pytest
 
 from envs.maniskill.vulkan import vulkan_problem
 
-
 _files = list[Path]()  # that have begun
 
 

@@ -1,11 +1,31 @@
 """What holds for the whole suite."""
 
+import gc
 import importlib.util
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from envs.maniskill.vulkan import vulkan_problem
+
+_files = list[Path]()  # that have begun
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """One thread for torch: the models of tests are so small that more only cost time, most of all in parallel runs.
+
+    What there is when a file begins is left out of garbage collections. DeepSpeed and LIBERO's environments ask for
+    them again and again, and looking through all modules that the suite has imported takes a second.
+    """
+    if item.path not in _files[-1:]:
+        _files.append(item.path)
+        gc.collect()
+        gc.freeze()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

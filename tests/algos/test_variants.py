@@ -1,17 +1,19 @@
-"""Every algorithm and objective learns: the whole asynchronous runtime, from a committed warm start.
+"""Every algorithm and objective learns from a committed warm start: one by the whole runtime, the others in threads.
 
-The runs are those of configs/studies/variants.yaml with fewer updates, fresher data and one seed, two at a time.
+The runs are those of configs/studies/variants.yaml with fewer updates, fresher data and one seed.
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from tests import ROOT
+from tests.thread_runtime import thread_run
 from vla_rl.commands.study import Run, execute_all, plan_runs, read_study
 
 STUDY = read_study(ROOT / "configs" / "studies" / "variants.yaml")
@@ -22,9 +24,9 @@ SHORT = [
     "learner.warmup_iterations=3",
     "log.tensorboard=false",
 ]
-# One of each kind. The others are held by unit tests; their learning takes a minute each, with -m exhaustive.
+WHOLE_RUNTIME = "ppo"
+# One of each kind. The others are held by unit tests; their learning takes half a minute each, with -m exhaustive.
 IN_EVERY_RUN = {
-    "ppo",
     "grpo",
     "awr",
     "success-filtered cloning",
@@ -35,54 +37,66 @@ IN_EVERY_RUN = {
 CLONING = {"awr", "success-filtered cloning", "iql, reuse 2", "recap"}  # learn more slowly: the start is too good
 # whose most likely actions hardly change in so few updates (from -4 to 11 points in ten runs): rollouts count instead
 SAMPLED_ALONE = {"recap"}
-JOBS = 2  # a run is given a core for inference and one for the learner, and needs about one in all
 
 
-@pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """Of the selected variants, by name, played to their end."""
-    cases = [getattr(item, "callspec", None) for item in request.session.items]
-    selected = {case.params["variant"] for case in cases if case is not None and "variant" in case.params}
-    folder = tmp_path_factory.mktemp("variants")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        variants = {name: changes for name, changes in STUDY.variants.items() if name in selected}
-        variants |= {name: [*variants[name], "train.iterations=24"] for name in selected & CLONING}
-        of_its_start = {_warm_start(changes): name for name, changes in reversed(variants.items())}
-        others = set(variants) - set(of_its_start.values())
-        variants |= {name: [*variants[name], "train.eval_start=false"] for name in others}
-        shorter = {"variants": variants, "seeds": STUDY.seeds[:1], "overrides": [*STUDY.overrides, *SHORT]}
-        planned = list(plan_runs(STUDY.model_copy(update=shorter), folder))
-        execute_all(STUDY.config, planned, JOBS, Console())
-    return {run.variant: run for run in planned}
+def planned(variant: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The shorter run of a variant."""
+    monkeypatch.chdir(ROOT)
+    changes = [*STUDY.variants[variant], *(["train.iterations=24"] if variant in CLONING else [])]
+    variants = {variant: changes, "": []}  # a study has two
+    shorter = {"variants": variants, "seeds": STUDY.seeds[:1], "overrides": [*STUDY.overrides, *SHORT]}
+    return next(plan_runs(STUDY.model_copy(update=shorter), folder))
 
 
-@pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.timeout(1800)  # for all runs, of which the first test waits
-@pytest.mark.parametrize(
-    "variant", [pytest.param(v, marks=[] if v in IN_EVERY_RUN else [pytest.mark.exhaustive]) for v in STUDY.variants]
-)
-def test_a_variant_learns_from_the_warm_start(runs: dict[str, Run], variant: str) -> None:
+def require_learned(variant: str, first: dict[str, float], last: dict[str, float], rollouts: list[float]) -> None:
     """Success on the held-out benchmark placements rises, for the most likely actions and for sampled ones."""
-    warm_start = runs[variant].config.policy.checkpoint
-    first = _metrics(next(run for run in runs.values() if run.config.policy.checkpoint == warm_start))[0]
-    last = _metrics(runs[variant])[-1]
-    assert set(STUDY.variants) > IN_EVERY_RUN
-    assert first["iteration"] == 0
-    assert last["iteration"] == runs[variant].config.train.iterations
-    rises = {kind: last[f"eval/{kind}_success"] - first[f"eval/{kind}_success"] for kind in ("greedy", "sampled")}
+    rises = {kind: last[kind] - first[kind] for kind in ("greedy", "sampled")}
     if variant in SAMPLED_ALONE:
         del rises["greedy"]
-        rollouts = [line["rollout/success"] for line in _metrics(runs[variant]) if line["iteration"] > 0]
         rises["rollouts"] = float(np.mean(rollouts[-5:]) - np.mean(rollouts[:5]))
     assert min(rises.values()) > 0, rises
     assert sum(rises.values()) > 0.15, rises
 
 
-def _warm_start(changes: list[str]) -> str:
-    return next((change for change in changes if change.startswith("policy.checkpoint=")), STUDY.config.stem)
+@pytest.fixture(scope="module")
+def starts() -> dict[str | None, dict[str, float]]:
+    """Success of the warm starts, as far as they have been evaluated, by their folders."""
+    return {}
 
 
-def _metrics(run: Run) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(v, marks=[] if v in IN_EVERY_RUN else [pytest.mark.exhaustive])
+        for v in STUDY.variants
+        if v != WHOLE_RUNTIME
+    ],
+)
+def test_a_variant_learns_from_the_warm_start(
+    variant: str, starts: dict[str | None, dict[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = planned(variant, tmp_path, monkeypatch).config
+    assert set(STUDY.variants) > IN_EVERY_RUN
+    with thread_run(config, tmp_path) as run:
+        start = config.policy.checkpoint
+        if start not in starts:
+            starts[start] = run.evaluate()
+        rollouts = [run.update() for _ in range(config.train.iterations)]
+        last = run.evaluate()
+    require_learned(variant, starts[start], last, rollouts)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(900)
+def test_the_whole_runtime_learns_from_the_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several processes, which play, act and train at the same time."""
+    run = planned(WHOLE_RUNTIME, tmp_path, monkeypatch)
+    execute_all(STUDY.config, [run], 1, Console())
+    metrics = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    first, *_, last = metrics
+    assert (first["iteration"], last["iteration"]) == (0, run.config.train.iterations)
+    ends = [{kind: m[f"eval/{kind}_success"] for kind in ("greedy", "sampled")} for m in (first, last)]
+    require_learned(WHOLE_RUNTIME, *ends, [m["rollout/success"] for m in metrics[1:]])

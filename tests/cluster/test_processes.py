@@ -50,7 +50,7 @@ def test_a_relay_that_cannot_have_a_version_says_so(tmp_path: Path, monkeypatch:
 
 
 def test_deadlines_fit_what_a_stage_costs() -> None:
-    tiny = Deadlines.of(config(), SPEC)
+    tiny = Deadlines.of(config(policy={"size": "tiny"}), SPEC)
     large = Deadlines.of(config(policy={"size": "7b", "chunk_size": 4}, learner={"precision": "bf16"}), SPEC)
     assert 600 <= tiny.setup < 610
     assert large.checkpoint > 100e9 / 20e6, "weights, masters and moments of 7 billion, by a slow disk"

@@ -29,6 +29,7 @@ def _config(**placement) -> RunConfig:
     return RunConfig.model_validate(
         {
             "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5},
+            "policy": {"size": "nano"},
             "train": {"iterations": 3, "batch_episodes": 8, "eval_episodes": 4, "eval_every": 0, "max_staleness": 0}
             | {"checkpoint_every": 1},
             "algo": {"name": "ppo", "minibatches": 1},
@@ -81,8 +82,9 @@ def test_simulators_on_devices_ask_servers_of_their_node() -> None:
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def two_nodes() -> Iterator[RayNodes]:
+    """One of them does not outlive the last test."""
     notices = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}  # a lost node; sooner than usual
     head = {"num_cpus": 0, "object_store_memory": 200 << 20, "_system_config": notices}
     nodes = RayNodes(initialize_head=True, head_node_args=head)
@@ -124,34 +126,6 @@ class NodeWithADisk(Node):
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_run_over_two_nodes_one_of_which_is_lost(
-    two_nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The nodes share no disk: checkpoints are brought together on the driver's, and carried to the node that joins."""
-    monkeypatch.setattr(ray_session, "Node", NodeWithADisk)
-    before = set(shared_root().iterdir())
-    config = _config(ray_address=two_nodes.address).with_values({"log.dir": str(tmp_path), "log.name": "run"})
-    assert len(make_plan(config, Resources.of(Machine.detect(), config)).learners) == 2
-    result = run_training(config, callbacks=[NodeKiller(two_nodes, 2)])
-    metrics = result.metrics
-    assert [m["iteration"] for m in metrics] == [0, 1, 2, 3]
-    assert (metrics[1]["restarts_of_run"], metrics[-1]["restarts_of_run"]) == (0, 1)
-    for m in metrics:
-        assert ledger(m)["missing"] == 0
-    assert metrics[-1]["episodes/trained"] == 24
-    for m in metrics[1:]:
-        assert 1 < m["learner/ratio_max"] + 1e-3 < 1.002, "both nodes acted with the weights of the learner"
-    evaluation = json.loads((tmp_path / "run/evaluations/000003-greedy.json").read_text())
-    assert evaluation["policy_versions"] == [3], "on both nodes"
-    newest = Checkpoints(tmp_path / "run/checkpoints", 9).newest()
-    assert newest.name == "000003"
-    assert [path.name[:6] for path in sorted((newest / "learner/state").iterdir())] == ["0-of-2", "1-of-2"]
-    assert read_state(newest)["policy_version"] == 3, "all parts are as they were written"
-    _nothing_is_left(before)
-
-
-@pytest.mark.slow
-@pytest.mark.alone
 def test_two_runs_do_not_take_the_same_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray counts what it is told to have; here these are no real GPUs."""
     monkeypatch.setattr(gpu_claims, "_TIMEOUT_S", 15.0)
@@ -186,6 +160,34 @@ def test_a_cluster_that_is_not_as_configured_is_refused(
     config = _config(**placed).with_values({"log.dir": str(tmp_path), "log.name": "run"})
     with pytest.raises(UserError, match=r"placement\.nodes=3: the Ray cluster has 2 alive; use at most that many"):
         train(config)
+    _nothing_is_left(before)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_run_over_two_nodes_one_of_which_is_lost(
+    two_nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes share no disk: checkpoints are brought together on the driver's, and carried to the node that joins."""
+    monkeypatch.setattr(ray_session, "Node", NodeWithADisk)
+    before = set(shared_root().iterdir())
+    config = _config(ray_address=two_nodes.address).with_values({"log.dir": str(tmp_path), "log.name": "run"})
+    assert len(make_plan(config, Resources.of(Machine.detect(), config)).learners) == 2
+    result = run_training(config, callbacks=[NodeKiller(two_nodes, 2)])
+    metrics = result.metrics
+    assert [m["iteration"] for m in metrics] == [0, 1, 2, 3]
+    assert (metrics[1]["restarts_of_run"], metrics[-1]["restarts_of_run"]) == (0, 1)
+    for m in metrics:
+        assert ledger(m)["missing"] == 0
+    assert metrics[-1]["episodes/trained"] == 24
+    for m in metrics[1:]:
+        assert 1 < m["learner/ratio_max"] + 1e-3 < 1.002, "both nodes acted with the weights of the learner"
+    evaluation = json.loads((tmp_path / "run/evaluations/000003-greedy.json").read_text())
+    assert evaluation["policy_versions"] == [3], "on both nodes"
+    newest = Checkpoints(tmp_path / "run/checkpoints", 9).newest()
+    assert newest.name == "000003"
+    assert [path.name[:6] for path in sorted((newest / "learner/state").iterdir())] == ["0-of-2", "1-of-2"]
+    assert read_state(newest)["policy_version"] == 3, "all parts are as they were written"
     _nothing_is_left(before)
 
 

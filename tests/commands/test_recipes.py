@@ -205,7 +205,8 @@ def test_its_plan_is_shown(
 
 @dataclass(frozen=True)
 class Small:
-    """The least that leaves a recipe its structure: whole groups, all optimizer steps, its placement and precision."""
+    """The least that leaves a recipe its structure: whole groups, all epochs, several optimizer steps in each of them,
+    its placement and precision."""
 
     episodes: int  # of one super-batch
     overrides: tuple[str, ...]
@@ -213,7 +214,7 @@ class Small:
 
 
 LIBERO = ("env.tasks=[0]", "env.max_episode_steps=16", "env.settle_steps=0", "env.antialiasing=false")
-MANISKILL = ("env.max_episode_steps=4", "placement.env_workers=1")
+MANISKILL = ("env.max_episode_steps=4",)
 REPLACED_ONCE = (*LIBERO, "algo.max_filtered=1")
 LORA = ("policy.lora.rank=4",)
 SMALL = {
@@ -226,7 +227,8 @@ SMALL = {
 }
 SHARED = (
     *("policy.size=nano", "env.image_size=64", "train.iterations=2", "train.eval_episodes=0"),
-    *("train.checkpoint_every=10", "placement.env_workers=2", "placement.envs_per_worker=2", "placement.devices=2"),
+    *("train.checkpoint_every=10", "placement.env_workers=1", "placement.envs_per_worker=2", "placement.devices=2"),
+    "algo.minibatches=4",
 )
 
 
@@ -262,6 +264,7 @@ def test_two_iterations(name: str, tmp_path: Path) -> None:
         assert m["episodes/started"] == ended + under_way
         assert all(math.isfinite(m[f"learner/{loss}"]) for loss in ("policy_loss", "value_loss", "grad_norm"))
         assert m["rollout/staleness_max"] == 0
+        assert "busy/shared_devices" in m, "all recipes are collocated or hybrid: inference and learner take turns"
     last = metrics[-1]
     assert (last["episodes/trained"], last["episodes/filtered"]) == (2 * small.episodes, small.filtered)
     assert _optimizer_steps(run) == 2 * config.algo.epochs * config.algo.minibatches

@@ -1,4 +1,4 @@
-"""Whole runs on Ray and DeepSpeed, with the tiny model on the workload simulator."""
+"""Whole runs on Ray and DeepSpeed, with the smallest model on the workload simulator."""
 
 import contextlib
 import json
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.slow
 def _config(tmp_path, **groups) -> RunConfig:
     base = {
         "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5, "step_ms": 1.0},
+        "policy": {"size": "nano"},
         "train": {"iterations": 3, "batch_episodes": 6, "eval_episodes": 4, "eval_every": 2, "checkpoint_every": 2},
         "placement": {"env_workers": 2, "envs_per_worker": 2},
         "log": {"dir": str(tmp_path), "name": "run", "video": False},
@@ -158,38 +160,43 @@ def _start(tmp_path, **groups) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def _wait_for_iteration(run: Path, iteration: int, process: subprocess.Popen) -> None:
+def _wait_for(run: Path, process: subprocess.Popen, reached: Callable[[dict], bool]) -> dict:
+    """The first metrics of an iteration, from the last one on, of which that is true."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        if (run / "metrics.jsonl").exists() and _metrics(run)[-1:] and _metrics(run)[-1]["iteration"] >= iteration:
-            return
+        if (run / "metrics.jsonl").exists() and (last := _metrics(run)[-1:]) and reached(last[0]):
+            return last[0]
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.1)
     raise AssertionError("the run makes no progress")
 
 
+def _wait_for_iteration(run: Path, iteration: int, process: subprocess.Popen) -> None:
+    _wait_for(run, process, lambda metrics: metrics["iteration"] >= iteration)
+
+
 LONG = {"iterations": 500, "batch_episodes": 6, "eval_episodes": 0, "checkpoint_every": 1000}
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGINT, id="ctrl-c"),
-        pytest.param(signal.SIGTERM, id="scheduler", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_being_asked_to_stop_ends_cleanly_with_a_checkpoint(tmp_path, number):
-    process = _start(tmp_path, train=LONG)
-    _wait_for_iteration(tmp_path / "run", 2, process)
-    others = psutil.Process(process.pid).children(recursive=True) if number == signal.SIGTERM else []
-    for each in (*others, process):  # schedulers tell all processes of a job
-        each.send_signal(number)
+def _stopped_cleanly(run: Path, process: subprocess.Popen) -> str:
+    """The output of a run that was asked to stop. There is a checkpoint of its last iteration, and nothing else."""
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert "--resume" in output
-    newest = Checkpoints(tmp_path / "run/checkpoints", 9).newest()
-    assert int(newest.name) == _metrics(tmp_path / "run")[-1]["iteration"]
+    newest = Checkpoints(run / "checkpoints", 9).newest()
+    assert int(newest.name) == _metrics(run)[-1]["iteration"]
     assert not list(shared_root().glob(f"vla_rl-{process.pid}-*"))
+    return output
+
+
+@pytest.mark.exhaustive  # the next test asks one process alone, as Ctrl-C does
+def test_being_asked_to_stop_by_a_scheduler_ends_cleanly_with_a_checkpoint(tmp_path):
+    """Schedulers tell all processes of a job."""
+    process = _start(tmp_path, train=LONG)
+    _wait_for_iteration(tmp_path / "run", 2, process)
+    for each in (*psutil.Process(process.pid).children(recursive=True), process):
+        each.send_signal(signal.SIGTERM)
+    _stopped_cleanly(tmp_path / "run", process)
 
 
 def _send_to_one(driver: subprocess.Popen, role: str, number: int) -> None:
@@ -201,28 +208,27 @@ def _send_to_one(driver: subprocess.Popen, role: str, number: int) -> None:
     raise AssertionError(f"no {role} among the processes of the run")
 
 
-def test_dead_workers_servers_and_stores_are_replaced_during_an_update(tmp_path):
-    """While inference is offloaded. Other deaths: test_chaos."""
+def test_dead_processes_are_replaced_during_an_update_and_ctrl_c_ends_cleanly_with_a_checkpoint(tmp_path):
+    """Workers, servers and stores, while inference is offloaded. Other deaths: test_chaos."""
     costs = {"env": {"step_ms": 10.0}, "learner": {"latency_ms": 300.0}, "placement": {"offload": "always"}}
-    process = _start(tmp_path, train=LONG | {"iterations": 24}, **costs)
+    process = _start(tmp_path, train=LONG, **costs)
     run = tmp_path / "run"
     _wait_for_iteration(run, 2, process)
     for role in ("EnvWorkerProcess", "InferenceProcess", "StoreProcess"):
         _send_to_one(process, role, signal.SIGKILL)
-        _wait_for_iteration(run, _metrics(run)[-1]["iteration"] + 4, process)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
+        _wait_for_iteration(run, _metrics(run)[-1]["iteration"] + 3, process)
+    _wait_for(run, process, lambda metrics: metrics["restarts"] >= 3)
+    process.send_signal(signal.SIGINT)
+    output = _stopped_cleanly(run, process)
     assert "env worker 0 is replaced: " in output
     assert "inference server 0 is replaced: " in output
     assert "replay store 0 is replaced: " in output
-    assert [m["iteration"] for m in _metrics(run)] == list(range(1, 25))
-    assert all(map(_balanced, _metrics(run)))
     last = _metrics(run)[-1]
-    assert last["restarts"] >= 3
+    assert [m["iteration"] for m in _metrics(run)] == list(range(1, last["iteration"] + 1))
+    assert all(map(_balanced, _metrics(run)))
     assert last["restarts_of_run"] == 0
     assert last["episodes/lost"] > 0
-    assert last["episodes/trained"] == 144
-    assert _balanced(last)
+    assert last["episodes/trained"] == 6 * last["iteration"]
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "shapes"])
@@ -234,7 +240,7 @@ def test_a_bad_checkpoint_is_one_clear_error(tmp_path, capsys, damage):
 
     config = _config(tmp_path)
     folder = tmp_path / "policy"
-    save_policy(build_policy(OpenVLAOFTConfig(), env_spec(config.env), 0), folder, {})
+    save_policy(build_policy(OpenVLAOFTConfig(size="nano"), env_spec(config.env), 0), folder, {})
     match damage:
         case "missing":
             (folder / "model.safetensors").unlink()

@@ -137,9 +137,8 @@ def learner_of(config: RunConfig, env: VectorEnv) -> Learner:
     return Learner(config, policy, make_algorithm(config.algo), rank=0, world_size=1, device="cpu")
 
 
-def updated(config: RunConfig, env: VectorEnv, batch: SuperBatch) -> Learner:
-    """A learner after one update, which must begin with the log-probabilities that were sampled."""
-    learner = learner_of(config, env)
+def update(learner: Learner, batch: SuperBatch) -> None:
+    """One update, which must begin with the log-probabilities that were sampled."""
     before = parameters(learner)
     found = learner._passes.evaluate(learner._engine, batch)
     assert np.abs(found.logprobs - batch.logprobs).max() < 1e-4
@@ -150,7 +149,6 @@ def updated(config: RunConfig, env: VectorEnv, batch: SuperBatch) -> Learner:
     assert changed & {"lm_head.weight", "action_head.fc2.weight"}
     assert np.isfinite(metrics["learner/grad_norm"])
     assert metrics["learner/grad_norm"] > 0
-    return learner
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -164,7 +162,8 @@ def test_a_published_layout_is_trained_and_written(layout: str, tmp_path: Path, 
     arch = policy.architecture
     assert (arch.decoding, arch.stop_token) == DECODING[layout]
     assert (arch.jpeg, arch.resize, arch.center_crop, arch.crop_rounding) == (True, "lanczos", True, "truncate")
-    create_weight_buffers(tmp_path / "weights", learner_of(config, env).published_nbytes())
+    learner = learner_of(config, env)
+    create_weight_buffers(tmp_path / "weights", learner.published_nbytes())
     runner = PolicyRunner(policy, config, WeightReader(tmp_path / "weights"), "cpu")
     with running(tmp_path, grpo, simulators, env, runner) as store:  # whose episodes have groups
         batch = store.next_batch(60.0)
@@ -173,8 +172,8 @@ def test_a_published_layout_is_trained_and_written(layout: str, tmp_path: Path, 
         rewards = np.zeros_like(batch.rewards)
         rewards[0, 0] = 1.0  # no random policy succeeds, and without a reward GRPO has nothing to learn
         batch = replace(batch, rewards=rewards)
-        learner = updated(config, env, batch)
-        updated(grpo, env, batch)
+        update(learner, batch)
+        update(learner_of(grpo, env), batch)
         learner.publish(1, WeightPublisher(tmp_path / "weights"))
         store.assign_evaluation(evaluation_episodes(0, 2, 1, env.spec.init_states, 0, greedy=True))
         results = store.evaluation_results(2, 60.0)

@@ -68,12 +68,17 @@ def test_padding_changes_no_answer(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_blocks_answer_alike_also_after_a_weight_sync() -> None:
-    """With adapters, whose weights change in place; the compiler makes one version for each kind of block."""
+@pytest.mark.parametrize(
+    "batch_sizes", [(4,), pytest.param((), marks=pytest.mark.exhaustive)], ids=["one size", "any size"]
+)
+def test_compiled_blocks_answer_alike_also_after_a_weight_sync(batch_sizes: tuple[int, ...]) -> None:
+    """With adapters, whose weights change in place. The compiler makes one version for each kind of block, and another
+    one where batches have more sizes than one."""
     plain = config(policy={"name": "openvla_oft", "size": "nano", "chunk_size": 4, "lora": {"rank": 2}})
+    chosen = {"placement.compile_blocks": True, "placement.batch_sizes": batch_sizes}
     eager, compiled = (build_policy(plain.policy, SPEC, seed=0) for _ in range(2))
     servers = [PolicyRunner(eager, plain, None, "cpu")]
-    servers.append(PolicyRunner(compiled, plain.with_values({"placement.compile_blocks": True}), None, "cpu"))
+    servers.append(PolicyRunner(compiled, plain.with_values(chosen), None, "cpu"))
     assert eager.state_dict().keys() == compiled.state_dict().keys(), "weight syncs find all weights"
     assert all(block._compiled_call_impl is not None for block in blocks_of(compiled))
     before = answers(servers[0], 4)[0]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import socket
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import cache
+from multiprocessing import connection
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ SPEC = EnvSpec("fake", ("main",), 48, 3, end_effector(), 12, TEXTS)
 
 def config(**groups: dict[str, Any]) -> RunConfig:
     base: dict[str, dict] = {
-        "policy": {"name": "openvla_oft", "chunk_size": 4},
+        "policy": {"name": "openvla_oft", "size": "nano", "chunk_size": 4},
         "learner": {"micro_batch": 64, "lr": 1e-3},
         "algo": {"name": "ppo", "minibatches": 2},
     }
@@ -81,23 +83,63 @@ def parameters(learner: Any) -> dict[str, np.ndarray]:
     return {name: p.detach().float().cpu().numpy().copy() for name, p in learner.parameters()}
 
 
-def run_ranks(function: Callable, world_size: int, folder: Path, *arguments: Any) -> list[Any]:
-    """``function(rank, world_size, port, *arguments)`` in that many processes; what each returned."""
-    context = multiprocessing.get_context("spawn")
-    port = free_port()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    processes = [
-        context.Process(target=_rank, args=(function, rank, world_size, port, folder, arguments))
-        for rank in range(world_size)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(240)
-        assert process.exitcode == 0
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]
+def run_ranks(function: Callable, world_size: int, *arguments: Any) -> list[Any]:
+    """``function(rank, world_size, port, *arguments)`` in that many processes; what each returned.
+
+    The processes wait for the next function: libraries and process group take seconds, most of these functions less.
+    """
+    ranks = _ranks(world_size)
+    try:
+        return ranks.call(function, *arguments)
+    except BaseException:
+        _ranks.cache_clear()  # whoever is in the middle of something cannot be asked again
+        ranks.end()
+        raise
 
 
-def _rank(function: Callable, rank: int, world_size: int, port: int, folder: Path, arguments: tuple) -> None:
+class _Ranks:
+    """Processes that are the ranks of one group as long as this process lives."""
+
+    def __init__(self, world_size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        port = free_port()
+        self._pipes, self._processes = [], []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_rank, args=(theirs, rank, world_size, port), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def call(self, function: Callable, *arguments: Any) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send((function, arguments))
+        deadline, waiting, found = time.monotonic() + 240, dict(enumerate(self._pipes)), {}
+        while waiting:
+            ready = connection.wait(waiting.values(), max(0.0, deadline - time.monotonic()))
+            assert ready, f"no answer of ranks {sorted(waiting)}"
+            for rank in [rank for rank, pipe in waiting.items() if pipe in ready]:
+                error, found[rank] = waiting.pop(rank).recv()
+                assert error is None, f"rank {rank}: {error}"
+        return [found[rank] for rank in range(len(self._pipes))]
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+@cache
+def _ranks(world_size: int) -> _Ranks:
+    return _Ranks(world_size)
+
+
+def _rank(pipe: Any, rank: int, world_size: int, port: int) -> None:
     torch.set_num_threads(1)
-    torch.save(function(rank, world_size, port, *arguments), folder / f"rank{rank}.pt")
+    while True:
+        function, arguments = pipe.recv()
+        try:
+            pipe.send((None, function(rank, world_size, port, *arguments)))
+        except BaseException:
+            pipe.send((traceback.format_exc(), None))

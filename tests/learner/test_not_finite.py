@@ -72,9 +72,8 @@ def _one_rank_is_poisoned(rank: int, world_size: int, port: int) -> list[dict[st
 
 
 @pytest.mark.slow
-def test_what_one_rank_finds_all_skip(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    ranks = run_ranks(_one_rank_is_poisoned, 2, tmp_path)
+def test_what_one_rank_finds_all_skip() -> None:
+    ranks = run_ranks(_one_rank_is_poisoned, 2)
     for before, after, _ in ranks:
         assert all(np.array_equal(before[name], value) for name, value in after.items())
     first, second = (seen[2] for seen in ranks)

@@ -172,7 +172,7 @@ def test_float32_is_refused_for_7b_where_it_fits() -> None:
 def test_the_arithmetic_is_what_the_learner_holds(stage: int, precision: str, offload: str, ema: float | None) -> None:
     """All tensors that engine and optimizer hold between two micro-batches, after the first optimizer step."""
     learner_keys = {"zero_stage": stage, "precision": precision, "offload_optimizer": offload, "ema": ema}
-    cfg = config(policy={"chunk_size": 4}, learner=learner_keys)
+    cfg = config(policy={"size": "tiny", "chunk_size": 4}, learner=learner_keys)
     learner = make_learner(cfg)
     engine = learner._engine
     for last in (True, False):

@@ -56,7 +56,6 @@ def config(request) -> WorldModelConfig:
 
 @pytest.fixture(scope="module")
 def trained(config) -> FrameTrainer:
-    torch.set_num_threads(1)
     trainer = FrameTrainer(config, seed=0)
     for number in range(40):
         trainer.learn(frames_of(moving(number)))

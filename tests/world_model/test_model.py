@@ -52,7 +52,6 @@ def reaching(rng: np.random.Generator, steps: int = 4) -> Episode:
 
 @pytest.fixture(scope="module")
 def trained() -> ModelTrainer:
-    torch.set_num_threads(1)
     rng, trainer = np.random.default_rng(0), ModelTrainer(CONFIG, seed=0, discount=1.0)
     for _ in range(20):
         trainer.learn([reaching(rng) for _ in range(20)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,6 @@ from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 
 CPU = torch.device("cpu")
 LORA = {"rank": 4, "alpha": 8}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # --- tensors --------------------------------------------------------------------------------------------------------
@@ -162,12 +153,14 @@ def _live_storages() -> dict[int, int]:
     return {x.untyped_storage().data_ptr(): _storage_bytes(x) for x in tensors}
 
 
-QUICK = [(0, "fp32", 0), (1, "bf16", 1), (2, "fp32", 1), (3, "bf16", 0)]
 EVERYTHING = [(stage, precision, lora) for stage in range(4) for precision in ("fp32", "bf16") for lora in (0, 1)]
+QUICK = [(0, "fp32", 0), (1, "bf16", 1), (2, "fp32", 1), (3, "bf16", 0)]
+ALL_PAIRS = [*QUICK, (0, "bf16", 1), (1, "fp32", 0), (2, "bf16", 0), (3, "fp32", 1)]  # of stage, precision, adapters
 
 
 def _case(case: tuple[int, str, int]) -> Any:
-    return pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+    marks = [] if case in QUICK else [pytest.mark.slow if case in ALL_PAIRS else pytest.mark.exhaustive]
+    return pytest.param(*case, marks=marks)
 
 
 @pytest.mark.parametrize(("zero_stage", "precision", "lora"), [_case(case) for case in EVERYTHING])
@@ -252,8 +245,8 @@ def _compare_on_rank(rank: int, world_size: int, port: int, zero_stage: int, pre
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("zero_stage", "precision"), [(1, "bf16"), (2, "fp32"), (3, "fp32")])
-def test_ranks_that_share_a_state(tmp_path: Path, zero_stage: int, precision: str) -> None:
-    assert run_ranks(_compare_on_rank, 2, tmp_path, zero_stage, precision) == [True, True]
+def test_ranks_that_share_a_state(zero_stage: int, precision: str) -> None:
+    assert run_ranks(_compare_on_rank, 2, zero_stage, precision) == [True, True]
 
 
 # --- a run ----------------------------------------------------------------------------------------------------------

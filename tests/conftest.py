@@ -17,8 +17,8 @@ _files = list[Path]()  # that have begun
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """One thread for torch: the models of tests are so small that more only cost time, most of all in parallel runs.
 
-    What there is when a file begins is left out of garbage collections. DeepSpeed and LIBERO's environments ask for
-    them again and again, and looking through all modules that the suite has imported takes a second.
+    What there is when a file begins is left out of garbage collections. LIBERO's environments ask for one with each
+    scene, and it would look through all that the suite has imported.
     """
     if item.path not in _files[-1:]:
         _files.append(item.path)

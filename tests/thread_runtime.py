@@ -28,6 +28,8 @@ from vla_rl.replay.schedule import evaluation_episodes
 from vla_rl.replay.store import ReplayStore
 from vla_rl.rollout.env_worker import EnvWorker
 
+_LIMIT_S = 600.0  # of waiting for episodes, on a machine that does much else
+
 
 @dataclass
 class ThreadRun:
@@ -42,7 +44,7 @@ class ThreadRun:
 
     def update(self) -> float:
         """One iteration; returns the success rate of the episodes in its super-batch."""
-        batch = self.store.next_batch(120.0)
+        batch = self.store.next_batch(_LIMIT_S)
         assert batch is not None, "no episodes"
         self.learner.update(batch)
         self.version += 1
@@ -61,8 +63,8 @@ class ThreadRun:
                 0, count, len(spec.instructions), spec.init_states, self.config.seed, greedy=kind == "greedy"
             )
             self.store.assign_evaluation(episodes)
-            results = self.store.evaluation_results(count, 120.0)
-            assert len(results) == count
+            results = self.store.evaluation_results(count, _LIMIT_S)
+            assert len(results) == count, "some episodes do not end"
             assert {result.newest_policy_version for result in results} == {self.version}
             found[kind] = sum(result.success for result in results) / count
         return found

@@ -65,7 +65,7 @@ def starts() -> dict[str | None, dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "variant",
     [

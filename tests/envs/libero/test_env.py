@@ -110,6 +110,20 @@ def test_environments_of_one_model_do_not_disturb_each_other():
     alone.close()
 
 
+def test_the_state_is_that_of_the_physics_engine():
+    env = make(num_envs=2)
+    env.reset([1], [EpisodeSpec(id=0, task=0, seed=3)])
+    (first,) = env.state([1])
+    data = env.instance(1).state.data
+    assert (first.shape, first.dtype) == ((env.spec.state_dim,), np.float32)
+    assert np.array_equal(first[3 : 3 + len(data.qpos)], data.qpos.astype(np.float32))
+    assert np.count_nonzero(first) <= 3 + len(data.qpos) + len(data.qvel), "the rest is filled up"
+    env.step([1], random_actions(1, 4)[None])
+    (later,) = env.state([1])
+    assert not np.array_equal(later[3 + 128 : 3 + 128 + 7], first[3 + 128 : 3 + 128 + 7]), "the arm moves"
+    env.close()
+
+
 def test_the_time_limit_truncates_within_a_chunk():
     env = make(max_episode_steps=5, num_envs=2)
     env.reset([1], [EpisodeSpec(id=0, task=0, seed=0, record=True)])

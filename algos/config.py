@@ -8,7 +8,6 @@ from typing import ClassVar, Literal, Self, get_args
 import numpy as np
 from pydantic import Field, model_validator
 
-from vla_rl.core.errors import UserError
 from vla_rl.core.records import Array, BootstrapRule, EnvSpec, GroupRules, TeacherRule
 from vla_rl.core.schema import INPUT_PATH, ConfigGroup, Positive, PositiveFloat
 
@@ -82,10 +81,6 @@ class AlgoConfigBase(ConfigGroup):
 
     def check_simulator(self, spec: EnvSpec) -> None:
         """Raise UserError if the simulator lacks what the algorithm needs."""
-        if self.reads_state and not spec.state_dim:
-            raise UserError(
-                f"algo.critic_reads=state, and env.name={spec.name} does not give its state: use images or features"
-            )
 
     @property
     def teacher(self) -> TeacherRule | None:

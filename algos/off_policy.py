@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from algos.config import AlgoConfigBase, UpdateWork
-from vla_rl.core.records import BootstrapRule
+from vla_rl.core.errors import UserError
+from vla_rl.core.records import BootstrapRule, EnvSpec
 from vla_rl.core.schema import INPUT_PATH, Fraction, NonNegative, Positive, PositiveFloat
 
 if TYPE_CHECKING:
@@ -86,6 +87,12 @@ class OffPolicyConfig(AlgoConfigBase):
     @property
     def reads_state(self) -> bool:
         return self.critic_reads == "state"
+
+    def check_simulator(self, spec: EnvSpec) -> None:
+        if self.reads_state and not spec.state_dim:
+            raise UserError(
+                f"algo.critic_reads=state, and env.name={spec.name} does not give its state: use images or features"
+            )
 
     @model_validator(mode="after")
     def _demonstrations_have_no_state(self) -> Self:

@@ -181,6 +181,25 @@ def test_the_critic_reads_the_simulators_state() -> None:
     assert found["state"] < 0.2 * found["features"]
 
 
+def test_the_target_equals_the_critic_while_it_warms_up() -> None:
+    """And ratings begin at 0, for a chunk of any size in any state."""
+    learner = made("algo.critic_reads=features", "algo.critic_warmup=1000", "algo.target_rate=0.01")
+    critic = learner._made(32, K * A)
+    state = critic.state(learner._seen(*some_states(4)), torch.randn(4, 32))
+    assert not critic.rate(state, torch.randn(4, K, A)).any()
+    learner.update(acted())
+    pairs = list(zip(critic.parameters(), learner._target.parameters(), strict=True))
+    assert critic.rate(state, torch.randn(4, K, A)).any()
+    assert all(torch.equal(online, target) for online, target in pairs)
+
+
+def some_states(n: int) -> tuple[Seen, np.ndarray]:
+    rng = np.random.default_rng(0)
+    proprio = rng.normal(size=(n, SPEC.proprio_dim)).astype(np.float32)
+    images = np.zeros((n, 1, 48, 48, 3), np.uint8)
+    return Seen(images, proprio, np.zeros(n, np.float32), np.zeros((n, 0), np.float32)), np.zeros(n, np.int32)
+
+
 def test_a_simulator_without_a_state_is_refused() -> None:
     config = load_config(None, [*QUICK, *FROZEN])
     config.algo.check_simulator(replace(SPEC, state_dim=3))

@@ -74,7 +74,7 @@ class Standardized(nn.Module):
 
 
 def _network(inputs: int, width: int) -> nn.Sequential:
-    """Whose ratings begin at 0: what a random one says would take its targets thousands of steps to forget."""
+    """Its ratings begin at 0: the aims of its first steps then hold rewards, and no random offset."""
     rating = nn.Linear(width, 1)
     nn.init.zeros_(rating.weight)
     nn.init.zeros_(rating.bias)

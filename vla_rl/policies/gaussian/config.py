@@ -19,8 +19,8 @@ class SmallGaussianConfig(GaussianPolicyConfig):
     width: Positive = Field(256, description="Width of the layers after that.")
     train_cameras: bool = Field(
         True,
-        description="Whether the weights that read images are trained. false: an off-policy learner reads each image "
-        "once, and its steps take milliseconds.",
+        description="Whether the weights that read images are trained. false: an off-policy learner whose critic reads "
+        "features or state passes each image through them once.",
     )
 
     def check_images(self, env: EnvSpec) -> None:

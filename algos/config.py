@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self, get_args
 import numpy as np
 from pydantic import Field, model_validator
 
-from vla_rl.core.records import Array, BootstrapRule, GroupRules, TeacherRule
+from vla_rl.core.records import Array, BootstrapRule, EnvSpec, GroupRules, TeacherRule
 from vla_rl.core.schema import INPUT_PATH, ConfigGroup, Positive, PositiveFloat
 
 RatioLevel = Literal["token", "action", "chunk"]  # what one element of the policy's loss covers
@@ -73,6 +73,14 @@ class AlgoConfigBase(ConfigGroup):
     def bootstrap_rule(self) -> BootstrapRule:
         """Which episodes end with the value of their final observation."""
         return "never"
+
+    @property
+    def reads_state(self) -> bool:
+        """Whether training reads the simulator's state (``VectorEnv.state``)."""
+        return False
+
+    def check_simulator(self, spec: EnvSpec) -> None:
+        """Raise UserError if the simulator lacks what the algorithm needs."""
 
     @property
     def teacher(self) -> TeacherRule | None:

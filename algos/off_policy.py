@@ -10,12 +10,13 @@ Data come from a replay memory (``vla_rl.replay.memory``), so that an episode se
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from algos.config import AlgoConfigBase, UpdateWork
-from vla_rl.core.records import BootstrapRule
+from vla_rl.core.errors import UserError
+from vla_rl.core.records import BootstrapRule, EnvSpec
 from vla_rl.core.schema import INPUT_PATH, Fraction, NonNegative, Positive, PositiveFloat
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ class OffPolicyConfig(AlgoConfigBase):
         "limit ended. never: none, where the time limit is part of the task.",
     )
     updates_per_step: PositiveFloat = Field(
-        0.05, description="The critic's optimizer steps for each control step of new episodes."
+        0.15, description="The critic's optimizer steps for each control step of new episodes."
     )
-    batch: Positive = Field(128, description="Chunks of one of these steps.")
+    batch: Positive = Field(256, description="Chunks of one of these steps.")
     memory_gib: PositiveFloat = Field(4.0, description="Size of the replay memory; the oldest episodes are forgotten.")
     critic_successes: Fraction | None = Field(
         0.5, description="Share of the critic's chunks from successful episodes; null: whatever it is in the memory."
@@ -52,24 +53,26 @@ class OffPolicyConfig(AlgoConfigBase):
     demo_share: Fraction = Field(
         0.5, description="Share of each batch from demonstrations, if there are any (RLPD, arXiv:2302.02948)."
     )
-    critic_reads: Literal["images", "features"] = Field(
+    critic_reads: Literal["images", "features", "state"] = Field(
         "images",
         description="images: the critic has an encoder of its own. features: it reads the policy's, which costs "
-        "nothing where the policy is large.",
+        "nothing where the policy is large. state: it reads the simulator's state, which no robot has.",
     )
     critic_width: Positive = Field(256, description="Width of the critic's two layers.")
-    critics: Positive = Field(2, description="Members of the critic's ensemble.")
+    critics: Positive = Field(4, description="Members of the critic's ensemble.")
     critic_subset: Positive | None = Field(
         None, description="Members, drawn at random, whose minimum is the aim (REDQ, arXiv:2101.05982); null: all."
     )
     critic_lr: PositiveFloat = Field(3e-4, description="The critic's learning rate (Adam).")
-    critic_warmup: NonNegative = Field(400, description="First steps, in which only the critic is trained.")
-    target_rate: Fraction = Field(0.005, description="How far Q_target moves towards Q in each step.")
+    critic_warmup: NonNegative = Field(1500, description="First steps, in which only the critic is trained.")
+    target_rate: Fraction = Field(
+        0.01, description="How far Q_target moves towards Q in each step; in the critic's warm-up they are equal."
+    )
     target_noise: float = Field(0.1, ge=0.0, description="Deviation of the noise on the actions after a chunk (TD3).")
     target_clip: PositiveFloat = Field(0.3, description="Limit of that noise.")
     cql_coef: float = Field(0.0, ge=0.0, description="Coefficient of the conservative term (CQL, arXiv:2006.04779).")
     cql_actions: Positive = Field(4, description="Random chunks, and as many near the actor's, in that term.")
-    actor_every: Positive = Field(2, description="Steps of the critic for one of the actor.")
+    actor_every: Positive = Field(4, description="Steps of the critic for one of the actor.")
 
     def work(self, chunk_size: int) -> UpdateWork:
         """The policy's passes alone, which are most of it where the policy is large."""
@@ -80,6 +83,22 @@ class OffPolicyConfig(AlgoConfigBase):
     @property
     def bootstrap_rule(self) -> BootstrapRule:
         return self.bootstrap
+
+    @property
+    def reads_state(self) -> bool:
+        return self.critic_reads == "state"
+
+    def check_simulator(self, spec: EnvSpec) -> None:
+        if self.reads_state and not spec.state_dim:
+            raise UserError(
+                f"algo.critic_reads=state, and env.name={spec.name} does not give its state: use images or features"
+            )
+
+    @model_validator(mode="after")
+    def _demonstrations_have_no_state(self) -> Self:
+        if self.demos and self.reads_state:
+            raise ValueError("critic_reads=state: demonstrations have no such state; use critic_reads=features")
+        return self
 
 
 class OffPolicyAlgorithm(ABC):

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+LEAST_Q = 0.2  # of a success that pays 1
+
 
 def chunk_return(rewards: Tensor, num_steps: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     """What n chunks earn, ``Σ_k γ^k r_k`` over their executed steps, and the discount ``γ^n`` of what follows.
@@ -39,12 +41,13 @@ def conservative_loss(q: Tensor, other: Tensor) -> Tensor:
 
 
 def td3_bc_loss(q: Tensor, actions: Tensor, recorded: Tensor, executed: Tensor, cloning: float) -> Tensor:
-    """TD3+BC (Fujimoto & Gu, arXiv:2106.06860): ``−λ mean Q + cloning · mean (π(s) − a)²``, ``λ = 1 / mean |Q|``.
+    """TD3+BC (Fujimoto & Gu, arXiv:2106.06860): ``−λ mean Q + cloning · mean (π(s) − a)²``.
 
-    λ has no gradient. The distance is the mean over the numbers of executed steps. Arguments as
+    ``λ = 1 / max(mean |Q|, LEAST_Q)`` has no gradient: where Q is about 0, its noise must not outweigh cloning. The
+    distance is the mean over the numbers of executed steps. Arguments as
     ``OffPolicyAlgorithm.actor_loss``.
     """
-    scale = q.detach().abs().mean().clamp(min=1e-6)
+    scale = q.detach().abs().mean().clamp(min=LEAST_Q)
     counted = executed[:, :, None].to(actions.dtype)
     distance = ((actions - recorded).square() * counted).sum() / (counted.sum() * actions.shape[2]).clamp(min=1.0)
     return -q.mean() / scale + cloning * distance

@@ -8,7 +8,7 @@ import numpy as np
 from envs.base.config import RealTimeConfig
 from envs.base.vector_env import VectorEnv
 from envs.base.wrapper import EnvWrapper
-from vla_rl.core.records import EpisodeSpec, StepResult
+from vla_rl.core.records import EpisodeSpec, Observation, StepResult
 
 
 def paced(env: VectorEnv, pace: RealTimeConfig | None) -> VectorEnv:
@@ -19,13 +19,15 @@ def paced(env: VectorEnv, pace: RealTimeConfig | None) -> VectorEnv:
 class RealTimeEnv(EnvWrapper):
     """Resets and chunks take as long as ``pace`` says; those of evaluations, which ask no robot, only what they take.
 
-    Environments that are stepped together are robots that move at the same time: the longest chunk counts.
+    Environments that are stepped together are robots that move at the same time: the longest chunk counts. A robot
+    stands still for its inference once after each observation, also where an expert then plays the chunk step by step.
     """
 
     def __init__(self, env: VectorEnv, pace: RealTimeConfig) -> None:
         super().__init__(env)
         self._pace = pace
         self._is_robot = np.zeros(env.num_envs, bool)
+        self._observed = np.zeros(env.num_envs, bool)  # since their last step
 
     def reset(self, env_ids: Sequence[int], episodes: Sequence[EpisodeSpec]) -> None:
         start = time.monotonic()
@@ -34,12 +36,19 @@ class RealTimeEnv(EnvWrapper):
         if self._is_robot[list(env_ids)].any():
             self._wait(start, self._pace.robot_seconds(episodes=1))
 
+    def observe(self, env_ids: Sequence[int], out: Observation) -> None:
+        super().observe(env_ids, out)
+        self._observed[list(env_ids)] = True
+
     def step(self, env_ids: Sequence[int], actions: np.ndarray) -> StepResult:
         start = time.monotonic()
         result = super().step(env_ids, actions)
-        of_robots = result.num_steps[self._is_robot[list(env_ids)]]
-        if of_robots.size:
-            self._wait(start, self._pace.robot_seconds(steps=int(of_robots.max()), chunks=1))
+        rows = np.asarray(env_ids)
+        robots = self._is_robot[rows]
+        if robots.any():
+            chunks = int(self._observed[rows[robots]].any())
+            self._wait(start, self._pace.robot_seconds(steps=int(result.num_steps[robots].max()), chunks=chunks))
+        self._observed[rows] = False
         return result
 
     def _wait(self, start: float, seconds: float) -> None:

@@ -85,6 +85,13 @@ class VectorEnv(ABC):
         Raises EnvError if the simulator does not know.
         """
 
+    def state(self, env_ids: Sequence[int]) -> np.ndarray:
+        """float32 [n, S], S = ``spec.state_dim``: what the simulator knows of its scene, for critics in training.
+
+        Raises EnvError if it is not given.
+        """
+        raise EnvError(f"env.name={self.spec.name} does not give its state: use algo.critic_reads=images or features")
+
     def bare_seconds(self, env_id: int) -> dict[str, float]:
         """What no faster implementation of the running episode would save, as far as that is known, in seconds.
 

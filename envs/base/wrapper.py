@@ -32,6 +32,9 @@ class EnvWrapper(VectorEnv):
     def expert_action(self, env_id: int) -> np.ndarray:
         return self._env.expert_action(env_id)
 
+    def state(self, env_ids: Sequence[int]) -> np.ndarray:
+        return self._env.state(env_ids)
+
     def bare_seconds(self, env_id: int) -> dict[str, float]:
         return self._env.bare_seconds(env_id)
 

@@ -17,7 +17,7 @@ import mujoco
 import numpy as np
 
 from envs.base import VectorEnv
-from envs.base.vector_env import EnvInstance
+from envs.base.vector_env import EnvError, EnvInstance
 from envs.libero.bootstrap import import_libero
 from envs.libero.config import LiberoConfig
 from envs.libero.expert.expert import Expert
@@ -25,7 +25,7 @@ from envs.libero.fast.rendering import Renderer
 from envs.libero.fast.stepping import SUBSTEPS
 from envs.libero.fast.task_model import SimState, TaskModel
 from envs.libero.protocol.conventions import NO_OP, pose
-from envs.libero.sequential_env import SequentialVectorEnv, env_spec
+from envs.libero.sequential_env import JOINTS, STATE_DIM, SequentialVectorEnv, env_spec
 from vla_rl.core.records import EpisodeSpec, Observation
 
 __all__ = ["LiberoVectorEnv", "env_spec", "make_env"]
@@ -117,6 +117,20 @@ class LiberoVectorEnv(SequentialVectorEnv[_Instance]):
         """1 while the gripper holds an object of the task's goal, else 0."""
         held = [instance.scene.model.holds_object(instance.state) for instance in map(self.instance, env_ids)]
         return np.asarray(held, np.float32)
+
+    def state(self, env_ids: Sequence[int]) -> np.ndarray:
+        """Place of the gripper, then positions and velocities of all joints, filled up with zeros: scenes differ."""
+        found = np.zeros((len(env_ids), STATE_DIM), np.float32)
+        for row, state in zip(found, (self.instance(env_id).state for env_id in env_ids), strict=True):
+            qpos, qvel = state.data.qpos, state.data.qvel
+            if len(qpos) > JOINTS:
+                raise EnvError(
+                    f"the scene has {len(qpos)} joint positions, more than {JOINTS}: use another critic_reads"
+                )
+            row[:3] = state.seen.eef_pos
+            row[3 : 3 + len(qpos)] = qpos
+            row[3 + JOINTS : 3 + JOINTS + len(qvel)] = qvel
+        return found
 
     def demo_state(self, env_id: int) -> dict[str, np.ndarray]:
         """What LIBERO's demonstration files hold in addition to images and action; see ``demonstrations``."""

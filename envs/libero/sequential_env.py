@@ -19,6 +19,9 @@ from envs.libero.protocol.tasks import STEP_LIMITS, LiberoTask, load_init_states
 from vla_rl.core.actions import ROBOSUITE, end_effector
 from vla_rl.core.records import EnvSpec, EpisodeSpec
 
+JOINTS = 128  # positions, and as many velocities; no scene of LIBERO has more
+STATE_DIM = 3 + 2 * JOINTS  # numbers of ``VectorEnv.state``
+
 
 def env_spec(config: LiberoConfig) -> EnvSpec:
     """The ``spec`` of the environments that ``config`` describes; imports LIBERO, but builds no task.
@@ -33,6 +36,7 @@ def env_spec(config: LiberoConfig) -> EnvSpec:
         name="libero",
         views=("agentview", "robot0_eye_in_hand") if config.wrist_camera else ("agentview",),
         image_size=config.image_size,
+        state_dim=STATE_DIM if config.implementation == "fast" else 0,
         proprio_dim=8 if config.proprio else 0,
         actions=end_effector(ROBOSUITE),
         max_episode_steps=config.max_episode_steps or STEP_LIMITS.get(base, max(STEP_LIMITS.values())),

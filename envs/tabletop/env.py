@@ -34,6 +34,7 @@ from envs.tabletop.world import World, advance
 from vla_rl.core.actions import end_effector
 from vla_rl.core.records import EnvSpec, EpisodeSpec, Observation, StepResult
 
+_STATE, _STATE_OF_BLOCK = 8, 3  # numbers of ``TabletopVectorEnv.state``
 PROPRIO_DIM = 5  # x, y, z of the finger tips in table widths, aperture 0..1, holding 0 or 1
 MIN_IMAGE_SIZE = 32  # below this a block is less than three pixels wide
 FRAME_SIZE = 192  # of recorded frames, which are drawn at this size, not enlarged
@@ -56,6 +57,7 @@ def env_spec(config: TabletopConfig) -> EnvSpec:
         max_episode_steps=config.max_episode_steps,
         instructions=tuple(task.instruction for task in list_tasks(config.tasks)),
         init_states=INIT_STATES,
+        state_dim=_STATE + _STATE_OF_BLOCK * (1 + config.distractors),
     )
 
 
@@ -114,6 +116,15 @@ class TabletopVectorEnv(SimulatorEnv[EnvInstance]):
         if self._config.latency_ms > 0.0:
             time.sleep(self._config.latency_ms * 1e-3 * int(num_steps.sum()))
         return StepResult(rewards, num_steps, success | failure, truncated, success)
+
+    def state(self, env_ids: Sequence[int]) -> np.ndarray:
+        """Finger tips, aperture, whether the target or another block is held, goal. Then each block's place, and
+        for how long the tips have been still over each."""
+        world, rows = self._world, list(env_ids)
+        held = world.held[rows]
+        alone = world.aperture[rows], held == 0, held > 0
+        blocks = world.blocks[rows].reshape(len(rows), -1), world.settled[rows]
+        return np.column_stack([world.tip[rows], *alone, world.goal[rows], *blocks]).astype(np.float32)
 
     def _scene(self, env_id: int) -> Scene:
         world = self._world

@@ -55,3 +55,5 @@ def test_the_actor_follows_the_critic_and_stays_near_executed_actions() -> None:
     loss.backward()
     assert torch.allclose(given[0].grad, torch.full((N,), -1 / N / np.abs(q).mean(), dtype=torch.float64))
     assert not given[1].grad[~torch.from_numpy(executed)].any(), "what was not executed is not cloned"
+    small = td3_bc_loss(0.01 * given[0], *given[1:], cloning=0.7).item()
+    assert small == pytest.approx(-0.01 * q.mean() / 0.2 + 0.7 * distance, abs=1e-10), "noise around 0 stays small"

@@ -17,8 +17,9 @@ from tests.learner.learner_tools import random_batch
 from tests.runtime_fakes import SPEC as SMALL
 from tests.runtime_fakes import A, K
 from vla_rl.config.loading import ConfigError, load_config
+from vla_rl.core.errors import UserError
 from vla_rl.core.machine import free_port
-from vla_rl.core.records import EnvSpec, SuperBatch
+from vla_rl.core.records import STATE, STATE_AFTER, EnvSpec, SuperBatch
 from vla_rl.learner.build import make_learner
 from vla_rl.learner.off_policy import OffPolicyLearner
 from vla_rl.learner.process_group import join_ranks
@@ -59,7 +60,8 @@ def test_a_share_of_each_batch_is_demonstrated(tmp_path: Path) -> None:
     env.close()
     learner = made("env.tasks=[reach]", f"algo.demos=[{tmp_path}/demos.hdf5]", "algo.demo_share=0.75", spec=env.spec)
     two = np.zeros(2, np.float32)
-    seen = np.zeros((2, 1, 64, 64, 3), np.uint8), np.zeros((2, env.spec.proprio_dim), np.float32), two
+    empty = np.zeros((2, 0), np.float32)
+    seen = np.zeros((2, 1, 64, 64, 3), np.uint8), np.zeros((2, env.spec.proprio_dim), np.float32), two, empty
     played = np.full((2, K, A), 2.0, np.float32), np.zeros((2, K), np.float32), np.full(2, K, np.int32)
     learner.memory.add([StoredEpisode(*seen, *played, task=0, success=False)])
     t = learner._drawn(None, np.random.default_rng(0))
@@ -117,7 +119,8 @@ def test_the_actor_moves_towards_what_the_critic_has_seen_to_earn(pays: bool) ->
     if pays:
         metrics = learner.update(batch)
         assert metrics["learner/explained_variance"] > 0.5
-    seen = learner._seen(Seen(batch.images[:1], batch.proprio[:1], batch.elapsed[:1]), batch.task[:1])
+    empty = np.zeros((1, 0), np.float32)
+    seen = learner._seen(Seen(batch.images[:1], batch.proprio[:1], batch.elapsed[:1], empty), batch.task[:1])
     means = learner._choices(seen, torch.zeros(1, K, A)).means
     assert means is not None
     if pays:
@@ -126,12 +129,91 @@ def test_the_actor_moves_towards_what_the_critic_has_seen_to_earn(pays: bool) ->
         assert abs(means.mean()) < 0.1
 
 
-def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    learner, again = made(), made()
+FROZEN = "policy.train_cameras=false", "algo.critic_reads=state"
+
+
+def with_states(batch: SuperBatch) -> SuperBatch:
+    """Numbers of very different sizes, one of which says what the chunk will earn."""
+    rng = np.random.default_rng(len(batch.rewards))
+    before, after = (rng.normal([5.0, 0.0, 1e4], [1.0, 1e-5, 300.0], (batch.num_chunks, 3)) for _ in range(2))
+    return replace(
+        batch, record=batch.record | {STATE: before.astype(np.float32), STATE_AFTER: after.astype(np.float32)}
+    )
+
+
+def test_frozen_cameras_read_each_image_once() -> None:
+    """The memory keeps what they make of it, and the policy answers as if it had seen the image."""
+    learner, batch = made(*FROZEN), with_states(acted())
+    before = weights(learner)
+    learner.update(batch)
+    (kept, *_) = learner.memory._episodes
+    assert kept.images.shape[1:] == (32,)
+    assert kept.images.dtype == np.float32
+    images = batch.images[batch.obs_row[: len(kept)]]
+    rest = kept.proprio[: len(kept)], kept.elapsed[: len(kept)], kept.state[: len(kept)]
+    tasks, record = np.full(len(kept), kept.task, np.int32), torch.zeros(len(kept), K, A)
+    with torch.no_grad():
+        ours, theirs = (
+            learner._choices(learner._seen(Seen(pixels, *rest), tasks), record).means
+            for pixels in (kept.images[: len(kept)], images)
+        )
+    assert ours is not None
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    learner.update(with_states(acted(1, version=1)))
+    moved = {name for name, x in weights(learner).items() if not np.array_equal(before[name], x)}
+    assert any(name.startswith("action_head") for name in moved)
+    assert not any(name.startswith("cameras") for name in moved)
+
+
+def test_the_critic_reads_the_simulators_state() -> None:
+    """Where nothing else tells what a chunk earns; numbers that hardly change do not explode."""
+    changes = "algo.updates_per_step=2", "algo.critic_lr=3e-3", "algo.critic_warmup=10000", "algo.gamma=0"
+    batch = with_states(acted())
+    batch.rewards[:] = 0.0
+    batch.rewards[:, 0] = batch.record[STATE][:, 2] > 1e4
+    found = {}
+    for reads in ("state", "features"):
+        learner = made("policy.train_cameras=false", f"algo.critic_reads={reads}", *changes)
+        constant = replace(batch, images=np.full_like(batch.images, 9), proprio=np.zeros_like(batch.proprio))
+        constant.record["actions"][:] = 0.0
+        for _ in range(2):
+            found[reads] = learner.update(constant)["learner/critic_loss"]
+    assert found["state"] < 0.2 * found["features"]
+
+
+def test_the_target_equals_the_critic_while_it_warms_up() -> None:
+    """And ratings begin at 0, for a chunk of any size in any state."""
+    learner = made("algo.critic_reads=features", "algo.critic_warmup=1000", "algo.target_rate=0.01")
+    critic = learner._made(32, K * A)
+    state = critic.state(learner._seen(*some_states(4)), torch.randn(4, 32))
+    assert not critic.rate(state, torch.randn(4, K, A)).any()
     learner.update(acted())
+    pairs = list(zip(critic.parameters(), learner._target.parameters(), strict=True))
+    assert critic.rate(state, torch.randn(4, K, A)).any()
+    assert all(torch.equal(online, target) for online, target in pairs)
+
+
+def some_states(n: int) -> tuple[Seen, np.ndarray]:
+    rng = np.random.default_rng(0)
+    proprio = rng.normal(size=(n, SPEC.proprio_dim)).astype(np.float32)
+    images = np.zeros((n, 1, 48, 48, 3), np.uint8)
+    return Seen(images, proprio, np.zeros(n, np.float32), np.zeros((n, 0), np.float32)), np.zeros(n, np.int32)
+
+
+def test_a_simulator_without_a_state_is_refused() -> None:
+    config = load_config(None, [*QUICK, *FROZEN])
+    config.algo.check_simulator(replace(SPEC, state_dim=3))
+    with pytest.raises(UserError, match=r"algo\.critic_reads=state.*does not give its state"):
+        config.algo.check_simulator(SPEC)
+
+
+@pytest.mark.parametrize("changes", [(), FROZEN])
+def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(tmp_path: Path, changes: tuple[str, ...]) -> None:
+    learner, again = made(*changes), made(*changes)
+    learner.update(with_states(acted()))
     learner.save(tmp_path)
     again.load(tmp_path)
-    ends = [x.update(acted(1, version=1)) for x in (learner, again)]
+    ends = [x.update(with_states(acted(1, version=1))) for x in (learner, again)]
     assert ends[0] == ends[1]
     assert all(np.array_equal(x, weights(again)[name]) for name, x in weights(learner).items())
 
@@ -143,6 +225,7 @@ def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(tmp_path: Path) ->
         ("learner.zero_stage=1", "trains on one rank"),
         ("train.reuse=2", "keeps episodes already"),
         ("env.image_size=50", "multiple of 16"),
+        ('algo={"name": "td3_bc", "critic_reads": "state", "demos": ["x"]}', "demonstrations have no such state"),
     ],
 )
 def test_what_cannot_follow_a_critic_is_refused(change: str, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from envs.base.demonstration_records import Demonstrations
 from tests.runtime_fakes import A, K, trajectory
 from vla_rl.core.errors import UserError
+from vla_rl.core.records import STATE, STATE_AFTER
 from vla_rl.replay.memory import ReplayMemory, StoredEpisode, episodes_of, episodes_of_demonstrations, joined
 from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.super_batch import collate
@@ -39,6 +41,22 @@ def test_a_transition_belongs_together() -> None:
     assert (t.after.proprio[:, 0] == row + 1)[t.continues].all()
     assert (t.continues == ((row < 2) | (number == 1))).all(), "a time limit's last observation has a value"
     assert (t.rewards.sum(axis=1) == ((row == 2) & (number != 1))).all()
+
+
+def test_states_belong_to_their_observations() -> None:
+    made = []
+    for number, truncated in enumerate((False, True)):
+        t = trajectory(training_episode(number, 0, 0), 3, truncated=truncated, success=not truncated)
+        before = 10 * number + np.arange(3, dtype=np.float32)[:, None]
+        made.append(replace(t, record=t.record | {STATE: before, STATE_AFTER: before + 1}))
+    batch = collate(made, 0, 100)
+    episodes = episodes_of(batch, np.zeros((6, K, A), np.float32), batch.truncated)
+    assert [e.state[:, 0].tolist() for e in episodes] == [[0, 1, 2], [10, 11, 12, 13]]
+    memory = ReplayMemory(1e9)
+    memory.add(episodes)
+    t = memory.sample(100, None, np.random.default_rng(0))
+    assert (t.after.state == t.before.state + 1)[t.continues].all()
+    assert memory.states().shape == (7, 1)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(None, 0.25), (0.5, 0.5), (0.9, 0.9), (0.0, 0.0)])

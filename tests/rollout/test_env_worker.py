@@ -16,7 +16,7 @@ from vla_rl.cluster.processes.faults import Crash, unreliable
 from vla_rl.core.errors import NotFiniteError
 from vla_rl.core.faults import VARIABLE, order
 from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
-from vla_rl.core.records import ActionBatch, Observation
+from vla_rl.core.records import STATE, STATE_AFTER, ActionBatch, Observation
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
 from vla_rl.replay.rules import StoreRules
 from vla_rl.replay.schedule import evaluation_episodes
@@ -60,16 +60,20 @@ def running(
     max_staleness=3,
     policy=None,
     final="truncated",
+    simulator=WorkloadVectorEnv,
+    keeps_state=False,
 ):
     """A started system; everything must end within seconds of being told to."""
     store = ReplayStore(StoreRules(batch_episodes, max_staleness, 2, 12, 0, iterations=1000))
     address = PoolAddress(str(tmp_path), "server0", workers, envs_per_worker)
     policy = policy or EpisodePolicy()
-    envs = [WorkloadVectorEnv(config, envs_per_worker) for _ in range(workers)]
+    envs = [simulator(config, envs_per_worker) for _ in range(workers)]
     create_pool(address, envs[0].spec, POLICY)
     server = InferenceServer(policy, ServerMailbox(address), BatchRule(workers * envs_per_worker, 0.002))
     players = [
-        EnvWorker(w, env, WorkerMailbox(address, w), store, POLICY, splits or envs_per_worker, final)
+        EnvWorker(
+            w, env, WorkerMailbox(address, w), store, POLICY, splits or envs_per_worker, final, keeps_state=keeps_state
+        )
         for w, env in enumerate(envs)
     ]
     system = System(store, players, policy, [threading.Thread(target=c.run) for c in (server, *players)])
@@ -83,6 +87,25 @@ def running(
         for thread in system.threads:
             thread.join(10.0)
             assert not thread.is_alive(), "a loop did not end"
+
+
+class WithState(WorkloadVectorEnv):
+    """Whose state is the number of the episode, and the control steps executed."""
+
+    def state(self, env_ids):
+        found = [self.instance(env_id) for env_id in env_ids]
+        return np.array([[instance.episode.id, instance.steps] for instance in found], np.float32)
+
+
+def test_the_simulators_state_is_recorded_around_each_chunk(tmp_path):
+    config = WorkloadConfig(max_episode_steps=21, length_spread=0.9)
+    with running(tmp_path, config, splits=1, simulator=WithState, keeps_state=True) as system:
+        batch = system.store.next_batch(20.0)
+    for b, rows in enumerate(map(slice, batch.offsets[:-1], batch.offsets[1:])):
+        steps = np.cumsum(batch.num_steps[rows])
+        assert (batch.record[STATE][rows, 0] == batch.record[STATE][rows, 0][0]).all(), b
+        assert batch.record[STATE_AFTER][rows, 1].tolist() == steps.tolist()
+        assert batch.record[STATE][rows, 1].tolist() == [0, *steps[:-1].tolist()]
 
 
 @pytest.mark.parametrize(("splits", "final"), [(1, "truncated"), (3, "truncated"), (3, "never"), (1, "always")])

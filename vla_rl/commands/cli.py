@@ -341,7 +341,12 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
         "draw the curves of one run, or compare several",
         (
             _option("runs", metavar="RUN", nargs="+", type=Path, help="run folder, or a copy of its metrics.jsonl"),
-            _option("--x", choices=("minutes", "steps", "episodes"), default="minutes", help="what to draw over"),
+            _option(
+                "--x",
+                choices=("minutes", "steps", "episodes", "robot-hours"),
+                default="minutes",
+                help="what to draw over",
+            ),
             _file("--output", "the picture", Path("curves.png")),
             _file(
                 "--animate",

@@ -77,6 +77,7 @@ def run_training(
     with announcing("checking simulator, policy and plan"):
         spec = env_spec(config.env)
         check_policy(config.policy, spec)
+        config.algo.check_simulator(spec)
         require_cluster(config.placement.ray_address)
         sweep_leftovers()  # of dead runs, before free memory is asked for
         plan = plan_run(config, spec)

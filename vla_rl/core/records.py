@@ -47,6 +47,7 @@ class EnvSpec:
         proprio_range: P pairs of limits between which proprioception usually lies; empty: -1 and 1.
         notes: what people should know before they trust a result, one sentence or list each.
         left_out: tasks that cannot be played here, one line with the reason each.
+        state_dim: S, numbers of ``VectorEnv.state``; 0 where the simulator does not give its state.
     """
 
     name: str
@@ -65,6 +66,7 @@ class EnvSpec:
     proprio_range: tuple[tuple[float, float], ...] = ()
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    state_dim: int = 0
 
     @property
     def action_dim(self) -> int:
@@ -149,6 +151,10 @@ BootstrapRule = Literal["truncated", "never", "always"]  # which episodes end wi
 # In the record of a run with a teacher: the expert's actions in physical units, float32 [K, A], and how many of them
 # were executed, int32; 0 where the policy acted.
 EXPERT, EXPERT_STEPS = "expert", "expert_steps"
+
+
+# In the record of a run whose critic reads the simulator's state: before each chunk and after it, float32 [S].
+STATE, STATE_AFTER = "state", "state_after"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The critic of off-policy algorithms: an ensemble that rates a chunk in a state.
 
-It reads images by an encoder of its own, or the policy's features, and in both cases proprioception, the elapsed time
-and the task. LayerNorm keeps the ratings of unseen chunks within bounds (RLPD, arXiv:2302.02948).
+It reads images by an encoder of its own, the policy's features or the simulator's state; in all cases also
+proprioception, the elapsed time and the task. LayerNorm keeps the ratings of unseen chunks within bounds (RLPD,
+arXiv:2302.02948).
 """
 
 from typing import Literal
@@ -15,27 +16,34 @@ from vla_rl.policies.base.policy import PolicyInput
 
 _TASK_WIDTH = 16
 _CAMERA_WIDTH, _CHANNELS = 128, 64
+_LEAST_DEVIATION = 1e-3  # meters, or radians
 
 
 class EnsembleCritic(nn.Module):
     """Q(s, a) of each member: [N, members]."""
 
     def __init__(
-        self, reads: Literal["images", "features"], spec: EnvSpec, features: int, chunk: int, members: int, width: int
+        self,
+        reads: Literal["images", "features", "state"],
+        spec: EnvSpec,
+        given: int,
+        chunk: int,
+        members: int,
+        width: int,
     ) -> None:
-        """``features``: numbers of the policy's; ``chunk``: of one chunk of actions."""
+        """``given``: numbers of the features or of the state; ``chunk``: of one chunk of actions."""
         super().__init__()
         images = len(spec.views), spec.image_size
         self.cameras = Cameras(*images, _CHANNELS, _CAMERA_WIDTH) if reads == "images" else None
         self.tasks = nn.Embedding(len(spec.instructions), _TASK_WIDTH)
-        seen = features if self.cameras is None else _CAMERA_WIDTH * len(spec.views)
-        self.scale = nn.LayerNorm(seen)
+        seen = given if self.cameras is None else _CAMERA_WIDTH * len(spec.views)
+        self.scale = Standardized(seen) if reads == "state" else nn.LayerNorm(seen)
         inputs = seen + spec.proprio_dim + 1 + _TASK_WIDTH + chunk
         self.members = nn.ModuleList(_network(inputs, width) for _ in range(members))
 
-    def state(self, seen: PolicyInput, features: Tensor) -> Tensor:
-        """[N, S], what all members read; ``features`` [N, F] of the policy."""
-        found = features.float() if self.cameras is None else self.cameras(seen.images)
+    def state(self, seen: PolicyInput, given: Tensor) -> Tensor:
+        """[N, S], what all members read; ``given`` [N, F]: the policy's features, or the simulator's state."""
+        found = given.float() if self.cameras is None else self.cameras(seen.images)
         known = seen.proprio.float(), seen.elapsed.float()[:, None], self.tasks(seen.task.long())
         return torch.cat([self.scale(found), *known], dim=1)
 
@@ -45,9 +53,33 @@ class EnsembleCritic(nn.Module):
         return torch.cat([member(inputs) for member in self.members], dim=1)
 
 
+class Standardized(nn.Module):
+    """Numbers of very different sizes, by the mean and the deviation that ``fit`` has found; until then as they are."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("deviation", torch.ones(size))
+
+    def fit(self, found: Tensor) -> None:
+        """Of float32 [n, size]. Numbers that hardly change there must not become large when they do."""
+        self.mean.copy_(found.mean(dim=0))
+        self.deviation.copy_(found.std(dim=0).clamp(min=_LEAST_DEVIATION))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.deviation
+
+
 def _network(inputs: int, width: int) -> nn.Sequential:
+    """Its ratings begin at 0: the aims of its first steps then hold rewards, and no random offset."""
+    rating = nn.Linear(width, 1)
+    nn.init.zeros_(rating.weight)
+    nn.init.zeros_(rating.bias)
     return nn.Sequential(
         *(nn.Linear(inputs, width), nn.LayerNorm(width), nn.GELU()),
         *(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()),
-        nn.Linear(width, 1),
+        rating,
     )

@@ -27,7 +27,7 @@ from vla_rl.core.augmentation import random_shift
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import EnvSpec, SuperBatch
 from vla_rl.core.tensor_files import load_tensors, moments_of, save_tensors, set_moments
-from vla_rl.learner.chunk_critic import EnsembleCritic
+from vla_rl.learner.chunk_critic import EnsembleCritic, Standardized
 from vla_rl.learner.trained_policy import TrainedPolicy
 from vla_rl.policies.base.policy import Policy, PolicyInput, PolicyOutput
 from vla_rl.replay.memory import (
@@ -66,7 +66,7 @@ class OffPolicyLearner(TrainedPolicy):
         if demos is not None:
             chunks, mask = demos.chunks(config.policy.chunk_size)
             actions = policy.normalized_actions(policy.encode(chunks, np.random.default_rng(config.seed)))
-            self._demos.add(episodes_of_demonstrations(demos, actions, mask, spec.max_episode_steps))
+            self._demos.add(self._kept(episodes_of_demonstrations(demos, actions, mask, spec.max_episode_steps)))
         self._critic: EnsembleCritic | None = None  # made when the number of the policy's features is known
         self._inputs = 0, 0  # these, and the numbers of a chunk
         self._target: EnsembleCritic
@@ -85,7 +85,7 @@ class OffPolicyLearner(TrainedPolicy):
             factor = self.config.learner.policy_lr_factor(batch.policy_version, 0, self.config.train.iterations)
             group = self._optimizer.param_groups[0]
             group["lr"] = group["peak_lr"] * factor
-            new = episodes_of(batch, self.policy.normalized_actions(batch.record), self._valued(batch))
+            new = self._kept(episodes_of(batch, self.policy.normalized_actions(batch.record), self._valued(batch)))
             metrics = self._surprise(new)
             self.memory.add(new)
             self._owed += c.updates_per_step * float(sum(e.num_steps.sum() for e in new))
@@ -99,6 +99,15 @@ class OffPolicyLearner(TrainedPolicy):
             metrics |= self.memory.metrics() | {"lr": group["lr"]}
             return {f"learner/{name}": value for name, value in metrics.items()}
 
+    def _kept(self, episodes: list[StoredEpisode]) -> list[StoredEpisode]:
+        """As the memory keeps them: what frozen weights make of the images replaces these, if no critic reads them."""
+        if self.algorithm.config.critic_reads == "images":
+            return episodes
+        with self._lease():
+            made = [self.policy.embedded(self._tensor(np.ascontiguousarray(e.images))) for e in episodes]
+        pairs = zip(episodes, made, strict=True)
+        return [e if x is None else replace(e, images=x.float().cpu().numpy()) for e, x in pairs]
+
     def _valued(self, batch: SuperBatch) -> np.ndarray:
         """bool [B]: which episodes' final observation has a value."""
         rule = self.algorithm.config.bootstrap
@@ -110,7 +119,7 @@ class OffPolicyLearner(TrainedPolicy):
         rng = np.random.default_rng((self.config.seed, number, _STREAM))
         drawn = self._drawn(c.critic_successes, rng)
         with self._lease(), self._timer.time("micro_batch", c.batch):
-            metrics = self._critic_step(drawn, rng)
+            metrics = self._critic_step(drawn, rng, 1.0 if number < c.critic_warmup else c.target_rate)
         if number >= c.critic_warmup and number % c.actor_every == 0:
             drawn = self._drawn(c.actor_successes, rng)
             with self._lease(), self._timer.time("step", 1):
@@ -119,7 +128,7 @@ class OffPolicyLearner(TrainedPolicy):
             metrics |= of_actor
         return metrics
 
-    def _critic_step(self, t: Transitions, rng: np.random.Generator) -> dict[str, float]:
+    def _critic_step(self, t: Transitions, rng: np.random.Generator, target_rate: float) -> dict[str, float]:
         c = self.algorithm.config
         before, after = self._seen(t.before, t.task), self._seen(t.after, t.task)
         actions, num_steps = self._tensor(t.actions), self._tensor(t.num_steps)
@@ -127,15 +136,16 @@ class OffPolicyLearner(TrainedPolicy):
             then = self._choices(after, actions)
             # unless the critic reads features or rates the actor's chunks, the state before needs no forward pass
             now = self._choices(before, actions) if c.critic_reads == "features" or c.cql_coef else then
-            critic = self._made(then.features.shape[1], actions[0].numel())
+            given = self._given(then, t.after.state)
+            critic = self._made(given.shape[1], actions[0].numel())
             noise = self._tensor(rng.normal(0, c.target_noise, t.actions.shape).astype(np.float32))
             chosen = (_means(then) + noise.clamp(-c.target_clip, c.target_clip)).clamp(-1.0, 1.0)
-            rated = self._target.rate(self._target.state(after, then.features), chosen)
+            rated = self._target.rate(self._target.state(after, given), chosen)
             if c.critic_subset is not None and c.critic_subset < c.critics:
                 rated = rated[:, rng.permutation(c.critics)[: c.critic_subset].tolist()]
             earned, discount = chunk_return(self._tensor(t.rewards), num_steps, c.gamma)
             aim = td_aim(earned, discount, rated, self._tensor(t.continues))
-        state = critic.state(before, now.features)
+        state = critic.state(before, self._given(now, t.before.state))
         q = critic.rate(state, actions)
         other = self._rated_others(critic, state, _means(now), rng) if c.cql_coef else None
         loss = self.algorithm.critic_loss(q, aim, other)
@@ -147,7 +157,7 @@ class OffPolicyLearner(TrainedPolicy):
         self._adam.step()
         with torch.no_grad():
             for target, online in zip(self._target.parameters(), critic.parameters(), strict=True):
-                target.lerp_(online, c.target_rate)
+                target.lerp_(online, target_rate)
         return metrics
 
     def _rated_others(self, critic: EnsembleCritic, state: Tensor, means: Tensor, rng: np.random.Generator) -> Tensor:
@@ -163,7 +173,7 @@ class OffPolicyLearner(TrainedPolicy):
         output = self._engine(before, {"actions": actions}, self._temperature)
         means = _means(output)
         with torch.no_grad():
-            state = self._critic.state(before, output.features)
+            state = self._critic.state(before, self._given(output, t.before.state))
         self._critic.requires_grad_(False)
         q = self._critic.rate(state, means).mean(dim=1)
         self._critic.requires_grad_(True)
@@ -188,10 +198,11 @@ class OffPolicyLearner(TrainedPolicy):
         rated, earned = [], []
         for e in new:
             n = len(e)
-            seen = self._seen(Seen(e.images[:n], e.proprio[:n], e.elapsed[:n]), np.full(n, e.task, np.int32))
-            actions = self._tensor(e.actions)
+            known = Seen(e.images[:n], e.proprio[:n], e.elapsed[:n], e.state[:n])
+            seen, actions = self._seen(known, np.full(n, e.task, np.int32)), self._tensor(e.actions)
             with torch.no_grad():
-                q = self._critic.rate(self._critic.state(seen, self._choices(seen, actions).features), actions)
+                given = self._given(self._choices(seen, actions), known.state)
+                q = self._critic.rate(self._critic.state(seen, given), actions)
             rated.append(q.mean(dim=1).cpu().numpy())
             gains, discounts = chunk_return(
                 self._tensor(e.rewards), self._tensor(e.num_steps), self.algorithm.config.gamma
@@ -208,6 +219,10 @@ class OffPolicyLearner(TrainedPolicy):
         output: PolicyOutput = self._engine(seen, {"actions": actions}, self._temperature)
         return output
 
+    def _given(self, output: PolicyOutput, state: np.ndarray) -> Tensor:
+        """[N, F], what the critic reads of the policy, or of the simulator."""
+        return self._tensor(state) if self.algorithm.config.critic_reads == "state" else output.features
+
     @property
     def _temperature(self) -> float:
         return self.config.policy.temperature  # which no mean depends on
@@ -218,8 +233,9 @@ class OffPolicyLearner(TrainedPolicy):
         shown = round(c.demo_share * c.batch) if len(self._demos) else 0
         parts = [self.memory.sample(c.batch - shown, successes, rng)] if shown < c.batch else []
         t = joined([*parts, *([self._demos.sample(shown, None, rng)] if shown else [])])
-        shift = c.shift
-        before, after = (replace(s, images=random_shift(s.images, shift, rng)) for s in (t.before, t.after))
+        if t.before.images.dtype != np.uint8:  # embedded: there is nothing left to be moved
+            return t
+        before, after = (replace(s, images=random_shift(s.images, c.shift, rng)) for s in (t.before, t.after))
         return replace(t, before=before, after=after)
 
     def _seen(self, seen: Seen, task: np.ndarray) -> PolicyInput:
@@ -228,13 +244,15 @@ class OffPolicyLearner(TrainedPolicy):
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _made(self, features: int, chunk: int) -> EnsembleCritic:
+    def _made(self, given: int, chunk: int) -> EnsembleCritic:
         if self._critic is None:
             c = self.algorithm.config
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.config.seed)
-                made = EnsembleCritic(c.critic_reads, self._spec, features, chunk, c.critics, c.critic_width)
-            self._inputs = features, chunk
+                made = EnsembleCritic(c.critic_reads, self._spec, given, chunk, c.critics, c.critic_width)
+            if isinstance(made.scale, Standardized):
+                made.scale.fit(torch.from_numpy(self.memory.states()))
+            self._inputs = given, chunk
             self._critic = made.to(self._device)
             self._target = copy.deepcopy(self._critic).requires_grad_(False)
             self._adam = torch.optim.Adam(self._critic.parameters(), lr=c.critic_lr)
@@ -257,14 +275,14 @@ class OffPolicyLearner(TrainedPolicy):
         for key, tensor in load_tensors(folder / _CRITIC, self._device).items():
             part, _, name = key.partition(".")
             parts[part][name] = tensor
-        step, self._owed, features, chunk = parts["count"]["all"].tolist()
+        self.memory.load(folder / _MEMORY)
+        step, self._owed, given, chunk = parts["count"]["all"].tolist()
         self._step = int(step)
         if "online" in parts:
-            made = self._made(int(features), int(chunk))
+            made = self._made(int(given), int(chunk))
             made.load_state_dict(parts["online"])
             self._target.load_state_dict(parts["target"])
             set_moments(self._adam, parts["adam"])
-        self.memory.load(folder / _MEMORY)
 
 
 def _means(output: PolicyOutput) -> Tensor:

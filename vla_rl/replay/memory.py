@@ -18,16 +18,17 @@ import numpy as np
 from envs.base.demonstration_records import Demonstrations
 from vla_rl.core.errors import UserError
 from vla_rl.core.postponed import write
-from vla_rl.core.records import Array, SuperBatch
+from vla_rl.core.records import STATE, STATE_AFTER, Array, SuperBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Observations of n transitions."""
 
-    images: Array  # uint8 [n, V, H, W, 3]
+    images: Array  # uint8 [n, V, H, W, 3], or float32 [n, E], what frozen parts of the policy make of them
     proprio: Array  # float32 [n, P]
     elapsed: Array  # float32 [n]
+    state: Array  # float32 [n, S]; S is 0 unless the critic reads the simulator's state
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,10 @@ class Transitions:
 class StoredEpisode:
     """One episode of n chunks. It has n + 1 observations if the last chunk's next one has a value, else n."""
 
-    images: Array  # uint8 [n or n + 1, V, H, W, 3]
+    images: Array  # [n or n + 1, ...], see ``Seen``
     proprio: Array  # float32 [n or n + 1, P]
     elapsed: Array  # float32 [n or n + 1]
+    state: Array  # float32 [n or n + 1, S]
     actions: Array  # float32 [n, K, A], normalized
     rewards: Array  # float32 [n, K]
     num_steps: Array  # int32 [n]
@@ -65,7 +67,7 @@ class StoredEpisode:
 
 
 _ARRAYS = tuple(f.name for f in fields(StoredEpisode) if f.type is Array)
-_OBSERVED = "images", "proprio", "elapsed"
+_OBSERVED = "images", "proprio", "elapsed", "state"
 
 
 def episodes_of(batch: SuperBatch, actions: Array, valued: Array) -> list[StoredEpisode]:
@@ -77,14 +79,17 @@ def episodes_of(batch: SuperBatch, actions: Array, valued: Array) -> list[Stored
     found = []
     for b in range(batch.new_episodes):
         rows = slice(batch.offsets[b], batch.offsets[b + 1])
-        seen = batch.obs_row[rows]
+        seen, state = batch.obs_row[rows], _states(batch, rows)
         if valued[b] and batch.final_obs_row[b] >= 0:
             seen = np.append(seen, batch.final_obs_row[b])
+        else:
+            state = state[:-1]
         found.append(
             StoredEpisode(
                 images=batch.images[seen],
                 proprio=batch.proprio[seen],
                 elapsed=batch.elapsed[seen],
+                state=state,
                 actions=actions[rows].copy(),
                 rewards=batch.rewards[rows].copy(),
                 num_steps=batch.num_steps[rows].copy(),
@@ -93,6 +98,13 @@ def episodes_of(batch: SuperBatch, actions: Array, valued: Array) -> list[Stored
             )
         )
     return found
+
+
+def _states(batch: SuperBatch, rows: slice) -> Array:
+    """float32 [n + 1, S] of an episode of n chunks."""
+    if STATE not in batch.record:
+        return np.zeros((rows.stop - rows.start + 1, 0), np.float32)
+    return np.concatenate([batch.record[STATE][rows], batch.record[STATE_AFTER][rows][-1:]])
 
 
 def episodes_of_demonstrations(demos: Demonstrations, actions: Array, mask: Array, horizon: int) -> list[StoredEpisode]:
@@ -116,6 +128,7 @@ def episodes_of_demonstrations(demos: Demonstrations, actions: Array, mask: Arra
                     images=demos.images[rows],
                     proprio=demos.proprio[rows],
                     elapsed=((np.arange(first, end, size) - start) / horizon).astype(np.float32),
+                    state=np.zeros((len(num_steps), 0), np.float32),
                     actions=actions[rows],
                     rewards=rewards,
                     num_steps=num_steps,
@@ -167,6 +180,10 @@ class ReplayMemory:
             weights[~self._succeeded] *= (1 - successes) / self._chunks[~self._succeeded].sum()
         episode = rng.choice(len(weights), size=count, p=weights / weights.sum())
         return _gathered([self._episodes[e] for e in episode], rng.integers(self._chunks[episode]))
+
+    def states(self) -> Array:
+        """float32 [n, S]: those of all observations."""
+        return np.concatenate([episode.state for episode in self._episodes])
 
     def metrics(self) -> dict[str, float]:
         """Figures of what is kept."""

@@ -23,6 +23,8 @@ from vla_rl.core.ipc.mailbox import WorkerMailbox
 from vla_rl.core.records import (
     EXPERT,
     EXPERT_STEPS,
+    STATE,
+    STATE_AFTER,
     ActionBatch,
     BootstrapRule,
     EpisodeResult,
@@ -64,6 +66,7 @@ class EnvWorker:
         bootstrap_rule: BootstrapRule = "truncated",  # which episodes are observed once more, to bootstrap from that
         lease: DeviceLease = nullcontext,  # of the simulator's device, if others share it
         teacher: TeacherRule | None = None,  # when the expert plays a chunk; None: never
+        keeps_state: bool = False,  # whether the simulator's state around each chunk is recorded
     ) -> None:
         self.worker = worker
         self.env = env
@@ -75,6 +78,7 @@ class EnvWorker:
         self._bootstrap_rule = bootstrap_rule
         self._lease = lease
         self._teacher = None if teacher is None else Teacher(teacher, env, policy.chunk_size)
+        self._keeps_state = keeps_state
         self._splits = [[int(e) for e in part] for part in np.array_split(np.arange(env.num_envs), splits)]
         self._running: dict[int, Recording] = {}  # by env id
         self._answered: set[int] = set()
@@ -186,16 +190,18 @@ class EnvWorker:
             return
         moving = [env_ids[i] for i in rows.tolist()]
         with self._lease(), self.meter.time("simulate") as call:
+            states = self._states(STATE, moving)
             taught = self._teach(moving, versions[rows])
             actions = batch.actions[rows]
             result = self._step(moving, actions, taught)
             executed = int(result.num_steps.sum())
             call.size = executed / self._policy.chunk_size  # in whole chunks: an episode may end within one
+            states |= self._states(STATE_AFTER, moving)
             self._record_progress([e for e in moving if self._running[e].episode.evaluation])
         for i, env_id in enumerate(moving):
             if env_id in taught:
                 actions[i] = taught[env_id].actions
-        self._record_decisions(moving, batch, versions, rows, taught)
+        self._record_decisions(moving, batch, versions, rows, taught, states)
         self._require_finite("rewarded", moving, result.rewards)
         self.meter.count("env_steps", executed)
         self.meter.count("chunks", len(moving))
@@ -260,15 +266,20 @@ class EnvWorker:
         versions: np.ndarray,
         rows: np.ndarray,
         taught: Mapping[int, Taught],
+        states: Mapping[str, np.ndarray],  # [n, S] of each name
     ) -> None:
-        for env_id, i in zip(env_ids, rows.tolist(), strict=True):
-            record = take_rows(batch.record, i)
+        for n, (env_id, i) in enumerate(zip(env_ids, rows.tolist(), strict=True)):
+            record = take_rows(batch.record, i) | take_rows(states, n)
             if self._teacher is not None:
                 played = taught.get(env_id)
                 record[EXPERT] = np.zeros_like(batch.actions[i]) if played is None else played.actions
                 record[EXPERT_STEPS] = np.array(0 if played is None else played.outcome.num_steps[0], np.int32)
             decision = (record, batch.logprobs[i], float(batch.values[i]), int(versions[i]))
             self._running[env_id].decisions.append(decision)
+
+    def _states(self, name: str, env_ids: list[int]) -> dict[str, np.ndarray]:
+        """The simulator's states now, under the name that they have in the record; nothing if none are kept."""
+        return {name: self.env.state(env_ids)} if self._keeps_state else {}
 
     def _record_progress(self, env_ids: list[int]) -> None:
         if not env_ids or not self._has_potential:

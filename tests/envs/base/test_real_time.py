@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from envs import make_env
+from envs.base import empty_observation
 from envs.base.config import RealTimeConfig
 from envs.base.real_time import RealTimeEnv, paced
 from envs.tabletop.config import TabletopConfig
@@ -33,10 +34,13 @@ def test_training_episodes_take_a_robots_time(evaluation: bool, monkeypatch: pyt
     assert expected.num_steps.max() == 4
     start = time.monotonic()
     slow.reset([0, 1], episodes)
+    slow.observe([0, 1], empty_observation(slow.spec, 2))
     found = slow.step([0, 1], actions)
     assert len(slept) == (0 if evaluation else 2)
     if not evaluation:
         assert time.monotonic() - start >= 0.2 / 2 + (0.06 + 4 / 50) / 2
+        slow.step([0, 1], actions[:, :1])
+        assert slept[-1] <= 1 / 50 / 2, "as a chunk that an expert plays step by step: no inference between"
     for name in ("rewards", "num_steps", "terminated", "truncated", "success"):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
     for env in (plain, slow):

@@ -9,6 +9,7 @@ from envs.libero.env import LiberoVectorEnv, env_spec
 from envs.libero.protocol.conventions import to_robosuite
 from envs.libero.protocol.suites import select_tasks
 from envs.libero.protocol.tasks import STEP_LIMITS, load_init_states, suite_tasks
+from envs.libero.sequential_env import JOINTS
 from tests.envs.libero.libero_exactness import make, random_actions
 from vla_rl.core.records import EpisodeSpec
 
@@ -108,6 +109,20 @@ def test_environments_of_one_model_do_not_disturb_each_other():
     assert not np.array_equal(view.images[1], single.images[0])
     together.close()
     alone.close()
+
+
+def test_the_state_is_that_of_the_physics_engine():
+    env = make(num_envs=2)
+    env.reset([1], [EpisodeSpec(id=0, task=0, seed=3)])
+    (first,) = env.state([1])
+    data = env.instance(1).state.data
+    assert (first.shape, first.dtype) == ((env.spec.state_dim,), np.float32)
+    assert np.array_equal(first[3 : 3 + len(data.qpos)], data.qpos.astype(np.float32))
+    assert np.count_nonzero(first) <= 3 + len(data.qpos) + len(data.qvel), "the rest is filled up"
+    env.step([1], random_actions(1, 4)[None])
+    (later,) = env.state([1])
+    assert (later[3 + JOINTS :][:7] != first[3 + JOINTS :][:7]).all(), "velocities of the arm"
+    env.close()
 
 
 def test_the_time_limit_truncates_within_a_chunk():

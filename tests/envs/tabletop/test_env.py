@@ -206,3 +206,18 @@ def test_speed_on_one_core() -> None:
         for env_id in np.flatnonzero(result.terminated | result.truncated).tolist():
             start(env, env_id=env_id, seed=steps, task=steps % 12)
     assert steps / (time.process_time() - begin) > 2000
+
+
+def test_the_state_tells_where_everything_is() -> None:
+    env = make("reach", 2, distractors=2)
+    start(env, 0)
+    first = env.state([0])
+    assert first.shape == (1, env.spec.state_dim)
+    assert first.dtype == np.float32
+    assert np.allclose(first[0, :3], env._world.tip[0])
+    assert np.allclose(first[0, 8:14], env._world.blocks[0].ravel())
+    act(env, (1.0, 0.0, 0.0, 1.0))
+    moved = np.flatnonzero(env.state([0])[0] != first[0])
+    assert 0 in moved, "the finger tips, along x"
+    assert not set(moved) & set(range(8, 14)), "the blocks lie still"
+    env.close()

@@ -69,6 +69,7 @@ class EnvWorkerProcess(Traced):
             bootstrap_rule=config.algo.bootstrap_rule if config.world_model is None else "always",
             lease=device_lease(self._process, self._lock_server, self.spans),
             teacher=config.algo.teacher,
+            keeps_state=config.algo.reads_state,
         )
         self._worker.meter.observer, self._worker.meter.spans = progress, self.spans
         try:

@@ -156,6 +156,13 @@ class Policy(nn.Module, ABC):
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of the value head."""
 
+    def embedded(self, images: Tensor) -> Tensor | None:
+        """[n, E]: what frozen weights make of uint8 images [n, V, H, W, 3]. It may stand for them in ``PolicyInput``.
+
+        None where no weights are frozen between the images and the rest.
+        """
+        return None
+
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name. A weight sync transfers these."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}

@@ -17,6 +17,11 @@ class SmallGaussianConfig(GaussianPolicyConfig):
     name: Literal["gaussian"] = "gaussian"
     channels: Positive = Field(64, description="Numbers that a patch of 8x8 pixels becomes.")
     width: Positive = Field(256, description="Width of the layers after that.")
+    train_cameras: bool = Field(
+        True,
+        description="Whether the weights that read images are trained. false: an off-policy learner whose critic reads "
+        "features or state passes each image through them once.",
+    )
 
     def check_images(self, env: EnvSpec) -> None:
         """Raise UserError if the simulator's images cannot be divided into patches."""

@@ -25,6 +25,7 @@ class SmallGaussian(GaussianPolicy):
     def __init__(self, config: SmallGaussianConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec, width=config.width)
         self.cameras = Cameras(len(spec.views), spec.image_size, config.channels, config.width)
+        self.cameras.requires_grad_(config.train_cameras)
         self.tasks = nn.Embedding(len(spec.instructions), _TASK_WIDTH)
         inputs = config.width * len(spec.views) + _TASK_WIDTH + spec.proprio_dim
         self.join = nn.Sequential(
@@ -32,6 +33,12 @@ class SmallGaussian(GaussianPolicy):
         )
 
     def features(self, seen: PolicyInput) -> Tensor:
-        known = self.tasks(seen.task.long()), seen.proprio.to(self.action_head.weight.dtype)
-        features: Tensor = self.join(torch.cat([self.cameras(seen.images), *known], dim=1))
+        dtype, images = self.action_head.weight.dtype, seen.images
+        found = images.to(dtype) if images.ndim == 2 else self.cameras(images)  # the first: from ``embedded``
+        known = self.tasks(seen.task.long()), seen.proprio.to(dtype)
+        features: Tensor = self.join(torch.cat([found, *known], dim=1))
         return features
+
+    @torch.no_grad()
+    def embedded(self, images: Tensor) -> Tensor | None:
+        return None if self.config.train_cameras else self.cameras(images)

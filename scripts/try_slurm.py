@@ -100,8 +100,8 @@ def end(job: Job, hosts: list[Host]) -> None:
     before = [record for record in job.records() if record["iteration"] <= saved]
     say(f"{len(job.records())} iterations; the newest checkpoint is of iteration {saved}")
     job.wait_for(lambda now: now["JobState"] == "RUNNING", "the requeued job")
-    seen = (job.run / "metrics.jsonl").stat()
-    job.wait_for(lambda _: (job.run / "metrics.jsonl").stat() != seen, "an iteration of the second part")
+    written = (job.run / "metrics.jsonl").stat().st_mtime_ns  # a resume writes it anew
+    job.wait_for(lambda _: (job.run / "metrics.jsonl").stat().st_mtime_ns != written, "the second part")
     job.wait_for(lambda _: len(job.records()) >= saved + 2, "two iterations of the second part")
     check(all(host.processes()["raylet"] for host in hosts), "Ray runs on both hosts again")
     command("scancel", str(job.number))

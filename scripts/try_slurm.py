@@ -25,7 +25,12 @@ from slurm_cluster import WORK, Host, command, run_inside, start_cluster, wait_f
 CODE = Path(__file__).resolve().parents[1]
 EPISODES = 16  # of an iteration
 # a run whose end no time limit of minutes sees
-RUN: tuple[str, ...] = ("train.iterations=5000", f"train.batch_episodes={EPISODES}", "train.eval_every=0", "train.eval_start=false")
+RUN: tuple[str, ...] = (
+    "train.iterations=5000",
+    f"train.batch_episodes={EPISODES}",
+    "train.eval_every=0",
+    "train.eval_start=false",
+)
 RUN += ("placement.env_workers=2", "placement.envs_per_worker=8")
 TEMPLATE = str(CODE / "deploy/slurm.sbatch")
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 def _config(tmp_path, **groups) -> RunConfig:
     base = {
         "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5, "step_ms": 1.0},
-        "policy": {"size": "nano"},
+        "policy": {"name": "openvla_oft", "size": "nano"},
         "train": {"iterations": 3, "batch_episodes": 6, "eval_episodes": 4, "eval_every": 2, "checkpoint_every": 2},
         "placement": {"env_workers": 2, "envs_per_worker": 2},
         "log": {"dir": str(tmp_path), "name": "run", "video": False},

@@ -1,12 +1,13 @@
-"""What the site (mkdocs.yml) needs beside Markdown: the page of docstrings, and links that leave docs/."""
+"""What the site (mkdocs.yml) needs beside Markdown: pages made from the source, and links that leave docs/."""
 
 import ast
 import re
+import sys
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-REFERENCE = "reference.md"
+REFERENCE, ERRORS = "reference.md", "errors.md"
 _INTRODUCTION = """# API by docstrings
 
 What `vla_rl` exports, then what parts of your own are made from. [The guide](api.md) shows how they are used.
@@ -19,10 +20,17 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the page of docstrings. It is no file in docs/, where a reader without the site would see only its names."""
+    """Adds the page of docstrings and that of error messages.
+
+    The first is no file in docs/, where a reader without the site would see only its names; the second serves a search.
+    """
     from mkdocs.structure.files import File
 
-    files.append(File.generated(config, REFERENCE, content=reference_page()))
+    sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads this file alone
+    from error_messages import errors_page
+
+    for name, content in ((REFERENCE, reference_page()), (ERRORS, errors_page())):
+        files.append(File.generated(config, name, content=content))
     return files
 
 

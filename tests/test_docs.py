@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
-from scripts import draw_concepts, site_hooks
+from scripts import draw_concepts, error_messages, site_hooks
 from tests import ROOT
 from vla_rl import ConfigError, load_config
 from vla_rl.commands.cli import make_parser
@@ -162,7 +162,7 @@ class TestTheSite:
         nav = re.search(r"^nav:\n.*", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE | re.DOTALL)
         assert nav is not None
         pages = set(re.findall(r"[\w/]+\.md", nav[0]))
-        assert pages == {named(page) for page in PAGES} | {site_hooks.REFERENCE}
+        assert pages == {named(page) for page in PAGES} | {site_hooks.REFERENCE, site_hooks.ERRORS}
 
     def test_the_page_of_docstrings_names_what_is_exported(self) -> None:
         import vla_rl
@@ -170,6 +170,14 @@ class TestTheSite:
         directives = re.findall(r"^::: vla_rl\.([\w.]+)\.(\w+)$", site_hooks.reference_page(), re.MULTILINE)
         shown = {name: module for module, name in directives}
         assert {name: vla_rl._HOMES.get(name, "commands.api") for name in vla_rl.__all__}.items() <= shown.items()
+
+    def test_error_messages_are_those_of_the_source(self) -> None:
+        source = "raise UserError(f'a={a!r}: no such [a]; ' + f'use {b} or c' if d else e)\n"
+        source += "yield Problem(('a',), 'too *large* here', a)"
+        assert sorted(error_messages.messages(source)) == [r"a=…: no such \[a\]; use … or c", r"too \*large\* here"]
+        page = error_messages.errors_page()
+        assert page.count("\n* ") > 300
+        assert "* no config given: name one, such as \\`vla-rl train libero\\_ppo\\`" in page
 
     @pytest.mark.parametrize(
         ("page", "link", "outside"),

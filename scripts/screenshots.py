@@ -14,13 +14,14 @@ from typing import Literal
 from axe_playwright_python.sync_playwright import Axe
 from markdown_it import MarkdownIt
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 from rich.console import Console
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs/assets/screens"
 TERMINAL_COLUMNS = 80
+PATIENCE_MS = 180_000  # a page of films is drawn without a GPU
 WIDE, NARROW = 1280, 420  # pixels: a laptop, a telephone
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
@@ -45,6 +46,7 @@ class Screen:
     height: int  # pixels from the top; what lies below is not in the picture
     themes: tuple[Literal["light", "dark"], ...] = THEMES
     checked: bool = True  # by axe
+    part: str | None = None  # a selector, of what is in the picture alone
 
 
 def main() -> int:
@@ -58,14 +60,14 @@ def main() -> int:
         if not path.is_file():
             sys.exit(f"{path} does not exist: {made_by}")
     args.output.mkdir(parents=True, exist_ok=True)
-    pages = {"readme": ROOT / "README.screens.html", "terminal": args.output / "terminal.svg"}
+    pages = {"readme": ROOT / "README.screens.html", "terminal": args.output / "terminal.html"}
     pages["readme"].write_text(readme_page(ROOT / "README.md"))
     pages["terminal"].write_text(terminal_picture(args.run))
     screens = [
         Screen("report_wide", report.as_uri(), WIDE, 2400),
         Screen("report_narrow", report.as_uri(), NARROW, 2400),
         Screen("readme", pages["readme"].as_uri(), WIDE, 2400, ("light",), checked=False),
-        Screen("terminal", pages["terminal"].as_uri(), 900, 560, ("dark",), checked=False),
+        Screen("terminal", pages["terminal"].as_uri(), 900, 560, ("dark",), checked=False, part="svg"),
         Screen("site", site.as_uri(), WIDE, 900, checked=False),
     ]
     try:
@@ -81,7 +83,7 @@ def main() -> int:
 @contextmanager
 def chromium(path: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--force-color-profile=srgb"])
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         try:
             yield browser
         finally:
@@ -92,11 +94,11 @@ def take(browser: Browser, screen: Screen, folder: Path) -> list[str]:
     """One picture for each theme. Returns what axe objects to, a line each."""
     found = []
     for theme in screen.themes:
-        page = browser.new_page(viewport={"width": screen.width, "height": 900}, color_scheme=theme)
+        page = browser.new_page(viewport={"width": screen.width, "height": screen.height}, color_scheme=theme)
         page.goto(screen.address, wait_until="load")
         page.wait_for_timeout(500)  # fonts, and the first frames of films
         name = f"{screen.name}_{theme}"
-        save(page, screen, folder / f"{name}.webp")
+        save(page.locator(screen.part) if screen.part else page, folder / f"{name}.webp")
         if screen.checked:
             result = Axe().run(page)
             found += [
@@ -106,9 +108,9 @@ def take(browser: Browser, screen: Screen, folder: Path) -> list[str]:
     return found
 
 
-def save(page: Page, screen: Screen, path: Path) -> None:
-    with Image.open(io.BytesIO(page.screenshot(full_page=True))) as image:
-        image.crop((0, 0, image.width, min(image.height, screen.height))).save(path, quality=80, method=6)
+def save(seen: Page | Locator, path: Path) -> None:
+    with Image.open(io.BytesIO(seen.screenshot(timeout=PATIENCE_MS))) as image:
+        image.save(path, quality=80, method=6)
     print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
 
 
@@ -120,8 +122,8 @@ def readme_page(path: Path) -> str:
 
 
 def terminal_picture(run: Path) -> str:
-    """What ``vla-rl watch`` shows in a terminal of 80 columns, as SVG."""
-    command = f"stty cols {TERMINAL_COLUMNS} rows 40; .venv/bin/vla-rl watch --once '{run.resolve()}'"
+    """What ``vla-rl watch`` shows in a terminal of 80 columns: a page with an SVG."""
+    command = f"stty cols {TERMINAL_COLUMNS} rows 40; .venv/bin/vla-rl watch --once '{run}'"
     env = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     done = subprocess.run(["script", "-qec", command, "/dev/null"], cwd=ROOT, env=env, capture_output=True, check=True)
     console = Console(width=TERMINAL_COLUMNS, record=True, file=io.StringIO(), force_terminal=True)

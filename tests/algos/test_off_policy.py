@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from algos import make_algorithm
-from algos.off_policy import OffPolicyAlgorithm
+from algos.off_policy import Acted, GradientAlgorithm
+from algos.sac import SACConfig
 from algos.td3_bc import TD3BCConfig
-from algos.td_losses import chunk_return, conservative_loss, td3_bc_loss, td_aim, td_loss
+from algos.td_losses import alpha_loss, chunk_return, conservative_loss, td3_bc_loss, td_aim, td_loss
 
 N, K, A, M = 7, 4, 3, 2
 
@@ -38,7 +39,7 @@ def test_losses_of_the_critic_equal_loops() -> None:
     assert td_loss(torch.from_numpy(q), torch.from_numpy(aim)).item() == pytest.approx(squares, abs=1e-10)
     assert conservative_loss(torch.from_numpy(q), torch.from_numpy(other)).item() == pytest.approx(conservative, 1e-6)
     algorithm = make_algorithm(TD3BCConfig(cql_coef=0.3))
-    assert isinstance(algorithm, OffPolicyAlgorithm)
+    assert isinstance(algorithm, GradientAlgorithm)
     both = algorithm.critic_loss(*map(torch.from_numpy, (q, aim, other)))
     assert both.item() == pytest.approx(squares + 0.3 * conservative, abs=1e-6)
 
@@ -57,3 +58,55 @@ def test_the_actor_follows_the_critic_and_stays_near_executed_actions() -> None:
     assert not given[1].grad[~torch.from_numpy(executed)].any(), "what was not executed is not cloned"
     small = td3_bc_loss(0.01 * given[0], *given[1:], cloning=0.7).item()
     assert small == pytest.approx(-0.01 * q.mean() / 0.2 + 0.7 * distance, abs=1e-10), "noise around 0 stays small"
+
+
+@pytest.mark.parametrize("in_aim", [False, True])
+def test_the_soft_actor_follows_the_critic_and_its_entropy(in_aim: bool) -> None:
+    rng = np.random.default_rng(2)
+    q, means, entropy, recorded = rng.normal(size=N), *(rng.normal(size=(N, K, A)) for _ in range(3))
+    executed = np.arange(K) < rng.integers(1, K, N)[:, None]
+    counted = [(i, k) for i in range(N) for k in range(K) if executed[i, k]]
+    distance = np.mean([(means[at] - recorded[at]) ** 2 for at in counted])
+    scale = 1.0 if in_aim else np.abs(q).mean()
+    expected = -q.mean() / scale - 0.2 * np.mean([entropy[at] for at in counted]) + 0.7 * distance
+    algorithm = make_algorithm(SACConfig(cloning=0.7, entropy_in_aim=in_aim))
+    assert isinstance(algorithm, GradientAlgorithm)
+    given = [torch.from_numpy(x).requires_grad_(x.dtype != bool) for x in (q, means, entropy, recorded, executed)]
+    loss = algorithm.actor_loss(Acted(*given), 0.2)
+    assert loss.item() == pytest.approx(expected, abs=1e-10)
+    loss.backward()
+    assert not any(given[i].grad[~torch.from_numpy(executed)].any() for i in (1, 2)), (
+        "what was not executed is left out"
+    )
+    rated = torch.from_numpy(rng.normal(size=(N, M)))
+    after = algorithm.values_after(rated, given[2].detach(), 0.2)
+    mean = torch.from_numpy(np.array([0.2 * np.mean(entropy[i]) for i in range(N)]))
+    assert torch.allclose(after - rated, in_aim * mean[:, None].expand(N, M), atol=1e-10)
+
+
+def test_soft_chunks_are_drawn_from_mean_and_deviation() -> None:
+    """And the rating moves both of them."""
+    rng = np.random.default_rng(3)
+    algorithm = make_algorithm(SACConfig())
+    assert isinstance(algorithm, GradientAlgorithm)
+    means, deviations, noise = (torch.from_numpy(rng.uniform(0.1, 1, (N, K, A))) for _ in range(3))
+    for x in (means, deviations):
+        x.requires_grad_()
+    for draw in (algorithm.chunks, algorithm.chunks_near, algorithm.chunks_after):
+        chunk = draw(means, deviations, noise)
+        at = 2, 1, 0
+        expected = means[at].item() + deviations[at].item() * noise[at].item()
+        assert chunk[at].item() == pytest.approx(expected, abs=1e-10)
+    chunk.sum().backward()
+    assert torch.equal(deviations.grad, noise)
+    assert torch.equal(means.grad, torch.ones_like(means))
+
+
+def test_the_weight_of_the_entropy_grows_while_there_is_too_little_of_it() -> None:
+    log = torch.tensor(math.log(0.3), dtype=torch.float64, requires_grad=True)
+    loss = alpha_loss(log, entropy=-0.5, target=0.2)
+    assert loss.item() == pytest.approx(0.3 * (-0.5 - 0.2), abs=1e-10)
+    loss.backward()
+    assert log.grad.item() == pytest.approx(0.3 * -0.7, abs=1e-10), "a step down the loss raises it"
+    with pytest.raises(ValueError, match="alpha=0 cannot be tuned"):
+        SACConfig(alpha=0.0, target_entropy=-1.0)

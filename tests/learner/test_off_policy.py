@@ -30,13 +30,13 @@ from vla_rl.replay.schedule import training_episode
 SPEC = replace(SMALL, image_size=48)  # as in ``random_batch``
 QUICK = [
     *("policy=gaussian", f"policy.chunk_size={K}", "policy.channels=4", "policy.width=32", "env=tabletop"),
-    *("algo=td3_bc", "algo.batch=16", "algo.critic_width=32", "algo.critic_warmup=4", "algo.updates_per_step=0.2"),
+    *("algo.batch=16", "algo.critic_width=32", "algo.critic_warmup=4", "algo.updates_per_step=0.2"),
     *("algo.shift=1", "learner.lr=1e-3"),
 ]
 
 
-def made(*changes: str, spec: EnvSpec = SPEC) -> OffPolicyLearner:
-    config = load_config(None, [*QUICK, *changes])
+def made(*changes: str, spec: EnvSpec = SPEC, algo: str = "td3_bc") -> OffPolicyLearner:
+    config = load_config(None, [f"algo={algo}", *QUICK, *changes])
     if not torch.distributed.is_initialized():
         join_ranks(0, 1, ("127.0.0.1", free_port()), "cpu")
     policy = build_policy(config.policy, spec, config.seed)
@@ -63,7 +63,7 @@ def test_a_share_of_each_batch_is_demonstrated(tmp_path: Path) -> None:
     empty = np.zeros((2, 0), np.float32)
     seen = np.zeros((2, 1, 64, 64, 3), np.uint8), np.zeros((2, env.spec.proprio_dim), np.float32), two, empty
     played = np.full((2, K, A), 2.0, np.float32), np.zeros((2, K), np.float32), np.full(2, K, np.int32)
-    learner.memory.add([StoredEpisode(*seen, *played, task=0, success=False)])
+    learner.memory.add([StoredEpisode(*seen, *played, task=0, success=False, record={"actions": played[0]})])
     t = learner._drawn(None, np.random.default_rng(0))
     demonstrated = np.abs(t.actions).max(axis=(1, 2)) <= 1
     assert len(t.task) == 16
@@ -121,7 +121,7 @@ def test_the_actor_moves_towards_what_the_critic_has_seen_to_earn(pays: bool) ->
         assert metrics["learner/explained_variance"] > 0.5
     empty = np.zeros((1, 0), np.float32)
     seen = learner._seen(Seen(batch.images[:1], batch.proprio[:1], batch.elapsed[:1], empty), batch.task[:1])
-    means = learner._choices(seen, torch.zeros(1, K, A)).means
+    means = learner._choices(seen, {"actions": np.zeros((1, K, A), np.float32)}).means
     assert means is not None
     if pays:
         assert means.mean() > 0.15
@@ -151,7 +151,7 @@ def test_frozen_cameras_read_each_image_once() -> None:
     assert kept.images.dtype == np.float32
     images = batch.images[batch.obs_row[: len(kept)]]
     rest = kept.proprio[: len(kept)], kept.elapsed[: len(kept)], kept.state[: len(kept)]
-    tasks, record = np.full(len(kept), kept.task, np.int32), torch.zeros(len(kept), K, A)
+    tasks, record = np.full(len(kept), kept.task, np.int32), {"actions": np.zeros((len(kept), K, A), np.float32)}
     with torch.no_grad():
         ours, theirs = (
             learner._choices(learner._seen(Seen(pixels, *rest), tasks), record).means
@@ -193,6 +193,23 @@ def test_the_target_equals_the_critic_while_it_warms_up() -> None:
     assert all(torch.equal(online, target) for online, target in pairs)
 
 
+@pytest.mark.parametrize("changes", [(), ("algo.cql_coef=0.5", "algo.critic_reads=features")])
+def test_a_soft_actor_trains_its_deviation(changes: tuple[str, ...]) -> None:
+    """From a deviation of 0.3, entropy 0.215: it is raised, and alpha rises or falls towards the target."""
+    settings = "algo.updates_per_step=0.5", "learner.lr=3e-2", "algo.alpha=2", "algo.alpha_lr=0.1", *changes
+    found = {}
+    for target in (1, -1):
+        learner = made(f"algo.target_entropy={target}", *settings, algo="sac")
+        learner.update(acted())
+        found[target] = learner.update(acted(1, version=1))
+    assert found[1]["learner/entropy"] > 0.23
+    assert found[1]["learner/alpha"] > 2 > found[-1]["learner/alpha"]
+
+
+def test_a_weight_without_a_target_stays() -> None:
+    assert made("algo.alpha=2", "algo.alpha_lr=0.1", algo="sac").update(acted())["learner/alpha"] == 2
+
+
 def some_states(n: int) -> tuple[Seen, np.ndarray]:
     rng = np.random.default_rng(0)
     proprio = rng.normal(size=(n, SPEC.proprio_dim)).astype(np.float32)
@@ -201,20 +218,26 @@ def some_states(n: int) -> tuple[Seen, np.ndarray]:
 
 
 def test_a_simulator_without_a_state_is_refused() -> None:
-    config = load_config(None, [*QUICK, *FROZEN])
+    config = load_config(None, ["algo=td3_bc", *QUICK, *FROZEN])
     config.algo.check_simulator(replace(SPEC, state_dim=3))
     with pytest.raises(UserError, match=r"algo\.critic_reads=state.*does not give its state"):
         config.algo.check_simulator(SPEC)
 
 
-@pytest.mark.parametrize("changes", [(), FROZEN])
-def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(tmp_path: Path, changes: tuple[str, ...]) -> None:
-    learner, again = made(*changes), made(*changes)
+TUNED = "algo.target_entropy=-1", "algo.alpha_lr=0.1", "algo.entropy_in_aim=true"
+
+
+@pytest.mark.parametrize(("algo", "changes"), [("td3_bc", ()), ("td3_bc", FROZEN), ("sac", TUNED)])
+def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, algo: str, changes: tuple[str, ...]
+) -> None:
+    learner, again = made(*changes, algo=algo), made(*changes, algo=algo)
     learner.update(with_states(acted()))
     learner.save(tmp_path)
     again.load(tmp_path)
     ends = [x.update(with_states(acted(1, version=1))) for x in (learner, again)]
     assert ends[0] == ends[1]
+    assert ends[0]["learner/optimizer_steps"] > 0
     assert all(np.array_equal(x, weights(again)[name]) for name, x in weights(learner).items())
 
 
@@ -222,6 +245,7 @@ def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(tmp_path: Path, ch
     ("change", "text"),
     [
         ("policy=openvla_oft", "policy.name=openvla_oft.*have no gradient|no gradient"),
+        ('algo={"name": "sac", "alpha": 0, "target_entropy": -1}', "alpha=0 cannot be tuned"),
         ("learner.zero_stage=1", "trains on one rank"),
         ("train.reuse=2", "keeps episodes already"),
         ("env.image_size=50", "multiple of 16"),
@@ -231,3 +255,8 @@ def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(tmp_path: Path, ch
 def test_what_cannot_follow_a_critic_is_refused(change: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         load_config(None, ["policy=gaussian", "algo=td3_bc", "train.max_staleness=3", change])
+
+
+def test_an_actor_that_draws_needs_a_normal_distribution() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.name=openvla_oft.*no normal distribution"):
+        load_config(None, ["policy=openvla_oft", "policy.head=l1", "algo=sac", "train.max_staleness=3"])

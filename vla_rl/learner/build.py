@@ -4,11 +4,13 @@ from pathlib import Path
 
 from algos import make_algorithm
 from algos.algorithm import Algorithm
+from algos.off_policy import GradientAlgorithm
 from envs.base.demonstrations import demonstrations_for
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import EnvSpec
 from vla_rl.learner.anchors import Anchors
+from vla_rl.learner.gradient_learner import GradientLearner
 from vla_rl.learner.learner import Learner
 from vla_rl.learner.off_policy import OffPolicyLearner
 from vla_rl.policies.base.policy import Policy
@@ -22,7 +24,8 @@ def make_learner(
     if not isinstance(algorithm, Algorithm):
         paths = [Path(path) for path in algorithm.config.demos]
         demos = demonstrations_for(spec, paths, config.demos) if paths else None
-        return OffPolicyLearner(config, policy, algorithm, spec, device=device, lease=lease, demos=demos)
+        assert isinstance(algorithm, GradientAlgorithm)
+        return GradientLearner(config, policy, algorithm, spec, device=device, lease=lease, demos=demos)
     c, anchors = algorithm.config, None
     if c.bc_coef:
         paths = [Path(path) for path in c.bc_demos]

@@ -20,7 +20,7 @@ _LEAST_DEVIATION = 1e-3  # meters, or radians
 
 
 class EnsembleCritic(nn.Module):
-    """Q(s, a) of each member: [N, members]."""
+    """Q(s, a) of each member: [N, members]; V(s), if it has ``values``."""
 
     def __init__(
         self,
@@ -30,6 +30,8 @@ class EnsembleCritic(nn.Module):
         chunk: int,
         members: int,
         width: int,
+        *,
+        values: bool = False,
     ) -> None:
         """``given``: numbers of the features or of the state; ``chunk``: of one chunk of actions."""
         super().__init__()
@@ -40,6 +42,7 @@ class EnsembleCritic(nn.Module):
         self.scale = Standardized(seen) if reads == "state" else nn.LayerNorm(seen)
         inputs = seen + spec.proprio_dim + 1 + _TASK_WIDTH + chunk
         self.members = nn.ModuleList(_network(inputs, width) for _ in range(members))
+        self.values = _network(inputs - chunk, width) if values else None
 
     def state(self, seen: PolicyInput, given: Tensor) -> Tensor:
         """[N, S], what all members read; ``given`` [N, F]: the policy's features, or the simulator's state."""
@@ -51,6 +54,13 @@ class EnsembleCritic(nn.Module):
         """[N, S] and [N, K, A] -> [N, members]."""
         inputs = torch.cat([state, actions.flatten(1)], dim=1)
         return torch.cat([member(inputs) for member in self.members], dim=1)
+
+    def value(self, state: Tensor) -> Tensor:
+        """[N, S] -> [N]. Raises RuntimeError without ``values``."""
+        if self.values is None:
+            raise RuntimeError("this critic rates chunks alone: make it with values=True")
+        found: Tensor = self.values(state)
+        return found.squeeze(1)
 
 
 class Standardized(nn.Module):

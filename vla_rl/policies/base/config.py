@@ -66,6 +66,11 @@ class PolicyConfigBase(ConfigGroup):
         return False
 
     @property
+    def draws_normal(self) -> bool:
+        """Whether it draws from normal distributions around them (``PolicyOutput.deviations``)."""
+        return False
+
+    @property
     def discrete(self) -> bool:
         """Whether actions are bins, which cloning can smooth."""
         return True

@@ -39,6 +39,7 @@ class PolicyOutput:
     values: Tensor  # float32 [N]
     features: Tensor  # [N, F], what the value head reads of the state, without gradient
     means: Tensor | None = None  # float32 [N, K, A], the most likely normalized actions, if the policy regresses them
+    deviations: Tensor | None = None  # float32 [N, K, A], of normal distributions around them, if that is what it draws
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,14 @@ from algos.ppo import PPO
 from algos.recap import RECAP
 from algos.rft import RFT
 from algos.rloo import RLOO
+from algos.rlpd import RLPD
 from algos.sac import SAC
 from algos.td3_bc import TD3BC
 from vla_rl.core.plugins import plugin_of
 
 AnyAlgorithm = Algorithm | OffPolicyAlgorithm  # on super-batches, or on a replay memory
 
-ALGORITHMS: tuple[type[AnyAlgorithm], ...] = (PPO, GRPO, RLOO, AWR, RFT, RECAP, IQL, TD3BC, SAC, DAgger)
+ALGORITHMS: tuple[type[AnyAlgorithm], ...] = (PPO, GRPO, RLOO, AWR, RFT, RECAP, IQL, TD3BC, SAC, RLPD, DAgger)
 
 if TYPE_CHECKING:
     AlgoConfig = AlgoConfigBase

@@ -10,6 +10,7 @@ import torch
 
 from algos import make_algorithm
 from algos.off_policy import Acted, GradientAlgorithm
+from algos.rlpd import RLPDConfig
 from algos.sac import SACConfig
 from algos.td3_bc import TD3BCConfig
 from algos.td_losses import alpha_loss, chunk_return, conservative_loss, td3_bc_loss, td_aim, td_loss
@@ -110,3 +111,11 @@ def test_the_weight_of_the_entropy_grows_while_there_is_too_little_of_it() -> No
     assert log.grad.item() == pytest.approx(0.3 * -0.7, abs=1e-10), "a step down the loss raises it"
     with pytest.raises(ValueError, match="alpha=0 cannot be tuned"):
         SACConfig(alpha=0.0, target_entropy=-1.0)
+
+
+def test_rlpd_needs_demonstrations() -> None:
+    config = RLPDConfig(demos=("a.hdf5",))
+    assert (config.critics, config.critic_subset, config.demo_share, config.entropy_in_aim) == (10, 2, 0.5, False)
+    for wrong in ({}, {"demos": ("a.hdf5",), "demo_share": 0.0}):
+        with pytest.raises(ValueError, match=r"name their files in algo\.demos"):
+            RLPDConfig(**wrong)

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from algos.algorithm import Algorithm
 from algos.awr import AWR
+from algos.best_of_n import BestOfN
 from algos.config import AlgoConfigBase
 from algos.dagger import DAgger
 from algos.grpo import GRPO
@@ -27,7 +28,7 @@ from vla_rl.core.plugins import plugin_of
 
 AnyAlgorithm = Algorithm | OffPolicyAlgorithm  # on super-batches, or on a replay memory
 
-ALGORITHMS: tuple[type[AnyAlgorithm], ...] = (PPO, GRPO, RLOO, AWR, RFT, RECAP, IQL, TD3BC, SAC, RLPD, DAgger)
+ALGORITHMS: tuple[type[AnyAlgorithm], ...] = (PPO, GRPO, RLOO, AWR, RFT, RECAP, IQL, TD3BC, SAC, RLPD, BestOfN, DAgger)
 
 if TYPE_CHECKING:
     AlgoConfig = AlgoConfigBase

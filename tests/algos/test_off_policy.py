@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from algos import make_algorithm
+from algos.best_of_n import BestOfN, BestOfNConfig
 from algos.off_policy import Acted, GradientAlgorithm
 from algos.rlpd import RLPDConfig
 from algos.sac import SACConfig
 from algos.td3_bc import TD3BCConfig
-from algos.td_losses import alpha_loss, chunk_return, conservative_loss, td3_bc_loss, td_aim, td_loss
+from algos.td_losses import alpha_loss, best_candidate, chunk_return, conservative_loss, td3_bc_loss, td_aim, td_loss
 
 N, K, A, M = 7, 4, 3, 2
 
@@ -119,3 +120,36 @@ def test_rlpd_needs_demonstrations() -> None:
     for wrong in ({}, {"demos": ("a.hdf5",), "demo_share": 0.0}):
         with pytest.raises(ValueError, match=r"name their files in algo\.demos"):
             RLPDConfig(**wrong)
+
+
+def test_the_choosing_critic_learns_ratings_and_their_expectile() -> None:
+    rng = np.random.default_rng(4)
+    q, target_q, values, aim = (rng.normal(size=size) for size in ((N, M), (N, M), N, N))
+    expected = 0.0
+    for i in range(N):
+        better = min(target_q[i]) - values[i]
+        expected += sum((q[i, m] - aim[i]) ** 2 for m in range(M)) + (0.8 if better > 0 else 0.2) * better**2
+    algorithm = make_algorithm(BestOfNConfig(expectile=0.8))
+    assert isinstance(algorithm, BestOfN)
+    given = [torch.from_numpy(x).requires_grad_() for x in (q, target_q, values, aim)]
+    loss = algorithm.critic_loss(*given[:3], given[3].detach())
+    assert loss.item() == pytest.approx(expected / N, abs=1e-10)
+    loss.backward()
+    assert given[1].grad is None
+
+
+def test_the_choice_is_the_best_by_the_least_rating_and_its_steps_are_cloned() -> None:
+    rng = np.random.default_rng(5)
+    rated, executed, success = rng.normal(size=(40, 3, M)), rng.normal(size=(40, M)) + 0.5, rng.random(40) < 0.5
+    choice = best_candidate(*map(torch.from_numpy, (rated, executed, success)))
+    for i in range(40):
+        least = [min(rated[i, j]) for j in range(3)] + [min(executed[i]) if success[i] else -math.inf]
+        assert choice[i] == least.index(max(least))
+    assert (choice == 3).any()
+    logprobs, counted = rng.normal(size=(N, K, A)), rng.random((N, K)) < 0.5
+    expected = -np.mean([logprobs[i, k] for i in range(N) for k in range(K) if counted[i, k]])
+    algorithm = make_algorithm(BestOfNConfig())
+    assert isinstance(algorithm, BestOfN)
+    assert algorithm.actor_loss(*map(torch.from_numpy, (logprobs, counted))).item() == pytest.approx(
+        expected, abs=1e-10
+    )

@@ -10,6 +10,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import EnvSpec
 from vla_rl.learner.anchors import Anchors
+from vla_rl.learner.choice_learner import ChoiceLearner
 from vla_rl.learner.gradient_learner import GradientLearner
 from vla_rl.learner.learner import Learner
 from vla_rl.learner.off_policy import OffPolicyLearner
@@ -24,8 +25,8 @@ def make_learner(
     if not isinstance(algorithm, Algorithm):
         paths = [Path(path) for path in algorithm.config.demos]
         demos = demonstrations_for(spec, paths, config.demos) if paths else None
-        assert isinstance(algorithm, GradientAlgorithm)
-        return GradientLearner(config, policy, algorithm, spec, device=device, lease=lease, demos=demos)
+        kind = GradientLearner if isinstance(algorithm, GradientAlgorithm) else ChoiceLearner
+        return kind(config, policy, algorithm, spec, device=device, lease=lease, demos=demos)
     c, anchors = algorithm.config, None
     if c.bc_coef:
         paths = [Path(path) for path in c.bc_demos]

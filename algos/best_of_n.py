@@ -47,18 +47,18 @@ class BestOfN(OffPolicyAlgorithm):
     Config = BestOfNConfig
     config: BestOfNConfig
 
-    def critic_loss(self, q: Tensor, target_q: Tensor, values: Tensor, aim: Tensor) -> Tensor:
+    def critic_loss(self, td: Tensor, target_q: Tensor, values: Tensor) -> Tensor:
         """The loss of Q and V, a scalar.
 
         Args:
-            q, target_q: [n, members], of the executed chunks; the latter of the target networks.
+            td: the loss of the executed chunks towards their aims, a scalar.
+            target_q: [n, members], of the executed chunks, by the target networks.
             values: [n], V in the same states.
-            aim: [n], without gradient.
         """
         from algos import td_losses  # loads torch
 
         better = target_q.detach().min(dim=1).values - values
-        return td_losses.td_loss(q, aim) + td_losses.expectile_loss(better, self.config.expectile)
+        return td + td_losses.expectile_loss(better, self.config.expectile)
 
     def actor_loss(self, logprobs: Tensor, counted: Tensor) -> Tensor:
         """Cloning, nats an action number: ``logprobs`` [n, K, A] of the choices, of which steps ``counted`` [n, K]."""

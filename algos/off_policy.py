@@ -95,6 +95,14 @@ class OffPolicyConfig(AlgoConfigBase):
         description="images: the critic has an encoder of its own. features: it reads the policy's, which costs "
         "nothing where the policy is large. state: it reads the simulator's state, which no robot has.",
     )
+    critic_loss: Literal["squares", "hl_gauss"] = Field(
+        "squares",
+        description="squares: a rating is a number, trained by squared errors. hl_gauss (arXiv:2403.03950): it is the "
+        "mean of a distribution over bins, trained by cross-entropy.",
+    )
+    q_min: float = Field(-0.1, description="hl_gauss: the lowest rating; aims below it are taken for it.")
+    q_max: float = Field(1.1, description="hl_gauss: the highest rating. 1.1 suits rewards of 1 for a success.")
+    q_bins: int = Field(51, ge=2, description="hl_gauss: number of bins between these.")
     critic_width: Positive = Field(256, description="Width of the critic's two layers.")
     critics: Positive = Field(4, description="Members of the critic's ensemble.")
     critic_lr: PositiveFloat = Field(3e-4, description="The critic's learning rate (Adam).")
@@ -123,6 +131,12 @@ class OffPolicyConfig(AlgoConfigBase):
             raise UserError(
                 f"algo.critic_reads=state, and env.name={spec.name} does not give its state: use images or features"
             )
+
+    @model_validator(mode="after")
+    def _bins_hold_no_rating(self) -> Self:
+        if not self.q_min < 0 < self.q_max:
+            raise ValueError(f"ratings begin at 0, which q_min={self.q_min} and q_max={self.q_max} must enclose")
+        return self
 
     @model_validator(mode="after")
     def _demonstrations_have_no_state(self) -> Self:
@@ -182,18 +196,17 @@ class GradientAlgorithm(OffPolicyAlgorithm):
         """[n, members]: the values that the aim is of; ``rated`` like it, ``entropy`` [n, K, A]."""
         return rated
 
-    def critic_loss(self, q: Tensor, aim: Tensor, other: Tensor | None) -> Tensor:
+    def critic_loss(self, td: Tensor, q: Tensor, other: Tensor | None) -> Tensor:
         """Mean over n chunks, summed over the ensemble.
 
         Args:
+            td: the loss of the recorded chunks towards their aims, a scalar.
             q: [n, members], of the recorded chunks.
-            aim: [n], without gradient.
             other: [n, chunks, members], of other chunks in the same states; None without the conservative term.
         """
         from algos import td_losses  # loads torch
 
-        loss = td_losses.td_loss(q, aim)
-        return loss if other is None else loss + self.config.cql_coef * td_losses.conservative_loss(q, other)
+        return td if other is None else td + self.config.cql_coef * td_losses.conservative_loss(q, other)
 
     @abstractmethod
     def actor_loss(self, acted: Acted, alpha: float) -> Tensor:

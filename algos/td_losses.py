@@ -1,8 +1,11 @@
 """Losses of critics and actors as pure functions: n chunks of K steps of A numbers, an ensemble of m members."""
 
+import math
+
 import torch
 from torch import Tensor
 
+BIN_SMOOTHING = 0.75  # deviation of the aims' distribution, in bins, as published
 LEAST_Q = 0.2  # of a success that pays 1
 
 
@@ -29,6 +32,24 @@ def td_aim(earned: Tensor, discount: Tensor, next_q: Tensor, continues: Tensor) 
 def td_loss(q: Tensor, aim: Tensor) -> Tensor:
     """Mean over chunks of the squared errors, summed over the members of ``q`` [n, m]; ``aim`` [n]."""
     return (q - aim[:, None]).square().sum(dim=1).mean()
+
+
+def bin_targets(aim: Tensor, edges: Tensor) -> Tensor:
+    """[n, b]: how probable each bin is under a normal distribution around ``aim`` [n], within ``edges`` [b + 1].
+
+    Its deviation is ``BIN_SMOOTHING`` bins (HL-Gauss, arXiv:2403.03950, section 3.1). Aims beyond the edges are taken
+    for the nearest one.
+    """
+    deviation = BIN_SMOOTHING * (edges[1] - edges[0])
+    z = (edges - aim.clamp(edges[0], edges[-1])[:, None]) / (deviation * math.sqrt(2.0))
+    below = torch.erf(z)
+    return below.diff(dim=1) / (below[:, -1:] - below[:, :1])
+
+
+def hl_gauss_loss(logits: Tensor, aim: Tensor, edges: Tensor) -> Tensor:
+    """Mean over chunks of the cross-entropy with ``bin_targets``, summed over the members of ``logits`` [n, m, b]."""
+    wanted = bin_targets(aim, edges)[:, None]
+    return -(wanted * logits.log_softmax(dim=2)).sum(dim=(1, 2)).mean()
 
 
 def expectile_loss(better: Tensor, expectile: float) -> Tensor:

@@ -14,7 +14,17 @@ from algos.off_policy import Acted, GradientAlgorithm
 from algos.rlpd import RLPDConfig
 from algos.sac import SACConfig
 from algos.td3_bc import TD3BCConfig
-from algos.td_losses import alpha_loss, best_candidate, chunk_return, conservative_loss, td3_bc_loss, td_aim, td_loss
+from algos.td_losses import (
+    alpha_loss,
+    best_candidate,
+    bin_targets,
+    chunk_return,
+    conservative_loss,
+    hl_gauss_loss,
+    td3_bc_loss,
+    td_aim,
+    td_loss,
+)
 
 N, K, A, M = 7, 4, 3, 2
 
@@ -42,8 +52,8 @@ def test_losses_of_the_critic_equal_loops() -> None:
     assert conservative_loss(torch.from_numpy(q), torch.from_numpy(other)).item() == pytest.approx(conservative, 1e-6)
     algorithm = make_algorithm(TD3BCConfig(cql_coef=0.3))
     assert isinstance(algorithm, GradientAlgorithm)
-    both = algorithm.critic_loss(*map(torch.from_numpy, (q, aim, other)))
-    assert both.item() == pytest.approx(squares + 0.3 * conservative, abs=1e-6)
+    both = algorithm.critic_loss(torch.tensor(2.0), *map(torch.from_numpy, (q, other)))
+    assert both.item() == pytest.approx(2 + 0.3 * conservative, abs=1e-6)
 
 
 def test_the_actor_follows_the_critic_and_stays_near_executed_actions() -> None:
@@ -124,18 +134,16 @@ def test_rlpd_needs_demonstrations() -> None:
 
 def test_the_choosing_critic_learns_ratings_and_their_expectile() -> None:
     rng = np.random.default_rng(4)
-    q, target_q, values, aim = (rng.normal(size=size) for size in ((N, M), (N, M), N, N))
-    expected = 0.0
-    for i in range(N):
-        better = min(target_q[i]) - values[i]
-        expected += sum((q[i, m] - aim[i]) ** 2 for m in range(M)) + (0.8 if better > 0 else 0.2) * better**2
+    target_q, values = rng.normal(size=(N, M)), rng.normal(size=N)
+    better = [min(target_q[i]) - values[i] for i in range(N)]
+    expected = sum((0.8 if u > 0 else 0.2) * u**2 for u in better) / N
     algorithm = make_algorithm(BestOfNConfig(expectile=0.8))
     assert isinstance(algorithm, BestOfN)
-    given = [torch.from_numpy(x).requires_grad_() for x in (q, target_q, values, aim)]
-    loss = algorithm.critic_loss(*given[:3], given[3].detach())
-    assert loss.item() == pytest.approx(expected / N, abs=1e-10)
+    given = [torch.from_numpy(x).requires_grad_() for x in (target_q, values)]
+    loss = algorithm.critic_loss(torch.tensor(2.0, dtype=torch.float64), *given)
+    assert loss.item() == pytest.approx(2 + expected, abs=1e-10)
     loss.backward()
-    assert given[1].grad is None
+    assert given[0].grad is None
 
 
 def test_the_choice_is_the_best_by_the_least_rating_and_its_steps_are_cloned() -> None:
@@ -153,3 +161,28 @@ def test_the_choice_is_the_best_by_the_least_rating_and_its_steps_are_cloned() -
     assert algorithm.actor_loss(*map(torch.from_numpy, (logprobs, counted))).item() == pytest.approx(
         expected, abs=1e-10
     )
+
+
+def test_ratings_of_bins_learn_a_smoothed_aim() -> None:
+    """Cross-entropy with a normal distribution of 0.75 bins, cut off at the ends (arXiv:2403.03950)."""
+    rng = np.random.default_rng(6)
+    edges, width = np.linspace(-0.5, 1.5, 11), 0.2
+    logits, aim = rng.normal(size=(N, M, 10)), np.array([-0.7, -0.5, 0.0, 0.33, 1.0, 1.44, 3.0])
+
+    def below(x: float, center: float) -> float:
+        return 0.5 * (1 + math.erf((x - center) / (0.75 * width * math.sqrt(2))))
+
+    expected = 0.0
+    for i in range(N):
+        center = min(max(aim[i], -0.5), 1.5)
+        whole = below(edges[-1], center) - below(edges[0], center)
+        wanted = [(below(edges[b + 1], center) - below(edges[b], center)) / whole for b in range(10)]
+        for m in range(M):
+            norm = math.log(sum(math.exp(x) for x in logits[i, m]))
+            expected -= sum(wanted[b] * (logits[i, m, b] - norm) for b in range(10)) / N
+    given = [torch.from_numpy(x) for x in (logits, aim, edges)]
+    assert hl_gauss_loss(*given).item() == pytest.approx(expected, abs=1e-10)
+    middle = 0.5 * (given[2][1:] + given[2][:-1])
+    assert torch.allclose(bin_targets(given[1], given[2])[3] @ middle, given[1][3], atol=1e-3), "its mean is the aim"
+    with pytest.raises(ValueError, match="must enclose"):
+        TD3BCConfig(q_min=0.1)

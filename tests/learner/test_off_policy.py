@@ -224,10 +224,27 @@ def test_a_simulator_without_a_state_is_refused() -> None:
         config.algo.check_simulator(SPEC)
 
 
+def test_ratings_of_bins_begin_near_0_and_learn_what_chunks_earn() -> None:
+    changes = "algo.critic_loss=hl_gauss", "algo.q_min=-1", "algo.q_max=2", "algo.critic_reads=features"
+    learner = made(
+        *changes, "algo.gamma=0", "algo.critic_lr=1e-2", "algo.critic_warmup=1000", "algo.updates_per_step=1"
+    )
+    critic = learner._made(32, K * A)
+    state = critic.state(learner._seen(*some_states(4)), torch.randn(4, 32))
+    assert critic.rate(state, torch.randn(4, K, A)).abs().max() < 0.01
+    batch = acted()
+    batch.rewards[:] = 0.0
+    batch.rewards[:, 0] = batch.record["actions"][:, 0, 0] > 0
+    losses = [learner.update(batch)["learner/critic_loss"] for _ in range(2)]
+    assert losses[1] < 0.6 * losses[0]
+    assert learner.update(batch)["learner/explained_variance"] > 0.3
+
+
+BINS = "algo.critic_loss=hl_gauss", "algo.q_bins=21"
 TUNED = "algo.target_entropy=-1", "algo.alpha_lr=0.1", "algo.entropy_in_aim=true"
 
 
-@pytest.mark.parametrize(("algo", "changes"), [("td3_bc", ()), ("td3_bc", FROZEN), ("sac", TUNED)])
+@pytest.mark.parametrize(("algo", "changes"), [("td3_bc", ()), ("td3_bc", FROZEN), ("sac", TUNED), ("sac", BINS)])
 def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(
     tmp_path: Path, algo: str, changes: tuple[str, ...]
 ) -> None:

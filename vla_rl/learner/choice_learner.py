@@ -32,8 +32,8 @@ class ChoiceLearner(OffPolicyLearner):
             aim = td_aim(earned, discount, following[:, None], self._tensor(t.continues))
             target_q = self._target.rate(self._target.state(before, now), actions)
         state = critic.state(before, now)
-        q = critic.rate(state, actions)
-        return self.algorithm.critic_loss(q, target_q, critic.value(state), aim), q
+        td, q = critic.towards(state, actions, aim)
+        return self.algorithm.critic_loss(td, target_q, critic.value(state)), q
 
     def _actor_step(self, t: Transitions, rng: np.random.Generator) -> dict[str, float]:
         assert self._critic is not None

@@ -44,9 +44,9 @@ class GradientLearner(OffPolicyLearner):
             earned, discount = chunk_return(self._tensor(t.rewards), self._tensor(t.num_steps), c.gamma)
             aim = td_aim(earned, discount, worth, self._tensor(t.continues))
         state = critic.state(before, self._given(now, t.before.state))
-        q = critic.rate(state, actions)
+        td, q = critic.towards(state, actions, aim)
         other = self._rated_others(critic, state, now, rng) if c.cql_coef else None
-        return algorithm.critic_loss(q, aim, other), q
+        return algorithm.critic_loss(td, q, other), q
 
     def _given(self, output: PolicyOutput, state: np.ndarray) -> Tensor:
         """As ``_read``, of a pass that was made anyway."""

@@ -30,6 +30,7 @@ from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import Array, EnvSpec, SuperBatch
 from vla_rl.core.tensor_files import load_tensors, moments_of, save_tensors, set_moments
 from vla_rl.learner.chunk_critic import EnsembleCritic, Standardized
+from vla_rl.learner.readout import Bins, Scalar
 from vla_rl.learner.trained_policy import TrainedPolicy
 from vla_rl.policies.base.policy import Policy, PolicyInput, PolicyOutput
 from vla_rl.replay.memory import (
@@ -238,7 +239,8 @@ class OffPolicyLearner(TrainedPolicy, ABC):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.config.seed)
                 sizes = given, chunk, c.critics, c.critic_width
-                made = EnsembleCritic(c.critic_reads, self._spec, *sizes, values=self.rates_states)
+                readout = Bins(c.q_min, c.q_max, c.q_bins) if c.critic_loss == "hl_gauss" else Scalar()
+                made = EnsembleCritic(c.critic_reads, self._spec, *sizes, readout=readout, values=self.rates_states)
             if isinstance(made.scale, Standardized):
                 made.scale.fit(torch.from_numpy(self.memory.states()))
             self._inputs = given, chunk

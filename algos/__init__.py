@@ -14,6 +14,7 @@ from algos.awr import AWR
 from algos.best_of_n import BestOfN
 from algos.config import AlgoConfigBase
 from algos.dagger import DAgger
+from algos.dsrl import DSRL
 from algos.grpo import GRPO
 from algos.iql import IQL
 from algos.off_policy import OffPolicyAlgorithm
@@ -28,7 +29,21 @@ from vla_rl.core.plugins import plugin_of
 
 AnyAlgorithm = Algorithm | OffPolicyAlgorithm  # on super-batches, or on a replay memory
 
-ALGORITHMS: tuple[type[AnyAlgorithm], ...] = (PPO, GRPO, RLOO, AWR, RFT, RECAP, IQL, TD3BC, SAC, RLPD, BestOfN, DAgger)
+ALGORITHMS: tuple[type[AnyAlgorithm], ...] = (
+    PPO,
+    GRPO,
+    RLOO,
+    AWR,
+    RFT,
+    RECAP,
+    IQL,
+    TD3BC,
+    SAC,
+    RLPD,
+    DSRL,
+    BestOfN,
+    DAgger,
+)
 
 if TYPE_CHECKING:
     AlgoConfig = AlgoConfigBase

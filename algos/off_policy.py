@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# What a policy must have: most likely actions with a gradient, or also a deviation with one (``PolicyOutput``).
-ActorNeeds = Literal["nothing", "means", "deviations"]
+# What a policy must have: most likely actions with a gradient, or also a deviation with one (``PolicyOutput``); or a
+# network that chooses its noise.
+ActorNeeds = Literal["nothing", "means", "deviations", "steering"]
 
 
 @dataclass(frozen=True, slots=True)

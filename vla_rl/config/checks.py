@@ -14,6 +14,7 @@ from vla_rl.policies.base.patches import STRIDE
 _ACTORS = {  # remedies by what an actor needs
     "means": "its actions have no gradient, along which an actor follows a critic; use policy=gaussian or "
     "policy.head=l1 of openvla_oft",
+    "steering": "no network chooses its noise; use a flow policy, such as policy=pi0, with policy.steer={}",
     "deviations": "it draws from no normal distribution, whose deviation a critic could move; use policy=gaussian",
 }
 _LONGEST_NAME = 200  # file systems allow 255, of which names of temporary files need some
@@ -151,10 +152,18 @@ def _reuse_is_corrected(config: RunConfig) -> Iterator[Problem]:
 
 def _off_policy_fits_policy_and_rank(config: RunConfig) -> Iterator[Problem]:
     if not isinstance(config.algo, OffPolicyConfig):
+        if getattr(config.policy, "steer", None) is not None:
+            yield Problem(
+                ("policy", "steer"), f"algo.name={config.algo.name} does not train it; use algo=dsrl", "{...}"
+            )
         return
-    has = {"nothing": True, "means": config.policy.regresses, "deviations": config.policy.draws_normal}
+    policy = config.policy
+    has = {"means": policy.regresses, "deviations": policy.draws_normal, "steering": policy.steered, "nothing": True}
+    if policy.steered and config.algo.demos:
+        remedy = "to memory and critic, the noise that policy.steer chooses is the action, and demonstrations lack it"
+        yield Problem(("algo", "demos"), f"{remedy}; set it to []", list(config.algo.demos))
     if not has[config.algo.actor_needs]:
-        yield Problem(("policy", "name"), _ACTORS[config.algo.actor_needs], config.policy.name)
+        yield Problem(("policy", "name"), _ACTORS[config.algo.actor_needs], policy.name)
     if config.learner.zero_stage:
         remedy = f"algo.name={config.algo.name} trains on one rank, which has nothing to shard; set it to 0"
         yield Problem(("learner", "zero_stage"), remedy, config.learner.zero_stage)

@@ -8,6 +8,7 @@ from algos.off_policy import GradientAlgorithm
 from envs.base.demonstrations import demonstrations_for
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
+from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
 from vla_rl.learner.anchors import Anchors
 from vla_rl.learner.choice_learner import ChoiceLearner
@@ -20,13 +21,18 @@ from vla_rl.policies.base.policy import Policy
 def make_learner(
     config: RunConfig, policy: Policy, spec: EnvSpec, *, rank: int, world_size: int, device: str, lease: DeviceLease
 ) -> Learner | OffPolicyLearner:
-    """One rank of it. ``join_ranks`` comes first. Raises DemonstrationError if demonstrations do not fit."""
+    """One rank of it. ``join_ranks`` comes first. Raises UserError if demonstrations or a checkpoint do not fit."""
     algorithm = make_algorithm(config.algo)
     if not isinstance(algorithm, Algorithm):
         paths = [Path(path) for path in algorithm.config.demos]
         demos = demonstrations_for(spec, paths, config.demos) if paths else None
         kind = GradientLearner if isinstance(algorithm, GradientAlgorithm) else ChoiceLearner
         return kind(config, policy, algorithm, spec, device=device, lease=lease, demos=demos)
+    if config.policy.steered:
+        raise UserError(
+            f"policy.checkpoint={config.policy.checkpoint} has a network that chooses its noise, which "
+            f"algo.name={config.algo.name} does not train: use algo=dsrl, or a copy of it without steering.safetensors"
+        )
     c, anchors = algorithm.config, None
     if c.bc_coef:
         paths = [Path(path) for path in c.bc_demos]

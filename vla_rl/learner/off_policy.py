@@ -114,7 +114,9 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         if self.algorithm.config.critic_reads == "images":
             return episodes
         with self._lease():
-            made = [self.policy.embedded(self._tensor(np.ascontiguousarray(e.images))) for e in episodes]
+            seen = [Seen(np.ascontiguousarray(e.images), e.proprio, e.elapsed, e.state) for e in episodes]
+            tasks = [np.full(len(e.images), e.task, np.int32) for e in episodes]
+            made = [self.policy.embedded(self._seen(*pair)) for pair in zip(seen, tasks, strict=True)]
         pairs = zip(episodes, made, strict=True)
         return [e if x is None else replace(e, images=x.float().cpu().numpy()) for e, x in pairs]
 

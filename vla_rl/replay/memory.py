@@ -244,8 +244,9 @@ def joined(parts: Sequence[Transitions]) -> Transitions:
         return Seen(*(np.concatenate([getattr(getattr(part, when), name) for part in parts]) for name in _OBSERVED))
 
     names = "task", "actions", "rewards", "num_steps", "continues", "success"
+    columns: dict[str, Any] = {name: column(name) for name in names}
     record = join_records([part.record for part in parts])
-    return Transitions(seen("before"), seen("after"), *map(column, names), record=record)
+    return Transitions(seen("before"), seen("after"), **columns, record=record)
 
 
 def _gathered(episodes: Sequence[StoredEpisode], rows: Array) -> Transitions:

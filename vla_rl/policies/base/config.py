@@ -71,6 +71,12 @@ class PolicyConfigBase(ConfigGroup):
         return False
 
     @property
+    def steered(self) -> bool:
+        """Whether a network chooses its noise, which is then the action of off-policy learning, and all that is trained
+        (``vla_rl.policies.base.steering``)."""
+        return False
+
+    @property
     def discrete(self) -> bool:
         """Whether actions are bins, which cloning can smooth."""
         return True

@@ -157,8 +157,8 @@ class Policy(nn.Module, ABC):
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of the value head."""
 
-    def embedded(self, images: Tensor) -> Tensor | None:
-        """[n, E]: what frozen weights make of uint8 images [n, V, H, W, 3]. It may stand for them in ``PolicyInput``.
+    def embedded(self, seen: PolicyInput) -> Tensor | None:
+        """[n, E]: what frozen weights make of the images of n observations. It may stand for them in ``PolicyInput``.
 
         None where no weights are frozen between the images and the rest.
         """

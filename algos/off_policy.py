@@ -139,12 +139,6 @@ class OffPolicyConfig(AlgoConfigBase):
             raise ValueError(f"ratings begin at 0, which q_min={self.q_min} and q_max={self.q_max} must enclose")
         return self
 
-    @model_validator(mode="after")
-    def _demonstrations_have_no_state(self) -> Self:
-        if self.demos and self.reads_state:
-            raise ValueError("critic_reads=state: demonstrations have no such state; use critic_reads=features")
-        return self
-
 
 class OffPolicyAlgorithm(ABC):
     """An algorithm and its configuration. Stateless."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -68,6 +69,26 @@ def test_a_share_of_each_batch_is_demonstrated(tmp_path: Path) -> None:
     demonstrated = np.abs(t.actions).max(axis=(1, 2)) <= 1
     assert len(t.task) == 16
     assert demonstrated.sum() == 12
+
+
+def test_demonstrations_hold_the_state_that_the_critic_reads(tmp_path: Path) -> None:
+    """Those that this project's experts make; others are refused."""
+    env = make_env(load_config(None, ["env=tabletop", "env.tasks=[reach]"]).env, 1)
+    path, wanted = tmp_path / "demos.hdf5", ("env.tasks=[reach]", f"algo.demos=[{tmp_path}/demos.hdf5]")
+    collect(env, [training_episode(0, 0, 0)], path)
+    env.reset([0], [training_episode(0, 0, 0)])
+    first = env.state([0])[0]
+    env.close()
+    learner = made(*wanted, "algo.critic_reads=state", spec=env.spec)
+    t = learner._demos.sample(100, None, np.random.default_rng(0))
+    assert t.before.state.shape == (100, env.spec.state_dim)
+    assert (t.before.state == first).all(axis=1).any(), "before its action"
+    assert np.unique(t.before.state, axis=0).shape[0] > 5
+    assert made(*wanted, spec=env.spec)._demos.states().shape[1] == 0
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_0/scene_state"]
+    with pytest.raises(UserError, match=r"critic_reads=state, and not all of algo\.demos hold"):
+        made(*wanted, "algo.critic_reads=state", spec=env.spec)
 
 
 def weights(learner: OffPolicyLearner) -> dict[str, np.ndarray]:
@@ -266,7 +287,6 @@ def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(
         ("learner.zero_stage=1", "trains on one rank"),
         ("train.reuse=2", "keeps episodes already"),
         ("env.image_size=50", "multiple of 16"),
-        ('algo={"name": "td3_bc", "critic_reads": "state", "demos": ["x"]}', "demonstrations have no such state"),
     ],
 )
 def test_what_cannot_follow_a_critic_is_refused(change: str, text: str) -> None:

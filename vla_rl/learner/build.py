@@ -1,10 +1,12 @@
 """The learner that a run's algorithm needs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from algos import make_algorithm
 from algos.algorithm import Algorithm
 from algos.off_policy import GradientAlgorithm
+from envs.base.demonstration_records import DemonstrationError, Demonstrations
 from envs.base.demonstrations import demonstrations_for
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
@@ -26,6 +28,8 @@ def make_learner(
     if not isinstance(algorithm, Algorithm):
         paths = [Path(path) for path in algorithm.config.demos]
         demos = demonstrations_for(spec, paths, config.demos) if paths else None
+        if demos is not None:
+            demos = _as_the_critic_reads(demos, spec, reads_state=algorithm.config.reads_state)
         kind = GradientLearner if isinstance(algorithm, GradientAlgorithm) else ChoiceLearner
         return kind(config, policy, algorithm, spec, device=device, lease=lease, demos=demos)
     if config.policy.steered:
@@ -41,3 +45,16 @@ def make_learner(
             anchors = Anchors.of_demonstrations(paths, config.demos, spec, policy, config.policy.chunk_size)
     ranks = {"rank": rank, "world_size": world_size}
     return Learner(config, policy, algorithm, **ranks, device=device, lease=lease, anchors=anchors)
+
+
+def _as_the_critic_reads(demos: Demonstrations, spec: EnvSpec, *, reads_state: bool) -> Demonstrations:
+    """With the simulator's state, if the critic reads it, and without it otherwise, as played episodes are."""
+    if not reads_state:
+        return replace(demos, state=None)
+    if demos.state is None or demos.state.shape[1] != spec.state_dim:
+        raise DemonstrationError(
+            f"algo.critic_reads=state, and not all of algo.demos hold the {spec.state_dim} numbers of the state of "
+            f"env.name={spec.name}: collect them again in this simulator (vla-rl demos), or use "
+            "algo.critic_reads=features"
+        )
+    return demos

@@ -137,7 +137,7 @@ def episodes_of_demonstrations(
                     images=demos.images[rows],
                     proprio=demos.proprio[rows],
                     elapsed=((np.arange(first, end, size) - start) / horizon).astype(np.float32),
-                    state=np.zeros((len(num_steps), 0), np.float32),
+                    state=np.zeros((len(num_steps), 0), np.float32) if demos.state is None else demos.state[rows],
                     actions=actions[rows],
                     rewards=rewards,
                     num_steps=num_steps,

@@ -37,8 +37,8 @@ def td_loss(q: Tensor, aim: Tensor) -> Tensor:
 def bin_targets(aim: Tensor, edges: Tensor) -> Tensor:
     """[n, b]: how probable each bin is under a normal distribution around ``aim`` [n], within ``edges`` [b + 1].
 
-    Its deviation is ``BIN_SMOOTHING`` bins (HL-Gauss, arXiv:2403.03950, section 3.1). Aims beyond the edges are taken
-    for the nearest one.
+    Its deviation is ``BIN_SMOOTHING`` bins (HL-Gauss, arXiv:2403.03950). Aims beyond the edges are taken for the
+    nearest one.
     """
     deviation = BIN_SMOOTHING * (edges[1] - edges[0])
     z = (edges - aim.clamp(edges[0], edges[-1])[:, None]) / (deviation * math.sqrt(2.0))

@@ -54,12 +54,14 @@ def acted(seed: int = 0, version: int = 0) -> SuperBatch:
     return replace(batch, record={"actions": actions})
 
 
-def test_a_share_of_each_batch_is_demonstrated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algo", ["td3_bc", "rlpd"])
+def test_a_share_of_each_batch_is_demonstrated(tmp_path: Path, algo: str) -> None:
     config = load_config(None, ["env=tabletop", "env.tasks=[reach]"])
     env = make_env(config.env, 1)
     collect(env, [training_episode(number, 0, 0) for number in range(2)], tmp_path / "demos.hdf5")
     env.close()
-    learner = made("env.tasks=[reach]", f"algo.demos=[{tmp_path}/demos.hdf5]", "algo.demo_share=0.75", spec=env.spec)
+    demos = f"algo.demos=[{tmp_path}/demos.hdf5]"
+    learner = made("env.tasks=[reach]", demos, "algo.demo_share=0.75", spec=env.spec, algo=algo)
     two = np.zeros(2, np.float32)
     empty = np.zeros((2, 0), np.float32)
     seen = np.zeros((2, 1, 64, 64, 3), np.uint8), np.zeros((2, env.spec.proprio_dim), np.float32), two, empty
@@ -69,6 +71,10 @@ def test_a_share_of_each_batch_is_demonstrated(tmp_path: Path) -> None:
     demonstrated = np.abs(t.actions).max(axis=(1, 2)) <= 1
     assert len(t.task) == 16
     assert demonstrated.sum() == 12
+    rng = np.random.default_rng(0)
+    metrics = learner._critic_step(t, rng, 0.01) | learner._actor_step(t, rng)
+    assert all(map(np.isfinite, metrics.values()))
+    assert metrics["skipped_steps"] == 0
 
 
 def test_demonstrations_hold_the_state_that_the_critic_reads(tmp_path: Path) -> None:

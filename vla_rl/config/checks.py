@@ -44,6 +44,7 @@ def config_checks() -> tuple[Check, ...]:
         Check((("train",), ("mode",)), _old_enough_to_be_reused),
         Check((("algo",), ("train", "reuse")), _reuse_is_corrected),
         Check((("algo",), ("policy",), ("env",), ("learner",), ("train", "reuse")), _off_policy_fits_policy_and_rank),
+        Check((("policy",), ("algo",)), _off_policy_alone_steers),
         Check((("world_model",), ("algo",)), _only_policy_gradients_imagine),
         Check((("world_model",), ("env",)), _only_success_is_imagined),
         Check((("placement", "virtual"), ("env",)), _only_workload_is_virtual),
@@ -152,10 +153,6 @@ def _reuse_is_corrected(config: RunConfig) -> Iterator[Problem]:
 
 def _off_policy_fits_policy_and_rank(config: RunConfig) -> Iterator[Problem]:
     if not isinstance(config.algo, OffPolicyConfig):
-        if getattr(config.policy, "steer", None) is not None:
-            yield Problem(
-                ("policy", "steer"), f"algo.name={config.algo.name} does not train it; use algo=dsrl", "{...}"
-            )
         return
     policy = config.policy
     has = {"means": policy.regresses, "deviations": policy.draws_normal, "steering": policy.steered, "nothing": True}
@@ -173,6 +170,11 @@ def _off_policy_fits_policy_and_rank(config: RunConfig) -> Iterator[Problem]:
     if config.train.reuse > 1:
         remedy = "the replay memory keeps episodes already; set it to 1"
         yield Problem(("train", "reuse"), f"algo.name={config.algo.name}: {remedy}", config.train.reuse)
+
+
+def _off_policy_alone_steers(config: RunConfig) -> Iterator[Problem]:
+    if getattr(config.policy, "steer", None) is not None and not isinstance(config.algo, OffPolicyConfig):
+        yield Problem(("policy", "steer"), f"algo.name={config.algo.name} does not train it; use algo=dsrl", "{...}")
 
 
 def _only_policy_gradients_imagine(config: RunConfig) -> Iterator[Problem]:

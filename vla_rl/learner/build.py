@@ -54,7 +54,7 @@ def _as_the_critic_reads(demos: Demonstrations, spec: EnvSpec, *, reads_state: b
     if demos.state is None or demos.state.shape[1] != spec.state_dim:
         raise DemonstrationError(
             f"algo.critic_reads=state, and not all of algo.demos hold the {spec.state_dim} numbers of the state of "
-            f"env.name={spec.name}: collect them again in this simulator (vla-rl demos), or use "
+            f"env.name={spec.name}: take those that the simulator's own expert plays (vla-rl sft records them), or use "
             "algo.critic_reads=features"
         )
     return demos

@@ -114,11 +114,20 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         if self.algorithm.config.critic_reads == "images":
             return episodes
         with self._lease():
-            seen = [Seen(np.ascontiguousarray(e.images), e.proprio, e.elapsed, e.state) for e in episodes]
-            tasks = [np.full(len(e.images), e.task, np.int32) for e in episodes]
-            made = [self.policy.embedded(self._seen(*pair)) for pair in zip(seen, tasks, strict=True)]
+            made = [self._embedded(e) for e in episodes]
         pairs = zip(episodes, made, strict=True)
         return [e if x is None else replace(e, images=x.float().cpu().numpy()) for e, x in pairs]
+
+    def _embedded(self, e: StoredEpisode) -> Tensor | None:
+        """See ``Policy.embedded``, of all observations of an episode."""
+        found, size = [], self.config.learner.micro_batch
+        for start in range(0, len(e.images), size):
+            seen = Seen(
+                *(np.ascontiguousarray(x[start : start + size]) for x in (e.images, e.proprio, e.elapsed, e.state))
+            )
+            found.append(self.policy.embedded(self._seen(seen, np.full(len(seen.images), e.task, np.int32))))
+        parts = [x for x in found if x is not None]
+        return torch.cat(parts) if parts else None
 
     def _valued(self, batch: SuperBatch) -> np.ndarray:
         """bool [B]: which episodes' final observation has a value."""

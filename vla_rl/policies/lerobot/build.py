@@ -129,7 +129,8 @@ def policy_sizes(
     frozen = _VLM if config.expert_only else ()
     trained = {name: number for name, number in numbers.items() if not any(part in name for part in frozen)}
     # At most: config.json may freeze other parts. What steers a frozen policy is too small to be counted.
-    return PolicySizes(sum(numbers.values()), sum(trained.values()) * (config.trainable and not config.steered), 0, 0, 0)
+    learns = config.trainable and not config.steered
+    return PolicySizes(sum(numbers.values()), sum(trained.values()) * learns, 0, 0, 0)
 
 
 def _numbers_of_weights(config: LeRobotConfig) -> dict[str, int]:

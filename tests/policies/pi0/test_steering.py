@@ -103,6 +103,10 @@ def test_its_checkpoint_is_the_policys_and_one_file_more(tmp_path: Path) -> None
         assert {name.split(".")[0] for name in again.trained_parameters()} == {"steering", "value_head"}
     with pytest.raises(CheckpointError, match=r"steering\.safetensors does not fit its policy\.steer"):
         build_policy(Pi0Config(chunk_size=K, checkpoint=folder, steer={"width": 8}), SPEC, 0)
+    for damaged in (b"", b"\xff" * 64, (tmp_path / "steered/metadata.json").read_bytes()):
+        (tmp_path / "steered" / STEERING_FILE).write_bytes(damaged)
+        with pytest.raises(UserError, match=r"steering\.safetensors is damaged"):
+            build_policy(Pi0Config(chunk_size=K, checkpoint=folder), SPEC, 0)
 
 
 def test_it_clones_nothing(steered: Pi0) -> None:

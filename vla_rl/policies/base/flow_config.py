@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.files import json_or_empty, shapes_in_safetensors
 from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
 from vla_rl.core.schema import ConfigGroup, Positive, PositiveFloat
@@ -84,11 +85,17 @@ class FlowConfig(PolicyConfigBase):
 
     @property
     def steer_in_use(self) -> SteerConfig | None:
-        """``steer``, or that of the network in the checkpoint's folder. It decides what is recorded."""
+        """``steer``, or that of the network in the checkpoint's folder. It decides what is recorded.
+
+        Raises UserError if that file is damaged.
+        """
         path = Path(self.checkpoint or "") / STEERING_FILE
         if self.steer is not None or self.checkpoint is None or not path.is_file():
             return self.steer
-        return SteerConfig(width=shapes_in_safetensors(path)["mean.weight"][1])
+        try:
+            return SteerConfig(width=shapes_in_safetensors(path)["mean.weight"][1])
+        except (ValueError, KeyError, IndexError, OverflowError, OSError) as error:
+            raise UserError(f"{path} is damaged ({error}): copy the checkpoint again") from error
 
     @property
     def steered(self) -> bool:

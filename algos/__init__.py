@@ -11,8 +11,10 @@ from pydantic import Field
 
 from algos.algorithm import Algorithm
 from algos.awr import AWR
+from algos.best_of_n import BestOfN
 from algos.config import AlgoConfigBase
 from algos.dagger import DAgger
+from algos.dsrl import DSRL
 from algos.grpo import GRPO
 from algos.iql import IQL
 from algos.off_policy import OffPolicyAlgorithm
@@ -20,12 +22,28 @@ from algos.ppo import PPO
 from algos.recap import RECAP
 from algos.rft import RFT
 from algos.rloo import RLOO
+from algos.rlpd import RLPD
+from algos.sac import SAC
 from algos.td3_bc import TD3BC
 from vla_rl.core.plugins import plugin_of
 
 AnyAlgorithm = Algorithm | OffPolicyAlgorithm  # on super-batches, or on a replay memory
 
-ALGORITHMS: tuple[type[AnyAlgorithm], ...] = (PPO, GRPO, RLOO, AWR, RFT, RECAP, IQL, TD3BC, DAgger)
+ALGORITHMS: tuple[type[AnyAlgorithm], ...] = (
+    PPO,
+    GRPO,
+    RLOO,
+    AWR,
+    RFT,
+    RECAP,
+    IQL,
+    TD3BC,
+    SAC,
+    RLPD,
+    DSRL,
+    BestOfN,
+    DAgger,
+)
 
 if TYPE_CHECKING:
     AlgoConfig = AlgoConfigBase

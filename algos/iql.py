@@ -60,10 +60,11 @@ class IQL(CriticAlgorithm):
 
     def critic_loss(self, q: Tensor, target_q: Tensor, values: Tensor, next_values: Tensor, rewards: Tensor) -> Tensor:
         """See ``CriticAlgorithm``: half the squared errors of Q, and ``|tau - 1(u < 0)| u^2``, u = min Q_target - V."""
+        from algos import td_losses  # loads torch
+
         aim = rewards + self.config.gamma * next_values.detach()
         better = target_q.detach().min(dim=1).values - values
-        slope = (self.config.expectile - (better < 0).to(better.dtype)).abs()
-        return (0.5 * (q - aim.unsqueeze(1)).square().sum(dim=1) + slope * better.square()).mean()
+        return 0.5 * td_losses.td_loss(q, aim) + td_losses.expectile_loss(better, self.config.expectile)
 
     def policy_loss(self, logprobs: Tensor, rows: RowTargets, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         from algos.cloning import weighted_cloning  # loads torch

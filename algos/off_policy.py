@@ -1,8 +1,13 @@
-"""Off-policy control: a critic rates chunks, and an actor with continuous actions follows it.
+"""Off-policy control: a critic rates chunks, and an actor follows it.
 
-    aim = r + γ^n · min Q_target(s', π(s') + noise)      n executed steps; r: their discounted rewards; 0 after the end
-    L_Q = mean (Q(s, a) − aim)² + cql_coef · (log mean exp Q(s, other) − Q(s, a))
-    L_π : each algorithm's own (``actor_loss``)
+    aim = r + γ^n · V(s')        n executed steps; r: their discounted rewards; 0 after the end
+    L_Q = mean (Q(s, a) − aim)²
+    L_π : each algorithm's own
+
+Actors with continuous actions follow the critic's gradient (``GradientAlgorithm``):
+
+    V(s') = min Q_target(s', a')           a': ``chunks_after``
+    L_Q   has also cql_coef · (log mean exp Q(s, other) − Q(s, a))
 
 Data come from a replay memory (``vla_rl.replay.memory``), so that an episode serves many updates.
 """
@@ -10,6 +15,7 @@ Data come from a replay memory (``vla_rl.replay.memory``), so that an episode se
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,10 +29,42 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# What a policy must have: most likely actions with a gradient, or also a deviation with one (``PolicyOutput``); or a
+# network that chooses its noise.
+ActorNeeds = Literal["nothing", "means", "deviations", "steering"]
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyRule:
+    """How much the entropy of the actor counts.
+
+    Attributes:
+        alpha: its coefficient; where ``target`` is set, the first one.
+        target: nats of an action number that the coefficient is tuned to; None: it stays.
+        lr: learning rate of its logarithm (Adam).
+    """
+
+    alpha: float = 0.0
+    target: float | None = None
+    lr: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Acted:
+    """What the actor does in n states, with gradients, and what was executed there instead."""
+
+    q: Tensor  # [n], rating of its chunks
+    means: Tensor  # [n, K, A], normalized
+    entropy: Tensor  # [n, K, A], nats
+    recorded: Tensor  # [n, K, A], normalized, without gradient
+    executed: Tensor  # bool [n, K]
+
+
 class OffPolicyConfig(AlgoConfigBase):
     """Replay memory, critic, and how often both are used."""
 
     one_rank: ClassVar[bool] = True
+    actor_needs: ClassVar[ActorNeeds] = "means"
 
     gamma: Fraction = Field(0.99, description="Discount per control step.")
     bootstrap: BootstrapRule = Field(
@@ -58,20 +96,21 @@ class OffPolicyConfig(AlgoConfigBase):
         description="images: the critic has an encoder of its own. features: it reads the policy's, which costs "
         "nothing where the policy is large. state: it reads the simulator's state, which no robot has.",
     )
+    critic_loss: Literal["squares", "hl_gauss"] = Field(
+        "squares",
+        description="squares: a rating is a number, trained by squared errors. hl_gauss (arXiv:2403.03950): it is the "
+        "mean of a distribution over bins, trained by cross-entropy.",
+    )
+    q_min: float = Field(-0.1, description="hl_gauss: the lowest rating; aims below it are taken for it.")
+    q_max: float = Field(1.1, description="hl_gauss: the highest rating. 1.1 suits rewards of 1 for a success.")
+    q_bins: int = Field(51, ge=2, description="hl_gauss: number of bins between these.")
     critic_width: Positive = Field(256, description="Width of the critic's two layers.")
     critics: Positive = Field(4, description="Members of the critic's ensemble.")
-    critic_subset: Positive | None = Field(
-        None, description="Members, drawn at random, whose minimum is the aim (REDQ, arXiv:2101.05982); null: all."
-    )
     critic_lr: PositiveFloat = Field(3e-4, description="The critic's learning rate (Adam).")
     critic_warmup: NonNegative = Field(1500, description="First steps, in which only the critic is trained.")
     target_rate: Fraction = Field(
         0.01, description="How far Q_target moves towards Q in each step; in the critic's warm-up they are equal."
     )
-    target_noise: float = Field(0.1, ge=0.0, description="Deviation of the noise on the actions after a chunk (TD3).")
-    target_clip: PositiveFloat = Field(0.3, description="Limit of that noise.")
-    cql_coef: float = Field(0.0, ge=0.0, description="Coefficient of the conservative term (CQL, arXiv:2006.04779).")
-    cql_actions: Positive = Field(4, description="Random chunks, and as many near the actor's, in that term.")
     actor_every: Positive = Field(4, description="Steps of the critic for one of the actor.")
 
     def work(self, chunk_size: int) -> UpdateWork:
@@ -95,9 +134,9 @@ class OffPolicyConfig(AlgoConfigBase):
             )
 
     @model_validator(mode="after")
-    def _demonstrations_have_no_state(self) -> Self:
-        if self.demos and self.reads_state:
-            raise ValueError("critic_reads=state: demonstrations have no such state; use critic_reads=features")
+    def _bins_hold_no_rating(self) -> Self:
+        if not self.q_min < 0 < self.q_max:
+            raise ValueError(f"ratings begin at 0, which q_min={self.q_min} and q_max={self.q_max} must enclose")
         return self
 
 
@@ -110,26 +149,60 @@ class OffPolicyAlgorithm(ABC):
     def __init__(self, config: OffPolicyConfig) -> None:
         self.config = config
 
-    def critic_loss(self, q: Tensor, aim: Tensor, other: Tensor | None) -> Tensor:
+
+class GradientConfig(OffPolicyConfig):
+    """Keys of algorithms whose actors follow the critic's gradient."""
+
+    critic_subset: Positive | None = Field(
+        None, description="Members, drawn at random, whose minimum is the aim (REDQ, arXiv:2101.05982); null: all."
+    )
+    cql_coef: float = Field(0.0, ge=0.0, description="Coefficient of the conservative term (CQL, arXiv:2006.04779).")
+    cql_actions: Positive = Field(4, description="Random chunks, and as many near the actor's, in that term.")
+
+
+class GradientAlgorithm(OffPolicyAlgorithm):
+    """Its actor follows the critic's gradient, through chunks that depend on what the policy states.
+
+    How a chunk is drawn is each algorithm's own: of ``means`` [n, K, A], normalized, of ``deviations``, likewise (None
+    where the policy has none), and of ``noise``, standard normal numbers of that shape.
+    """
+
+    Config: ClassVar[type[GradientConfig]]
+    config: GradientConfig
+
+    @property
+    def entropy_rule(self) -> EntropyRule:
+        """How much the entropy counts in ``actor_loss`` and ``values_after``."""
+        return EntropyRule()
+
+    @abstractmethod
+    def chunks(self, means: Tensor, deviations: Tensor | None, noise: Tensor) -> Tensor:
+        """[n, K, A], with gradients: what the actor's step rates."""
+
+    @abstractmethod
+    def chunks_near(self, means: Tensor, deviations: Tensor | None, noise: Tensor) -> Tensor:
+        """[n, K, A]: what the conservative term compares executed chunks with, beside chunks at random."""
+
+    @abstractmethod
+    def chunks_after(self, means: Tensor, deviations: Tensor | None, noise: Tensor) -> Tensor:
+        """[n, K, A]: what the aim rates, in the states after the executed steps."""
+
+    def values_after(self, rated: Tensor, entropy: Tensor, alpha: float) -> Tensor:
+        """[n, members]: the values that the aim is of; ``rated`` like it, ``entropy`` [n, K, A]."""
+        return rated
+
+    def critic_loss(self, td: Tensor, q: Tensor, other: Tensor | None) -> Tensor:
         """Mean over n chunks, summed over the ensemble.
 
         Args:
+            td: the loss of the recorded chunks towards their aims, a scalar.
             q: [n, members], of the recorded chunks.
-            aim: [n], without gradient.
             other: [n, chunks, members], of other chunks in the same states; None without the conservative term.
         """
         from algos import td_losses  # loads torch
 
-        loss = td_losses.td_loss(q, aim)
-        return loss if other is None else loss + self.config.cql_coef * td_losses.conservative_loss(q, other)
+        return td if other is None else td + self.config.cql_coef * td_losses.conservative_loss(q, other)
 
     @abstractmethod
-    def actor_loss(self, q: Tensor, actions: Tensor, recorded: Tensor, executed: Tensor) -> Tensor:
-        """The actor's loss, a scalar.
-
-        Args:
-            q: [n], rating of the actor's chunks.
-            actions: [n, K, A], the actor's, normalized, with gradients.
-            recorded: [n, K, A], what was executed instead.
-            executed: bool [n, K].
-        """
+    def actor_loss(self, acted: Acted, alpha: float) -> Tensor:
+        """The actor's loss, a scalar; ``alpha``: the entropy's coefficient now."""

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from algos.off_policy import OffPolicyAlgorithm, OffPolicyConfig
+from algos.off_policy import Acted, GradientAlgorithm, GradientConfig
+from vla_rl.core.schema import PositiveFloat
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class TD3BCConfig(OffPolicyConfig):
+class TD3BCConfig(GradientConfig):
     """TD3+BC: a deterministic actor between the critic and cloning."""
 
     name: Literal["td3_bc"] = "td3_bc"
@@ -25,15 +26,27 @@ class TD3BCConfig(OffPolicyConfig):
         description="Coefficient of the squared distance from executed actions, normalized; the critic's part has size "
         "1 whatever the returns are.",
     )
+    target_noise: float = Field(0.1, ge=0.0, description="Deviation of the noise on the actions after a chunk (TD3).")
+    target_clip: PositiveFloat = Field(0.3, description="Limit of that noise.")
 
 
-class TD3BC(OffPolicyAlgorithm):
+class TD3BC(GradientAlgorithm):
     """See the module."""
 
     Config = TD3BCConfig
     config: TD3BCConfig
 
-    def actor_loss(self, q: Tensor, actions: Tensor, recorded: Tensor, executed: Tensor) -> Tensor:
+    def chunks(self, means: Tensor, deviations: Tensor | None, noise: Tensor) -> Tensor:
+        return means
+
+    def chunks_near(self, means: Tensor, deviations: Tensor | None, noise: Tensor) -> Tensor:
+        return means + self.config.target_noise * noise
+
+    def chunks_after(self, means: Tensor, deviations: Tensor | None, noise: Tensor) -> Tensor:
+        clip = self.config.target_clip
+        return (means + (self.config.target_noise * noise).clamp(-clip, clip)).clamp(-1.0, 1.0)
+
+    def actor_loss(self, acted: Acted, alpha: float) -> Tensor:
         from algos.td_losses import td3_bc_loss  # loads torch
 
-        return td3_bc_loss(q, actions, recorded, executed, self.config.cloning)
+        return td3_bc_loss(acted.q, acted.means, acted.recorded, acted.executed, self.config.cloning)

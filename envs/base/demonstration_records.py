@@ -31,6 +31,7 @@ class Demonstration(NamedTuple):
     proprio: np.ndarray  # float32 [T, P]
     actions: np.ndarray  # float32 [T, A], as ``EnvSpec.actions`` declares them
     task: int
+    state: np.ndarray | None = None  # float32 [T, S], ``VectorEnv.state`` before the action; None: it was not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ class Demonstrations:
     offsets: np.ndarray  # int64 [D + 1]
     notes: tuple[str, ...] = ()  # what readers decided or left out
     rates: tuple[float, ...] = ()  # frames a second, of the files that say so
+    state: np.ndarray | None = None  # float32 [S, ...], ``VectorEnv.state`` before the action; None unless all have it
 
     @property
     def num_demonstrations(self) -> int:
@@ -189,6 +191,7 @@ class Demonstrations:
             offsets=np.concatenate([[0], np.cumsum(lengths)]),
             notes=tuple(wanted.notes),
             rates=tuple(sorted(wanted.rates)),
+            state=_states(small),
         )
 
     def chunks(self, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -199,6 +202,12 @@ class Demonstrations:
         steps = np.arange(len(self.actions))[:, None] + np.arange(size)
         end = np.repeat(self.offsets[1:], np.diff(self.offsets))[:, None]
         return self.actions[np.minimum(steps, end - 1)], steps < end
+
+
+def _states(parts: Sequence[Demonstration]) -> np.ndarray | None:
+    states = [part.state for part in parts if part.state is not None]
+    alike = len(states) == len(parts) and len({state.shape[1] for state in states}) == 1
+    return np.concatenate(states) if alike else None
 
 
 def _check_unit(actions: np.ndarray, space: ActionSpace) -> None:

@@ -5,6 +5,7 @@
         ├── actions               float64 [T, A]; LIBERO's gripper is -1 open .. 1 closed
         ├── rewards, dones        uint8 [T], 1 in the last step
         ├── states, robot_states  float64 [T, ...], if the simulator has them
+        ├── scene_state           float32 [T, S], ``VectorEnv.state``, if the simulator gives it
         └── obs
             ├── agentview_rgb     uint8 [T, H, W, 3], the main view, rotated by 180 degrees as robosuite renders it
             ├── eye_in_hand_rgb   the second view, likewise
@@ -31,7 +32,7 @@ import numpy as np
 from envs.base import EnvError, VectorEnv, empty_observation
 from envs.base.config import DemosConfig
 from envs.base.demonstration_records import Demonstration, DemonstrationError, Demonstrations, Wanted
-from envs.base.hdf5_reader import SUFFIXES, read_hdf5
+from envs.base.hdf5_reader import SCENE_STATE, SUFFIXES, read_hdf5
 from envs.base.lerobot_reader import is_lerobot_dataset, read_lerobot
 from vla_rl.core.actions import ActionSpace, end_effector
 from vla_rl.core.files import replacing
@@ -125,6 +126,8 @@ def _run_expert(env: VectorEnv, episode: EpisodeSpec, noise: float) -> tuple[dic
             return _stacked(rows), False
         row = {f"obs/{name}": view.images[0, i, ::-1, ::-1].copy() for i, name in enumerate(_datasets(env.spec.views))}
         row |= env.demo_state(0) if isinstance(env, HasDemoState) else {"obs/proprio": view.proprio[0].copy()}
+        if env.spec.state_dim:
+            row[SCENE_STATE] = env.state([0])[0]
         row["actions"] = space.to_data(label)
         rows.append(row)
         kick = NOISE_MEMORY * kick + np.sqrt(1 - NOISE_MEMORY**2) * rng.normal(size=kick.shape)

@@ -13,6 +13,7 @@ from envs.base.demonstration_records import Demonstration, DemonstrationError, W
 from vla_rl.core.actions import ActionSpace, Gripper
 
 SUFFIXES = (".hdf5", ".h5")
+SCENE_STATE = "scene_state"  # a data set of files that this project has written
 _DEMO = re.compile(r"demo_(\d+)")
 _NOOP = 1e-4  # OpenVLA's bound on the norm of an arm action that does nothing
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+SCENE\d+_")  # "KITCHEN_SCENE3_": file names of libero_10 and libero_90
@@ -104,7 +105,9 @@ def _demonstration(
         if len(stored) != length:
             raise DemonstrationError(f"{where}: {length} actions, {len(stored)} images of {camera}: they must pair up")
         images.append(wanted.frames(where, camera, stored[seen, ::-1, ::-1] if rotated else stored[seen]))
-    return wanted.demonstration(where, images, _proprio(where, obs, length, wanted)[seen], actions, task, grippers)
+    proprio = _proprio(where, obs, length, wanted)[seen]
+    found = wanted.demonstration(where, images, proprio, actions, task, grippers)
+    return found._replace(state=demo[SCENE_STATE][()][seen]) if SCENE_STATE in demo else found
 
 
 def _proprio(where: str, obs: Any, length: int, wanted: Wanted) -> np.ndarray:

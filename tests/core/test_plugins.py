@@ -80,8 +80,8 @@ def test_its_keys_are_checked_like_all_others(package: str) -> None:
         ("broken", "broken (of the package {package}): {package}_gone cannot be imported"),
         (
             "quiet_pp",
-            "did you mean quiet_ppo? allowed: ppo, grpo, rloo, awr, rft, recap, iql, td3_bc, dagger, broken, "
-            "quiet_ppo, or your",
+            "did you mean quiet_ppo? allowed: ppo, grpo, rloo, awr, rft, recap, iql, td3_bc, sac, rlpd, dsrl, "
+            "best_of_n, dagger, broken, quiet_ppo, or your",
         ),
         ("__main__:Thing", "cannot import __main__"),
     ],

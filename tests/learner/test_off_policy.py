@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -30,13 +31,13 @@ from vla_rl.replay.schedule import training_episode
 SPEC = replace(SMALL, image_size=48)  # as in ``random_batch``
 QUICK = [
     *("policy=gaussian", f"policy.chunk_size={K}", "policy.channels=4", "policy.width=32", "env=tabletop"),
-    *("algo=td3_bc", "algo.batch=16", "algo.critic_width=32", "algo.critic_warmup=4", "algo.updates_per_step=0.2"),
+    *("algo.batch=16", "algo.critic_width=32", "algo.critic_warmup=4", "algo.updates_per_step=0.2"),
     *("algo.shift=1", "learner.lr=1e-3"),
 ]
 
 
-def made(*changes: str, spec: EnvSpec = SPEC) -> OffPolicyLearner:
-    config = load_config(None, [*QUICK, *changes])
+def made(*changes: str, spec: EnvSpec = SPEC, algo: str = "td3_bc") -> OffPolicyLearner:
+    config = load_config(None, [f"algo={algo}", *QUICK, *changes])
     if not torch.distributed.is_initialized():
         join_ranks(0, 1, ("127.0.0.1", free_port()), "cpu")
     policy = build_policy(config.policy, spec, config.seed)
@@ -53,21 +54,47 @@ def acted(seed: int = 0, version: int = 0) -> SuperBatch:
     return replace(batch, record={"actions": actions})
 
 
-def test_a_share_of_each_batch_is_demonstrated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algo", ["td3_bc", "rlpd"])
+def test_a_share_of_each_batch_is_demonstrated(tmp_path: Path, algo: str) -> None:
     config = load_config(None, ["env=tabletop", "env.tasks=[reach]"])
     env = make_env(config.env, 1)
     collect(env, [training_episode(number, 0, 0) for number in range(2)], tmp_path / "demos.hdf5")
     env.close()
-    learner = made("env.tasks=[reach]", f"algo.demos=[{tmp_path}/demos.hdf5]", "algo.demo_share=0.75", spec=env.spec)
+    demos = f"algo.demos=[{tmp_path}/demos.hdf5]"
+    learner = made("env.tasks=[reach]", demos, "algo.demo_share=0.75", spec=env.spec, algo=algo)
     two = np.zeros(2, np.float32)
     empty = np.zeros((2, 0), np.float32)
     seen = np.zeros((2, 1, 64, 64, 3), np.uint8), np.zeros((2, env.spec.proprio_dim), np.float32), two, empty
     played = np.full((2, K, A), 2.0, np.float32), np.zeros((2, K), np.float32), np.full(2, K, np.int32)
-    learner.memory.add([StoredEpisode(*seen, *played, task=0, success=False)])
+    learner.memory.add([StoredEpisode(*seen, *played, task=0, success=False, record={"actions": played[0]})])
     t = learner._drawn(None, np.random.default_rng(0))
     demonstrated = np.abs(t.actions).max(axis=(1, 2)) <= 1
     assert len(t.task) == 16
     assert demonstrated.sum() == 12
+    rng = np.random.default_rng(0)
+    metrics = learner._critic_step(t, rng, 0.01) | learner._actor_step(t, rng)
+    assert all(map(np.isfinite, metrics.values()))
+    assert metrics["skipped_steps"] == 0
+
+
+def test_demonstrations_hold_the_state_that_the_critic_reads(tmp_path: Path) -> None:
+    """Those that this project's experts make; others are refused."""
+    env = make_env(load_config(None, ["env=tabletop", "env.tasks=[reach]"]).env, 1)
+    path, wanted = tmp_path / "demos.hdf5", ("env.tasks=[reach]", f"algo.demos=[{tmp_path}/demos.hdf5]")
+    collect(env, [training_episode(0, 0, 0)], path)
+    env.reset([0], [training_episode(0, 0, 0)])
+    first = env.state([0])[0]
+    env.close()
+    learner = made(*wanted, "algo.critic_reads=state", spec=env.spec)
+    t = learner._demos.sample(100, None, np.random.default_rng(0))
+    assert t.before.state.shape == (100, env.spec.state_dim)
+    assert (t.before.state == first).all(axis=1).any(), "before its action"
+    assert np.unique(t.before.state, axis=0).shape[0] > 5
+    assert made(*wanted, spec=env.spec)._demos.states().shape[1] == 0
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_0/scene_state"]
+    with pytest.raises(UserError, match=r"critic_reads=state, and not all of algo\.demos hold"):
+        made(*wanted, "algo.critic_reads=state", spec=env.spec)
 
 
 def weights(learner: OffPolicyLearner) -> dict[str, np.ndarray]:
@@ -121,7 +148,7 @@ def test_the_actor_moves_towards_what_the_critic_has_seen_to_earn(pays: bool) ->
         assert metrics["learner/explained_variance"] > 0.5
     empty = np.zeros((1, 0), np.float32)
     seen = learner._seen(Seen(batch.images[:1], batch.proprio[:1], batch.elapsed[:1], empty), batch.task[:1])
-    means = learner._choices(seen, torch.zeros(1, K, A)).means
+    means = learner._choices(seen, {"actions": np.zeros((1, K, A), np.float32)}).means
     assert means is not None
     if pays:
         assert means.mean() > 0.15
@@ -151,7 +178,7 @@ def test_frozen_cameras_read_each_image_once() -> None:
     assert kept.images.dtype == np.float32
     images = batch.images[batch.obs_row[: len(kept)]]
     rest = kept.proprio[: len(kept)], kept.elapsed[: len(kept)], kept.state[: len(kept)]
-    tasks, record = np.full(len(kept), kept.task, np.int32), torch.zeros(len(kept), K, A)
+    tasks, record = np.full(len(kept), kept.task, np.int32), {"actions": np.zeros((len(kept), K, A), np.float32)}
     with torch.no_grad():
         ours, theirs = (
             learner._choices(learner._seen(Seen(pixels, *rest), tasks), record).means
@@ -193,6 +220,23 @@ def test_the_target_equals_the_critic_while_it_warms_up() -> None:
     assert all(torch.equal(online, target) for online, target in pairs)
 
 
+@pytest.mark.parametrize("changes", [(), ("algo.cql_coef=0.5", "algo.critic_reads=features")])
+def test_a_soft_actor_trains_its_deviation(changes: tuple[str, ...]) -> None:
+    """From a deviation of 0.3, entropy 0.215: it is raised, and alpha rises or falls towards the target."""
+    settings = "algo.updates_per_step=0.5", "learner.lr=3e-2", "algo.alpha=2", "algo.alpha_lr=0.1", *changes
+    found = {}
+    for target in (1, -1):
+        learner = made(f"algo.target_entropy={target}", *settings, algo="sac")
+        learner.update(acted())
+        found[target] = learner.update(acted(1, version=1))
+    assert found[1]["learner/entropy"] > 0.23
+    assert found[1]["learner/alpha"] > 2 > found[-1]["learner/alpha"]
+
+
+def test_a_weight_without_a_target_stays() -> None:
+    assert made("algo.alpha=2", "algo.alpha_lr=0.1", algo="sac").update(acted())["learner/alpha"] == 2
+
+
 def some_states(n: int) -> tuple[Seen, np.ndarray]:
     rng = np.random.default_rng(0)
     proprio = rng.normal(size=(n, SPEC.proprio_dim)).astype(np.float32)
@@ -201,20 +245,43 @@ def some_states(n: int) -> tuple[Seen, np.ndarray]:
 
 
 def test_a_simulator_without_a_state_is_refused() -> None:
-    config = load_config(None, [*QUICK, *FROZEN])
+    config = load_config(None, ["algo=td3_bc", *QUICK, *FROZEN])
     config.algo.check_simulator(replace(SPEC, state_dim=3))
     with pytest.raises(UserError, match=r"algo\.critic_reads=state.*does not give its state"):
         config.algo.check_simulator(SPEC)
 
 
-@pytest.mark.parametrize("changes", [(), FROZEN])
-def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(tmp_path: Path, changes: tuple[str, ...]) -> None:
-    learner, again = made(*changes), made(*changes)
+def test_ratings_of_bins_begin_near_0_and_learn_what_chunks_earn() -> None:
+    changes = "algo.critic_loss=hl_gauss", "algo.q_min=-1", "algo.q_max=2", "algo.critic_reads=features"
+    learner = made(
+        *changes, "algo.gamma=0", "algo.critic_lr=1e-2", "algo.critic_warmup=1000", "algo.updates_per_step=1"
+    )
+    critic = learner._made(32, K * A)
+    state = critic.state(learner._seen(*some_states(4)), torch.randn(4, 32))
+    assert critic.rate(state, torch.randn(4, K, A)).abs().max() < 0.01
+    batch = acted()
+    batch.rewards[:] = 0.0
+    batch.rewards[:, 0] = batch.record["actions"][:, 0, 0] > 0
+    losses = [learner.update(batch)["learner/critic_loss"] for _ in range(2)]
+    assert losses[1] < 0.6 * losses[0]
+    assert learner.update(batch)["learner/explained_variance"] > 0.3
+
+
+BINS = "algo.critic_loss=hl_gauss", "algo.q_bins=21"
+TUNED = "algo.target_entropy=-1", "algo.alpha_lr=0.1", "algo.entropy_in_aim=true"
+
+
+@pytest.mark.parametrize(("algo", "changes"), [("td3_bc", ()), ("td3_bc", FROZEN), ("sac", TUNED), ("sac", BINS)])
+def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, algo: str, changes: tuple[str, ...]
+) -> None:
+    learner, again = made(*changes, algo=algo), made(*changes, algo=algo)
     learner.update(with_states(acted()))
     learner.save(tmp_path)
     again.load(tmp_path)
     ends = [x.update(with_states(acted(1, version=1))) for x in (learner, again)]
     assert ends[0] == ends[1]
+    assert ends[0]["learner/optimizer_steps"] > 0
     assert all(np.array_equal(x, weights(again)[name]) for name, x in weights(learner).items())
 
 
@@ -222,12 +289,17 @@ def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(tmp_path: Path, ch
     ("change", "text"),
     [
         ("policy=openvla_oft", "policy.name=openvla_oft.*have no gradient|no gradient"),
+        ('algo={"name": "sac", "alpha": 0, "target_entropy": -1}', "alpha=0 cannot be tuned"),
         ("learner.zero_stage=1", "trains on one rank"),
         ("train.reuse=2", "keeps episodes already"),
         ("env.image_size=50", "multiple of 16"),
-        ('algo={"name": "td3_bc", "critic_reads": "state", "demos": ["x"]}', "demonstrations have no such state"),
     ],
 )
 def test_what_cannot_follow_a_critic_is_refused(change: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         load_config(None, ["policy=gaussian", "algo=td3_bc", "train.max_staleness=3", change])
+
+
+def test_an_actor_that_draws_needs_a_normal_distribution() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.name=openvla_oft.*no normal distribution"):
+        load_config(None, ["policy=openvla_oft", "policy.head=l1", "algo=sac", "train.max_staleness=3"])

@@ -26,7 +26,7 @@ def stored(outcomes: list[bool], chunks: int = 3, first: int = 0) -> list[Stored
     ]
     batch = collate(made, 0, 100)
     actions = np.repeat(batch.images[batch.obs_row][:, 0, 0, 0, 0], K * A).reshape(-1, K, A).astype(np.float32)
-    return episodes_of(batch, actions, batch.truncated)
+    return episodes_of(batch, actions, batch.truncated, batch.record)
 
 
 def test_a_transition_belongs_together() -> None:
@@ -50,7 +50,7 @@ def test_states_belong_to_their_observations() -> None:
         before = 10 * number + np.arange(3, dtype=np.float32)[:, None]
         made.append(replace(t, record=t.record | {STATE: before, STATE_AFTER: before + 1}))
     batch = collate(made, 0, 100)
-    episodes = episodes_of(batch, np.zeros((6, K, A), np.float32), batch.truncated)
+    episodes = episodes_of(batch, np.zeros((6, K, A), np.float32), batch.truncated, {})
     assert [e.state[:, 0].tolist() for e in episodes] == [[0, 1, 2], [10, 11, 12, 13]]
     memory = ReplayMemory(1e9)
     memory.add(episodes)
@@ -94,9 +94,11 @@ def test_it_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert again.metrics() == memory.metrics()
     for share in (None, 0.5):
         drawn = [m.sample(50, share, np.random.default_rng(3)) for m in (memory, again)]
-        for name in ("task", "actions", "rewards", "num_steps", "continues"):
+        for name in ("task", "actions", "rewards", "num_steps", "continues", "success"):
             assert np.array_equal(getattr(drawn[0], name), getattr(drawn[1], name))
         assert np.array_equal(drawn[0].after.images, drawn[1].after.images)
+        assert np.array_equal(drawn[0].record["tokens"], drawn[1].record["tokens"])
+        assert (drawn[0].record["tokens"][:, 0, 0] == drawn[0].before.images[:, 0, 0, 0, 0]).all()
     (tmp_path / "memory.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match="damaged"):
         again.load(tmp_path / "memory.npz")
@@ -111,7 +113,7 @@ def test_each_row_of_a_demonstration_begins_one_chunk() -> None:
     demos = Demonstrations(images, proprio, actions, task, np.array([0, 6, 9]))
     chunks, mask = demos.chunks(K)
     memory = ReplayMemory(math.inf)
-    memory.add(episodes_of_demonstrations(demos, chunks, mask, horizon=10))
+    memory.add(episodes_of_demonstrations(demos, chunks, mask, 10, {"tokens": 2 * chunks}))
     t = memory.sample(600, None, np.random.default_rng(0))
     row = t.before.images[:, 0, 0, 0, 0].astype(int)
     assert set(row.tolist()) == set(rows.tolist())
@@ -123,5 +125,6 @@ def test_each_row_of_a_demonstration_begins_one_chunk() -> None:
     assert (t.rewards.sum(axis=1) == (row + K >= end)).all()
     assert (t.rewards[np.arange(600), t.num_steps - 1] == (row + K >= end)).all(), "with the last executed step"
     assert np.allclose(t.before.elapsed, np.where(row < 6, row, row - 6) / 10)
+    assert (t.record["tokens"] == 2 * t.actions).all()
     both = joined([t, memory.sample(2, None, np.random.default_rng(1))])
     assert len(both.task) == len(both.before.images) == len(both.after.elapsed) == 602

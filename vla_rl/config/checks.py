@@ -11,6 +11,12 @@ from vla_rl.config.messages import KeyPath, Problem
 from vla_rl.config.run_config import RunConfig
 from vla_rl.policies.base.patches import STRIDE
 
+_ACTORS = {  # remedies by what an actor needs
+    "means": "its actions have no gradient, along which an actor follows a critic; use policy=gaussian or "
+    "policy.head=l1 of openvla_oft",
+    "steering": "no network chooses its noise; use a flow policy, such as policy=pi0, with policy.steer={}",
+    "deviations": "it draws from no normal distribution, whose deviation a critic could move; use policy=gaussian",
+}
 _LONGEST_NAME = 200  # file systems allow 255, of which names of temporary files need some
 
 
@@ -37,7 +43,8 @@ def config_checks() -> tuple[Check, ...]:
         Check((("train",), ("mode",)), _published_often_enough),
         Check((("train",), ("mode",)), _old_enough_to_be_reused),
         Check((("algo",), ("train", "reuse")), _reuse_is_corrected),
-        Check((("algo",), ("policy",), ("env",), ("learner",), ("train", "reuse")), _off_policy_has_means_and_one_rank),
+        Check((("algo",), ("policy",), ("env",), ("learner",), ("train", "reuse")), _off_policy_fits_policy_and_rank),
+        Check((("policy",), ("algo",)), _off_policy_alone_steers),
         Check((("world_model",), ("algo",)), _only_policy_gradients_imagine),
         Check((("world_model",), ("env",)), _only_success_is_imagined),
         Check((("placement", "virtual"), ("env",)), _only_workload_is_virtual),
@@ -144,12 +151,16 @@ def _reuse_is_corrected(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("train", "reuse"), f"{remedy}; set algo.proximal=recomputed", config.train.reuse)
 
 
-def _off_policy_has_means_and_one_rank(config: RunConfig) -> Iterator[Problem]:
+def _off_policy_fits_policy_and_rank(config: RunConfig) -> Iterator[Problem]:
     if not isinstance(config.algo, OffPolicyConfig):
         return
-    if not config.policy.regresses:
-        remedy = "its actions have no gradient, along which an actor follows a critic; use policy=gaussian"
-        yield Problem(("policy", "name"), f"{remedy} or policy.head=l1 of openvla_oft", config.policy.name)
+    policy = config.policy
+    has = {"means": policy.regresses, "deviations": policy.draws_normal, "steering": policy.steered, "nothing": True}
+    if policy.steered and config.algo.demos:
+        remedy = "to memory and critic, the noise that policy.steer chooses is the action, and demonstrations lack it"
+        yield Problem(("algo", "demos"), f"{remedy}; set it to []", list(config.algo.demos))
+    if not has[config.algo.actor_needs]:
+        yield Problem(("policy", "name"), _ACTORS[config.algo.actor_needs], policy.name)
     if config.learner.zero_stage:
         remedy = f"algo.name={config.algo.name} trains on one rank, which has nothing to shard; set it to 0"
         yield Problem(("learner", "zero_stage"), remedy, config.learner.zero_stage)
@@ -159,6 +170,11 @@ def _off_policy_has_means_and_one_rank(config: RunConfig) -> Iterator[Problem]:
     if config.train.reuse > 1:
         remedy = "the replay memory keeps episodes already; set it to 1"
         yield Problem(("train", "reuse"), f"algo.name={config.algo.name}: {remedy}", config.train.reuse)
+
+
+def _off_policy_alone_steers(config: RunConfig) -> Iterator[Problem]:
+    if getattr(config.policy, "steer", None) is not None and not isinstance(config.algo, OffPolicyConfig):
+        yield Problem(("policy", "steer"), f"algo.name={config.algo.name} does not train it; use algo=dsrl", "{...}")
 
 
 def _only_policy_gradients_imagine(config: RunConfig) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.core.records import EnvSpec
+from vla_rl.learner.readout import Readout, Scalar
 from vla_rl.policies.base.cameras import Cameras
 from vla_rl.policies.base.policy import PolicyInput
 
@@ -20,7 +21,7 @@ _LEAST_DEVIATION = 1e-3  # meters, or radians
 
 
 class EnsembleCritic(nn.Module):
-    """Q(s, a) of each member: [N, members]."""
+    """Q(s, a) of each member: [N, members]; V(s), if it has ``values``."""
 
     def __init__(
         self,
@@ -30,16 +31,21 @@ class EnsembleCritic(nn.Module):
         chunk: int,
         members: int,
         width: int,
+        *,
+        readout: Readout | None = None,
+        values: bool = False,
     ) -> None:
         """``given``: numbers of the features or of the state; ``chunk``: of one chunk of actions."""
         super().__init__()
+        self.readout = readout or Scalar()
         images = len(spec.views), spec.image_size
         self.cameras = Cameras(*images, _CHANNELS, _CAMERA_WIDTH) if reads == "images" else None
         self.tasks = nn.Embedding(len(spec.instructions), _TASK_WIDTH)
         seen = given if self.cameras is None else _CAMERA_WIDTH * len(spec.views)
         self.scale = Standardized(seen) if reads == "state" else nn.LayerNorm(seen)
         inputs = seen + spec.proprio_dim + 1 + _TASK_WIDTH + chunk
-        self.members = nn.ModuleList(_network(inputs, width) for _ in range(members))
+        self.members = nn.ModuleList(_network(inputs, width, self.readout) for _ in range(members))
+        self.values = _network(inputs - chunk, width, Scalar()) if values else None
 
     def state(self, seen: PolicyInput, given: Tensor) -> Tensor:
         """[N, S], what all members read; ``given`` [N, F]: the policy's features, or the simulator's state."""
@@ -49,8 +55,23 @@ class EnsembleCritic(nn.Module):
 
     def rate(self, state: Tensor, actions: Tensor) -> Tensor:
         """[N, S] and [N, K, A] -> [N, members]."""
+        return self.readout.value(self._found(state, actions))
+
+    def towards(self, state: Tensor, actions: Tensor, aim: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss towards the ratings ``aim`` [N], and the ratings as they are: as ``rate``."""
+        found = self._found(state, actions)
+        return self.readout.loss(found, aim), self.readout.value(found)
+
+    def _found(self, state: Tensor, actions: Tensor) -> Tensor:
         inputs = torch.cat([state, actions.flatten(1)], dim=1)
-        return torch.cat([member(inputs) for member in self.members], dim=1)
+        return torch.stack([member(inputs) for member in self.members], dim=1)
+
+    def value(self, state: Tensor) -> Tensor:
+        """[N, S] -> [N]. Raises RuntimeError without ``values``."""
+        if self.values is None:
+            raise RuntimeError("this critic rates chunks alone: make it with values=True")
+        found: Tensor = self.values(state)
+        return found.squeeze(1)
 
 
 class Standardized(nn.Module):
@@ -73,11 +94,12 @@ class Standardized(nn.Module):
         return (x - self.mean) / self.deviation
 
 
-def _network(inputs: int, width: int) -> nn.Sequential:
+def _network(inputs: int, width: int, readout: Readout) -> nn.Sequential:
     """Its ratings begin at 0: the aims of its first steps then hold rewards, and no random offset."""
-    rating = nn.Linear(width, 1)
+    rating = nn.Linear(width, readout.outputs)
     nn.init.zeros_(rating.weight)
-    nn.init.zeros_(rating.bias)
+    with torch.no_grad():
+        rating.bias.copy_(readout.first())
     return nn.Sequential(
         *(nn.Linear(inputs, width), nn.LayerNorm(width), nn.GELU()),
         *(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()),

@@ -1,15 +1,17 @@
-"""The learner of off-policy algorithms: replay memory, critic and actor.
+"""What learners of off-policy algorithms share: replay memory, critic, and when both and the actor are trained.
 
     super-batch ──▶ memory ──▶ steps of the critic, every other one also of the actor ──▶ version + 1 ──▶ publish
 
 A super-batch's new episodes enter the memory; how many steps follow, ``algo.updates_per_step`` says. Simulators play
-meanwhile. One rank: its steps are small.
+meanwhile. One rank: its steps are small. How the actor learns from the critic is each subclass's own.
 """
 
 import copy
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +22,15 @@ from torch import Tensor
 
 from algos.advantages import explained_variance
 from algos.off_policy import OffPolicyAlgorithm
-from algos.td_losses import chunk_return, td_aim
+from algos.td_losses import chunk_return
 from envs.base.demonstration_records import Demonstrations
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.augmentation import random_shift
 from vla_rl.core.devices.lock import DeviceLease
-from vla_rl.core.records import EnvSpec, SuperBatch
+from vla_rl.core.records import Array, EnvSpec, SuperBatch
 from vla_rl.core.tensor_files import load_tensors, moments_of, save_tensors, set_moments
 from vla_rl.learner.chunk_critic import EnsembleCritic, Standardized
+from vla_rl.learner.readout import Bins, Scalar
 from vla_rl.learner.trained_policy import TrainedPolicy
 from vla_rl.policies.base.policy import Policy, PolicyInput, PolicyOutput
 from vla_rl.replay.memory import (
@@ -44,8 +47,10 @@ _STREAM = 6  # separates its draws from those of other learners
 _CRITIC, _MEMORY = "off_policy.safetensors", "memory.npz"
 
 
-class OffPolicyLearner(TrainedPolicy):
+class OffPolicyLearner(TrainedPolicy, ABC):
     """Trains a policy's actor by a critic, on everything that the memory holds."""
+
+    rates_states = False  # whether the critic also has values of states
 
     def __init__(
         self,
@@ -61,12 +66,15 @@ class OffPolicyLearner(TrainedPolicy):
         """See ``TrainedPolicy``."""
         super().__init__(config, policy, rank=0, world_size=1, device=device, lease=lease)
         self.algorithm, self._spec = algorithm, spec
+        self._recorded = tuple(config.policy.spec(spec).record)  # names
+        self._temperature = config.policy.temperature_at(0)
         self.memory = ReplayMemory(algorithm.config.memory_gib * 2**30)
         self._demos = ReplayMemory(math.inf)
         if demos is not None:
             chunks, mask = demos.chunks(config.policy.chunk_size)
-            actions = policy.normalized_actions(policy.encode(chunks, np.random.default_rng(config.seed)))
-            self._demos.add(self._kept(episodes_of_demonstrations(demos, actions, mask, spec.max_episode_steps)))
+            record = policy.encode(chunks, np.random.default_rng(config.seed))
+            actions, horizon = policy.normalized_actions(record), spec.max_episode_steps
+            self._demos.add(self._kept(episodes_of_demonstrations(demos, actions, mask, horizon, record)))
         self._critic: EnsembleCritic | None = None  # made when the number of the policy's features is known
         self._inputs = 0, 0  # these, and the numbers of a chunk
         self._target: EnsembleCritic
@@ -85,7 +93,9 @@ class OffPolicyLearner(TrainedPolicy):
             factor = self.config.learner.policy_lr_factor(batch.policy_version, 0, self.config.train.iterations)
             group = self._optimizer.param_groups[0]
             group["lr"] = group["peak_lr"] * factor
-            new = self._kept(episodes_of(batch, self.policy.normalized_actions(batch.record), self._valued(batch)))
+            self._temperature = self.config.policy.temperature_at(batch.policy_version)
+            record = {name: batch.record[name] for name in self._recorded}
+            new = self._kept(episodes_of(batch, self.policy.normalized_actions(record), self._valued(batch), record))
             metrics = self._surprise(new)
             self.memory.add(new)
             self._owed += c.updates_per_step * float(sum(e.num_steps.sum() for e in new))
@@ -104,9 +114,20 @@ class OffPolicyLearner(TrainedPolicy):
         if self.algorithm.config.critic_reads == "images":
             return episodes
         with self._lease():
-            made = [self.policy.embedded(self._tensor(np.ascontiguousarray(e.images))) for e in episodes]
+            made = [self._embedded(e) for e in episodes]
         pairs = zip(episodes, made, strict=True)
         return [e if x is None else replace(e, images=x.float().cpu().numpy()) for e, x in pairs]
+
+    def _embedded(self, e: StoredEpisode) -> Tensor | None:
+        """See ``Policy.embedded``, of all observations of an episode."""
+        found, size = [], self.config.learner.micro_batch
+        for start in range(0, len(e.images), size):
+            seen = Seen(
+                *(np.ascontiguousarray(x[start : start + size]) for x in (e.images, e.proprio, e.elapsed, e.state))
+            )
+            found.append(self.policy.embedded(self._seen(seen, np.full(len(seen.images), e.task, np.int32))))
+        parts = [x for x in found if x is not None]
+        return torch.cat(parts) if parts else None
 
     def _valued(self, batch: SuperBatch) -> np.ndarray:
         """bool [B]: which episodes' final observation has a value."""
@@ -123,73 +144,49 @@ class OffPolicyLearner(TrainedPolicy):
         if number >= c.critic_warmup and number % c.actor_every == 0:
             drawn = self._drawn(c.actor_successes, rng)
             with self._lease(), self._timer.time("step", 1):
-                of_actor = self._actor_step(drawn)
+                of_actor = self._actor_step(drawn, rng)
             of_actor["skipped_steps"] += metrics["skipped_steps"]
             metrics |= of_actor
         return metrics
 
     def _critic_step(self, t: Transitions, rng: np.random.Generator, target_rate: float) -> dict[str, float]:
-        c = self.algorithm.config
-        before, after = self._seen(t.before, t.task), self._seen(t.after, t.task)
-        actions, num_steps = self._tensor(t.actions), self._tensor(t.num_steps)
-        with torch.no_grad():
-            then = self._choices(after, actions)
-            # unless the critic reads features or rates the actor's chunks, the state before needs no forward pass
-            now = self._choices(before, actions) if c.critic_reads == "features" or c.cql_coef else then
-            given = self._given(then, t.after.state)
-            critic = self._made(given.shape[1], actions[0].numel())
-            noise = self._tensor(rng.normal(0, c.target_noise, t.actions.shape).astype(np.float32))
-            chosen = (_means(then) + noise.clamp(-c.target_clip, c.target_clip)).clamp(-1.0, 1.0)
-            rated = self._target.rate(self._target.state(after, given), chosen)
-            if c.critic_subset is not None and c.critic_subset < c.critics:
-                rated = rated[:, rng.permutation(c.critics)[: c.critic_subset].tolist()]
-            earned, discount = chunk_return(self._tensor(t.rewards), num_steps, c.gamma)
-            aim = td_aim(earned, discount, rated, self._tensor(t.continues))
-        state = critic.state(before, self._given(now, t.before.state))
-        q = critic.rate(state, actions)
-        other = self._rated_others(critic, state, _means(now), rng) if c.cql_coef else None
-        loss = self.algorithm.critic_loss(q, aim, other)
+        loss, q = self._critic_loss(t, rng)
         metrics = {"critic_loss": loss.item(), "q": q.mean().item(), "critic_steps": 1.0, "skipped_steps": 0.0}
         if not np.isfinite(metrics["critic_loss"]):  # a step would spoil the weights
             return metrics | {"skipped_steps": 1.0}
+        assert self._critic is not None
         self._adam.zero_grad()
         loss.backward()
         self._adam.step()
         with torch.no_grad():
-            for target, online in zip(self._target.parameters(), critic.parameters(), strict=True):
+            for target, online in zip(self._target.parameters(), self._critic.parameters(), strict=True):
                 target.lerp_(online, target_rate)
         return metrics
 
-    def _rated_others(self, critic: EnsembleCritic, state: Tensor, means: Tensor, rng: np.random.Generator) -> Tensor:
-        """[n, chunks, members]: ratings of chunks at random, and of chunks near the actor's, in the same states."""
-        c, shape = self.algorithm.config, (self.algorithm.config.cql_actions, *means.shape)
-        uniform = self._tensor(rng.uniform(-1, 1, shape).astype(np.float32))
-        near = means + self._tensor(rng.normal(0, c.target_noise, shape).astype(np.float32))
-        return torch.stack([critic.rate(state, chunk) for chunk in (*uniform, *near)], dim=1)
+    @abstractmethod
+    def _critic_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """The critic's loss, and its ratings [n, members] of the recorded chunks."""
 
-    def _actor_step(self, t: Transitions) -> dict[str, float]:
-        assert self._critic is not None
-        before, actions = self._seen(t.before, t.task), self._tensor(t.actions)
-        output = self._engine(before, {"actions": actions}, self._temperature)
-        means = _means(output)
-        with torch.no_grad():
-            state = self._critic.state(before, self._given(output, t.before.state))
-        self._critic.requires_grad_(False)
-        q = self._critic.rate(state, means).mean(dim=1)
-        self._critic.requires_grad_(True)
-        executed = torch.arange(actions.shape[1], device=self._device) < self._tensor(t.num_steps)[:, None]
-        loss = self.algorithm.actor_loss(q, means, actions, executed)
+    @abstractmethod
+    def _actor_step(self, t: Transitions, rng: np.random.Generator) -> dict[str, float]:
+        """One optimizer step of the policy; ``_policy_step`` makes it. Returns its metrics."""
+
+    def _policy_step(self, loss: Tensor, output: PolicyOutput) -> dict[str, float]:
+        """Step down a loss of ``output``, which a pass of the policy gave."""
         unused = 0.0 * (output.values.sum() + output.logprobs.sum())  # engines expect a gradient of every weight
         self._engine.set_gradient_accumulation_boundary(True)
         self._engine.backward(loss + unused)
         skipped = not self._steps.step()
         return {
             "actor_loss": loss.item(),
-            "actor_q": q.mean().item(),
             "grad_norm": self._steps.grad_norms["grad_norm"],
             "optimizer_steps": 1.0,
             "skipped_steps": float(skipped),
         }
+
+    def _executed(self, t: Transitions) -> Tensor:
+        """bool [n, K]."""
+        return torch.arange(t.actions.shape[1], device=self._device) < self._tensor(t.num_steps)[:, None]
 
     def _surprise(self, new: list[StoredEpisode]) -> dict[str, float]:
         """How well the critic predicts what new episodes return, before it has learned from them."""
@@ -199,10 +196,10 @@ class OffPolicyLearner(TrainedPolicy):
         for e in new:
             n = len(e)
             known = Seen(e.images[:n], e.proprio[:n], e.elapsed[:n], e.state[:n])
-            seen, actions = self._seen(known, np.full(n, e.task, np.int32)), self._tensor(e.actions)
+            seen = self._seen(known, np.full(n, e.task, np.int32))
             with torch.no_grad():
-                given = self._given(self._choices(seen, actions), known.state)
-                q = self._critic.rate(self._critic.state(seen, given), actions)
+                state = self._critic.state(seen, self._read(seen, known.state, e.record))
+                q = self._critic.rate(state, self._tensor(e.actions))
             rated.append(q.mean(dim=1).cpu().numpy())
             gains, discounts = chunk_return(
                 self._tensor(e.rewards), self._tensor(e.num_steps), self.algorithm.config.gamma
@@ -214,18 +211,21 @@ class OffPolicyLearner(TrainedPolicy):
         explained = explained_variance(np.concatenate(earned), np.concatenate(rated))
         return {} if explained is None else {"explained_variance": explained}
 
-    def _choices(self, seen: PolicyInput, actions: Tensor) -> PolicyOutput:
-        """What the policy does in these states; ``actions`` have the shape of a record."""
-        output: PolicyOutput = self._engine(seen, {"actions": actions}, self._temperature)
+    def _choices(self, seen: PolicyInput, record: Mapping[str, Array]) -> PolicyOutput:
+        """What the policy does in these states, and what it says of these decisions."""
+        given = {name: self._tensor(array) for name, array in record.items()}
+        output: PolicyOutput = self._engine(seen, given, self._temperature)
         return output
 
-    def _given(self, output: PolicyOutput, state: np.ndarray) -> Tensor:
-        """[N, F], what the critic reads of the policy, or of the simulator."""
-        return self._tensor(state) if self.algorithm.config.critic_reads == "state" else output.features
+    def _read(self, seen: PolicyInput, state: np.ndarray, record: Mapping[str, Array]) -> Tensor:
+        """[N, F], what the critic reads of the policy, or of the simulator; F is 0 if it reads images.
 
-    @property
-    def _temperature(self) -> float:
-        return self.config.policy.temperature  # which no mean depends on
+        ``record``: any decisions, which a pass of the policy takes.
+        """
+        reads = self.algorithm.config.critic_reads
+        if reads == "features":
+            return self._choices(seen, record).features
+        return self._tensor(state if reads == "state" else state[:, :0])
 
     def _drawn(self, successes: float | None, rng: np.random.Generator) -> Transitions:
         """A batch, ``demo_share`` of it from demonstrations, its images moved at random."""
@@ -249,7 +249,9 @@ class OffPolicyLearner(TrainedPolicy):
             c = self.algorithm.config
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.config.seed)
-                made = EnsembleCritic(c.critic_reads, self._spec, given, chunk, c.critics, c.critic_width)
+                sizes = given, chunk, c.critics, c.critic_width
+                readout = Bins(c.q_min, c.q_max, c.q_bins) if c.critic_loss == "hl_gauss" else Scalar()
+                made = EnsembleCritic(c.critic_reads, self._spec, *sizes, readout=readout, values=self.rates_states)
             if isinstance(made.scale, Standardized):
                 made.scale.fit(torch.from_numpy(self.memory.states()))
             self._inputs = given, chunk
@@ -258,11 +260,18 @@ class OffPolicyLearner(TrainedPolicy):
             self._adam = torch.optim.Adam(self._critic.parameters(), lr=c.critic_lr)
         return self._critic
 
+    def _own_state(self) -> dict[str, Tensor]:
+        """What a subclass learns beside critic and actor."""
+        return {}
+
+    def _load_own(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from ``_own_state``."""
+
     def save(self, folder: Path) -> None:
         """Also the critic and the memory."""
         super().save(folder)
         count = torch.tensor([self._step, self._owed, *self._inputs], dtype=torch.float64)
-        parts: dict[str, dict[str, Tensor]] = {"count": {"all": count}}
+        parts: dict[str, dict[str, Tensor]] = {"count": {"all": count}, "own": self._own_state()}
         if self._critic is not None:
             parts |= {"online": self._critic.state_dict(), "target": self._target.state_dict()}
             parts["adam"] = moments_of(self._adam)
@@ -276,6 +285,7 @@ class OffPolicyLearner(TrainedPolicy):
             part, _, name = key.partition(".")
             parts[part][name] = tensor
         self.memory.load(folder / _MEMORY)
+        self._load_own(parts["own"])
         step, self._owed, given, chunk = parts["count"]["all"].tolist()
         self._step = int(step)
         if "online" in parts:
@@ -283,8 +293,3 @@ class OffPolicyLearner(TrainedPolicy):
             made.load_state_dict(parts["online"])
             self._target.load_state_dict(parts["target"])
             set_moments(self._adam, parts["adam"])
-
-
-def _means(output: PolicyOutput) -> Tensor:
-    assert output.means is not None  # ``vla_rl.config.checks`` refuses policies without
-    return output.means

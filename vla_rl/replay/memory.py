@@ -6,8 +6,8 @@ Every frame is stored once, as uint8. A transition is one chunk: the observation
 rewards, and the observation after its executed steps.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 from envs.base.demonstration_records import Demonstrations
 from vla_rl.core.errors import UserError
 from vla_rl.core.postponed import write
-from vla_rl.core.records import STATE, STATE_AFTER, Array, SuperBatch
+from vla_rl.core.records import STATE, STATE_AFTER, Array, Record, SuperBatch, join_records, take_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class Transitions:
     rewards: Array  # float32 [n, K]
     num_steps: Array  # int32 [n], executed
     continues: Array  # bool [n], whether ``after`` has a value
+    success: Array  # bool [n], of the episode
+    record: Record  # of the decisions, [n, ...] each
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +59,27 @@ class StoredEpisode:
     num_steps: Array  # int32 [n]
     task: int
     success: bool
+    record: Record = field(default_factory=dict)  # of the decisions, [n, ...] each
 
     def __len__(self) -> int:
         return len(self.actions)
 
     @property
     def nbytes(self) -> int:
-        return sum(getattr(self, name).nbytes for name in _ARRAYS)
+        return sum(x.nbytes for x in (*(getattr(self, name) for name in _ARRAYS), *self.record.values()))
 
 
 _ARRAYS = tuple(f.name for f in fields(StoredEpisode) if f.type is Array)
 _OBSERVED = "images", "proprio", "elapsed", "state"
+_RECORD = "record."  # before the names of a record, in the file
 
 
-def episodes_of(batch: SuperBatch, actions: Array, valued: Array) -> list[StoredEpisode]:
+def episodes_of(batch: SuperBatch, actions: Array, valued: Array, record: Mapping[str, Array]) -> list[StoredEpisode]:
     """The new real episodes of a super-batch.
 
     ``actions`` [M, K, A]: normalized ones of all chunks. ``valued`` bool [B]: whether the observation at an episode's
-    end has a value (time limits that are no part of the task); it must have been recorded.
+    end has a value (time limits that are no part of the task); it must have been recorded. ``record``: what is kept of
+    the batch's own.
     """
     found = []
     for b in range(batch.new_episodes):
@@ -95,6 +100,7 @@ def episodes_of(batch: SuperBatch, actions: Array, valued: Array) -> list[Stored
                 num_steps=batch.num_steps[rows].copy(),
                 task=int(batch.task[batch.offsets[b]]),
                 success=bool(batch.success[b]),
+                record={name: array[rows].copy() for name, array in record.items()},
             )
         )
     return found
@@ -107,7 +113,9 @@ def _states(batch: SuperBatch, rows: slice) -> Array:
     return np.concatenate([batch.record[STATE][rows], batch.record[STATE_AFTER][rows][-1:]])
 
 
-def episodes_of_demonstrations(demos: Demonstrations, actions: Array, mask: Array, horizon: int) -> list[StoredEpisode]:
+def episodes_of_demonstrations(
+    demos: Demonstrations, actions: Array, mask: Array, horizon: int, record: Mapping[str, Array]
+) -> list[StoredEpisode]:
     """Demonstrations as episodes that end with a reward of 1: one for each row at which their first chunk can begin.
 
     So every row is the beginning of one chunk, and every frame is held once (mapped from its file).
@@ -115,6 +123,7 @@ def episodes_of_demonstrations(demos: Demonstrations, actions: Array, mask: Arra
     Args:
         actions, mask: of ``Demonstrations.chunks``, the actions normalized.
         horizon: control steps of an episode, for the elapsed time.
+        record: of the actions (``Policy.encode``).
     """
     size, found = actions.shape[1], []
     for start, end in pairwise(demos.offsets.tolist()):
@@ -128,12 +137,13 @@ def episodes_of_demonstrations(demos: Demonstrations, actions: Array, mask: Arra
                     images=demos.images[rows],
                     proprio=demos.proprio[rows],
                     elapsed=((np.arange(first, end, size) - start) / horizon).astype(np.float32),
-                    state=np.zeros((len(num_steps), 0), np.float32),
+                    state=np.zeros((len(num_steps), 0), np.float32) if demos.state is None else demos.state[rows],
                     actions=actions[rows],
                     rewards=rewards,
                     num_steps=num_steps,
                     task=int(demos.task[start]),
                     success=True,
+                    record=take_rows(record, rows),
                 )
             )
     return found
@@ -207,12 +217,17 @@ class ReplayMemory:
                 self.forgotten = int(data["forgotten"])
                 kinds = data["task"].tolist(), data["success"].tolist()
                 parts = {name: np.split(data[name], data[f"{name}.border"]) for name in _ARRAYS}
+                recorded = [name for name in data if name.startswith(_RECORD)]
+                records = {name: np.split(data[name], data["actions.border"]) for name in recorded}
         except (OSError, ValueError, KeyError, EOFError) as error:
             raise UserError(
                 f"{path} is missing or damaged ({error}); resume an earlier checkpoint: RUN@ITERATION"
             ) from error
         rows = (dict(zip(_ARRAYS, arrays, strict=True)) for arrays in zip(*parts.values(), strict=True))
-        stored = [StoredEpisode(**row, task=t, success=s) for row, t, s in zip(rows, *kinds, strict=True)]
+        stored = [
+            StoredEpisode(**row, task=t, success=s, record={n.removeprefix(_RECORD): x[e] for n, x in records.items()})
+            for e, (row, t, s) in enumerate(zip(rows, *kinds, strict=True))
+        ]
         self._episodes, self._nbytes = [], 0
         forgotten = self.forgotten
         self.add(stored)
@@ -228,8 +243,10 @@ def joined(parts: Sequence[Transitions]) -> Transitions:
     def seen(when: str) -> Seen:
         return Seen(*(np.concatenate([getattr(getattr(part, when), name) for part in parts]) for name in _OBSERVED))
 
-    names = "task", "actions", "rewards", "num_steps", "continues"
-    return Transitions(seen("before"), seen("after"), *map(column, names))
+    names = "task", "actions", "rewards", "num_steps", "continues", "success"
+    columns: dict[str, Any] = {name: column(name) for name in names}
+    record = join_records([part.record for part in parts])
+    return Transitions(seen("before"), seen("after"), **columns, record=record)
 
 
 def _gathered(episodes: Sequence[StoredEpisode], rows: Array) -> Transitions:
@@ -250,6 +267,8 @@ def _gathered(episodes: Sequence[StoredEpisode], rows: Array) -> Transitions:
         rewards=column("rewards", rows.tolist()),
         num_steps=column("num_steps", rows.tolist()),
         continues=continues,
+        success=np.array([e.success for e in episodes]),
+        record={name: np.stack([e.record[name][row] for e, row in pairs]) for name in episodes[0].record},
     )
 
 
@@ -259,4 +278,6 @@ def _write(path: Path, episodes: Sequence[StoredEpisode], forgotten: int) -> Non
     for name in _ARRAYS if episodes else ():
         parts = [getattr(e, name) for e in episodes]
         arrays |= {name: np.concatenate(parts), f"{name}.border": np.cumsum([len(part) for part in parts])[:-1]}
+    for name in episodes[0].record if episodes else ():
+        arrays[_RECORD + name] = np.concatenate([e.record[name] for e in episodes])
     np.savez(path, **arrays)

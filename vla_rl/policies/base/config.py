@@ -66,6 +66,17 @@ class PolicyConfigBase(ConfigGroup):
         return False
 
     @property
+    def draws_normal(self) -> bool:
+        """Whether it draws from normal distributions around them (``PolicyOutput.deviations``)."""
+        return False
+
+    @property
+    def steered(self) -> bool:
+        """Whether a network chooses its noise, which is then the action of off-policy learning, and all that is trained
+        (``vla_rl.policies.base.steering``)."""
+        return False
+
+    @property
     def discrete(self) -> bool:
         """Whether actions are bins, which cloning can smooth."""
         return True

@@ -6,10 +6,25 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vla_rl.core.files import json_or_empty
+from vla_rl.core.errors import UserError
+from vla_rl.core.files import json_or_empty, shapes_in_safetensors
 from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
-from vla_rl.core.schema import Positive, PositiveFloat
+from vla_rl.core.schema import ConfigGroup, Positive, PositiveFloat
 from vla_rl.policies.base.config import PolicyConfigBase
+
+STEERING_FILE = "steering.safetensors"  # in a checkpoint
+
+
+class SteerConfig(ConfigGroup):
+    """A network that chooses the noise from which a chunk is denoised; the rest of the policy is frozen (DSRL)."""
+
+    width: Positive = Field(256, description="Width of its two layers.")
+    bound: PositiveFloat = Field(
+        1.5, description="Limit of its means; the policy was cloned with noise of deviation 1."
+    )
+    initial_std: PositiveFloat = Field(
+        0.5, description="Standard deviation around them before training; it is learned."
+    )
 
 
 class FlowConfig(PolicyConfigBase):
@@ -48,6 +63,12 @@ class FlowConfig(PolicyConfigBase):
         "does: less memory, and no backward pass through it; null: what a checkpoint's config.json says, else false.",
     )
 
+    steer: SteerConfig | None = Field(
+        None,
+        description="Freeze the policy, and let a small network choose the noise from which it denoises (algo=dsrl); "
+        "null: only if the checkpoint's folder has such a network (steering.safetensors).",
+    )
+
     @model_validator(mode="after")
     def _limits_are_ordered(self) -> Self:
         if self.noise_low >= self.noise_high:
@@ -61,6 +82,32 @@ class FlowConfig(PolicyConfigBase):
         if self.noise == "cps" and self.steps < 2:
             raise ValueError("noise=cps leaves the last denoising step without noise: raise denoise_steps=1")
         return self
+
+    @property
+    def steer_in_use(self) -> SteerConfig | None:
+        """``steer``, or that of the network in the checkpoint's folder. It decides what is recorded.
+
+        Raises UserError if that file is damaged.
+        """
+        path = Path(self.checkpoint or "") / STEERING_FILE
+        if self.steer is not None or self.checkpoint is None or not path.is_file():
+            return self.steer
+        try:
+            return SteerConfig(width=shapes_in_safetensors(path)["mean.weight"][1])
+        except (ValueError, KeyError, IndexError, OverflowError, OSError) as error:
+            raise UserError(f"{path} is damaged ({error}): copy the checkpoint again") from error
+
+    @property
+    def steered(self) -> bool:
+        return self.steer_in_use is not None
+
+    @property
+    def regresses(self) -> bool:
+        return self.steered
+
+    @property
+    def draws_normal(self) -> bool:
+        return self.steered
 
     @property
     @abstractmethod
@@ -98,8 +145,17 @@ class FlowConfig(PolicyConfigBase):
         chain    [R + 1, H, D], what the random steps started from and led to
         first    the number of the first random step
         actions  [K, A], the denoised chunk
+
+        Of a policy whose noise is chosen it is
+
+        noise    [1, D], of all H actions
+        actions  [K, A], as above
         """
         chunk, steps, model = (self.chunk_size, env.action_dim), self.recorded_steps, self.lengths(env)
+        if self.steered:
+            noise = 1, model[1]
+            steered = {"noise": ArrayLayout("<f4", noise), "actions": ArrayLayout("<f4", chunk)}
+            return PolicySpec(*chunk, steered, {"noise": RandomNumbers(noise, "normal")})
         record = {
             "chain": ArrayLayout("<f4", (steps + 1, *model)),
             "first": ArrayLayout("<i4", ()),

@@ -4,12 +4,16 @@
     noisy actions, time ───────────┴► velocity ─┘      ▲                       │
                                                        └────── S times ────────┘
 
+With ``policy.steer``, a small network chooses the noise at the start (``vla_rl.policies.base.steering``), and all
+denoising steps are deterministic.
+
 Random denoising steps have a normal distribution; their density is the policy's (πRL, arXiv:2510.25889). What the
 other steps do is settled by the drawn numbers, so that it cancels in probability ratios.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,10 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.records import Array, Record
 from vla_rl.policies.base import flow
 from vla_rl.policies.base.flow_config import FlowConfig
 from vla_rl.policies.base.policy import Decisions, Policy, PolicyInput, PolicyOutput
+from vla_rl.policies.base.steering import Steering
 from vla_rl.policies.base.value_head import ValueHead
 
 _VALUE_HIDDEN = 64, 32
@@ -41,6 +47,7 @@ class FlowPolicy(Policy):
     config: FlowConfig
     value_head: ValueHead
     noise_head: nn.Linear | None
+    steering: Steering | None  # chooses the noise; everything but it and the value head is frozen then
     model_lengths: tuple[int, int]  # H, D
     action_dim: int  # A
     steps: int  # S, those that can be random, and R that are: the config looks them up in the checkpoint's files
@@ -48,7 +55,7 @@ class FlowPolicy(Policy):
     recorded_steps: int
 
     def add_heads(self, width: int, proprio_dim: int, expert_width: int | None) -> None:
-        """Make the heads that the published models lack.
+        """Make the heads that the published models lack. Call when the rest of the policy is there.
 
         Args:
             width: of the prefix's features.
@@ -62,6 +69,11 @@ class FlowPolicy(Policy):
         if learned and expert_width is None:
             raise ValueError("policy.noise=learned needs hidden states, which this model does not give; use sde")
         self.noise_head = nn.Linear(expert_width, self.model_lengths[1]) if learned and expert_width else None
+        self.steering, steer = None, self.config.steer_in_use
+        if steer is not None:
+            self.requires_grad_(False)
+            self.value_head.requires_grad_(True)
+            self.steering = Steering(width + proprio_dim, self.model_lengths[1], steer)
 
     @abstractmethod
     def read(self, seen: PolicyInput) -> FlowPrefix:
@@ -83,6 +95,8 @@ class FlowPolicy(Policy):
     def act(self, seen: PolicyInput, draws: Mapping[str, Tensor], greedy: Tensor, temperature: float) -> Decisions:
         """See ``Policy.act``. Greedy rows take every step without noise."""
         prefix = self.read(seen)
+        if self.steering is not None:
+            return self._act_steered(self.steering, prefix, seen, draws["noise"], greedy, temperature)
         recorded, total = self.recorded_steps, self.steps
         first = self._first_random_step(draws["which"])
         x, chain, logprobs = draws["start"], [], []
@@ -106,26 +120,66 @@ class FlowPolicy(Policy):
             "first": first.int(),
             "actions": self._executed(x),
         }
-        values = self._values(prefix, seen, detach_value=True)[0]
+        values = self._values(self._state(prefix), seen)
         return Decisions(record, self._density(torch.stack(logprobs).sum(0)), values)
+
+    def _act_steered(
+        self,
+        steering: Steering,
+        prefix: FlowPrefix,
+        seen: PolicyInput,
+        drawn: Tensor,
+        greedy: Tensor,
+        temperature: float,
+    ) -> Decisions:
+        """``drawn``: normal numbers [N, 1, D]. Greedy rows take the mean of the noise."""
+        state = self._state(prefix)
+        mean, deviation = steering(state, temperature)
+        noise = torch.where(greedy[:, None, None], mean, mean + deviation * drawn)
+        x = noise.expand(-1, self.model_lengths[0], -1)
+        for number in range(self.steps):
+            times, length = flow.step_times(self.steps, torch.full((len(x),), number, device=x.device), 1)
+            x = flow.ode_step(x, self.velocity(prefix, x, times[:, 0])[0], length)
+        logprobs = self._spread(flow.gaussian_logprob(noise, mean, deviation))
+        return Decisions({"noise": noise, "actions": self._executed(x)}, logprobs, self._values(state, seen))
 
     def forward(
         self, seen: PolicyInput, record: Mapping[str, Tensor], temperature: float, detach_value: bool = True
     ) -> PolicyOutput:
         """See ``Policy.forward``."""
+        if self.steering is not None:
+            return self._rate_steered(self.steering, seen, record["noise"], temperature)
         prefix, chain = self.read(seen), record["chain"]
         logprobs, entropy = torch.zeros_like(chain[:, 0]), torch.zeros_like(chain[:, 0])
         for i in range(self.recorded_steps):
             mean, deviation, _ = self._step(prefix, chain[:, i], record["first"].long() + i, temperature)
             logprobs = logprobs + flow.gaussian_logprob(chain[:, i + 1], mean, deviation)
             entropy = entropy + flow.gaussian_entropy(deviation)
-        values, features = self._values(prefix, seen, detach_value)
-        return PolicyOutput(self._density(logprobs), self._density(entropy), values, features)
+        state = self._state(prefix)
+        values = self._values(state.detach() if detach_value else state, seen)
+        return PolicyOutput(self._density(logprobs), self._density(entropy), values, state.detach())
+
+    def _rate_steered(self, steering: Steering, seen: PolicyInput, noise: Tensor, temperature: float) -> PolicyOutput:
+        """Entropy, means and deviations are of the noise: [N, 1, D]."""
+        with torch.no_grad():
+            embedded = self.embedded(seen) if seen.images.dtype == torch.uint8 else seen.images
+            assert embedded is not None
+            state = embedded.to(next(self.value_head.parameters()).dtype)
+        mean, deviation = steering(state, temperature)
+        logprobs = self._spread(flow.gaussian_logprob(noise, mean, deviation))
+        entropy, values = flow.gaussian_entropy(deviation), self._values(state, seen)
+        return PolicyOutput(logprobs, entropy, values, state, mean, deviation)
+
+    @torch.no_grad()
+    def embedded(self, seen: PolicyInput) -> Tensor | None:
+        """See ``Policy.embedded``: of a frozen policy, what the value head and the network that steers it read."""
+        return None if self.steering is None else self._state(self.read(seen)).float()
 
     def imitation_loss(
         self, seen: PolicyInput, actions: Array, mask: Tensor, rng: np.random.Generator, smoothing: float
     ) -> Tensor:
         """See ``Policy.imitation_loss``: flow matching, the squared error of the velocity at a random time."""
+        self._refuse_to_clone()
         target, prefix = torch.from_numpy(self._padded(actions)).to(seen.images.device), self.read(seen)
         drawn = 0.001 + 0.999 * rng.beta(1.5, 1.0, len(actions))  # of π0: near 1, noise, more often than near 0
         time = torch.from_numpy(drawn.astype(np.float32)).to(target)
@@ -140,6 +194,7 @@ class FlowPolicy(Policy):
         """See ``Policy.encode``: random steps on the straight way from noise to the actions. Their log-probability is a
         flow-matching loss at these times, up to factor and constant.
         """
+        self._refuse_to_clone()
         target, recorded = self._padded(actions), self.recorded_steps
         noise = rng.standard_normal(target.shape, dtype=np.float32)
         first = rng.integers(self.noisy_steps - recorded + 1, size=len(target)).astype(np.int32)
@@ -149,7 +204,7 @@ class FlowPolicy(Policy):
         return {"chain": chain, "first": first, "actions": self.normalize_actions(actions)}
 
     def normalized_actions(self, record: Mapping[str, Array]) -> Array:
-        return record["actions"]
+        return record["actions" if self.steering is None else "noise"]
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         return self.value_head.parameters()
@@ -174,11 +229,25 @@ class FlowPolicy(Policy):
         deviation = torch.exp(low + (high - low) * torch.sigmoid(self.noise_head(hidden).float()))
         return flow.ode_step(x, velocity, length), temperature * deviation, velocity
 
-    def _values(self, prefix: FlowPrefix, seen: PolicyInput, detach_value: bool) -> tuple[Tensor, Tensor]:
-        features = prefix.features.detach() if detach_value else prefix.features
-        state = torch.cat([features, prefix.proprio.to(features.dtype)], dim=-1)
+    def _refuse_to_clone(self) -> None:
+        if self.steering is not None:
+            raise UserError(
+                "policy.steer: the policy is frozen, and what chooses its noise cannot clone actions; set "
+                "policy.steer=null, and use a checkpoint without steering.safetensors"
+            )
+
+    def _state(self, prefix: FlowPrefix) -> Tensor:
+        """[N, width + P]."""
+        return torch.cat([prefix.features, prefix.proprio.to(prefix.features.dtype)], dim=-1)
+
+    def _values(self, state: Tensor, seen: PolicyInput) -> Tensor:
         time = seen.elapsed if self.config.value_time else torch.zeros_like(seen.elapsed)
-        return self.value_head(state, time).float(), state.detach()
+        return self.value_head(state, time).float()
+
+    def _spread(self, logprobs: Tensor) -> Tensor:
+        """[N, K, A], whose sum is that of the log-densities of the noise [N, 1, D]."""
+        shape = self.config.chunk_size, self.action_dim
+        return (logprobs.sum(dim=(1, 2)) / math.prod(shape))[:, None, None].expand(-1, *shape)
 
     def _executed(self, x: Tensor) -> Tensor:
         """[N, K, A] of [N, H, D]."""

@@ -84,7 +84,8 @@ class GaussianPolicy(Policy):
         mean, log_std, features = self._distribution(seen, temperature)
         entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(mean)
         logprobs = _logprobs(mean, log_std, record["actions"])
-        return PolicyOutput(logprobs, entropy, self._values(features, seen, detach_value), features.detach(), mean)
+        values, deviation = self._values(features, seen, detach_value), log_std.exp().expand_as(mean)
+        return PolicyOutput(logprobs, entropy, values, features.detach(), mean, deviation)
 
     @torch.no_grad()
     def act(self, seen: PolicyInput, draws: Mapping[str, Tensor], greedy: Tensor, temperature: float) -> Decisions:

@@ -32,6 +32,10 @@ class GaussianPolicyConfig(PolicyConfigBase):
         return True
 
     @property
+    def draws_normal(self) -> bool:
+        return True
+
+    @property
     def discrete(self) -> bool:
         return False
 

@@ -39,6 +39,7 @@ class PolicyOutput:
     values: Tensor  # float32 [N]
     features: Tensor  # [N, F], what the value head reads of the state, without gradient
     means: Tensor | None = None  # float32 [N, K, A], the most likely normalized actions, if the policy regresses them
+    deviations: Tensor | None = None  # float32 [N, K, A], of normal distributions around them, if that is what it draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +157,8 @@ class Policy(nn.Module, ABC):
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of the value head."""
 
-    def embedded(self, images: Tensor) -> Tensor | None:
-        """[n, E]: what frozen weights make of uint8 images [n, V, H, W, 3]. It may stand for them in ``PolicyInput``.
+    def embedded(self, seen: PolicyInput) -> Tensor | None:
+        """[n, E]: what frozen weights make of the images of n observations. It may stand for them in ``PolicyInput``.
 
         None where no weights are frozen between the images and the rest.
         """

@@ -40,5 +40,5 @@ class SmallGaussian(GaussianPolicy):
         return features
 
     @torch.no_grad()
-    def embedded(self, images: Tensor) -> Tensor | None:
-        return None if self.config.train_cameras else self.cameras(images)
+    def embedded(self, seen: PolicyInput) -> Tensor | None:
+        return None if self.config.train_cameras else self.cameras(seen.images)

@@ -128,8 +128,9 @@ def policy_sizes(
     numbers = _numbers_of_weights(config)
     frozen = _VLM if config.expert_only else ()
     trained = {name: number for name, number in numbers.items() if not any(part in name for part in frozen)}
-    # At most: config.json may freeze other parts.
-    return PolicySizes(sum(numbers.values()), sum(trained.values()) * config.trainable, 0, 0, 0)
+    # At most: config.json may freeze other parts. What steers a frozen policy is too small to be counted.
+    learns = config.trainable and not config.steered
+    return PolicySizes(sum(numbers.values()), sum(trained.values()) * learns, 0, 0, 0)
 
 
 def _numbers_of_weights(config: LeRobotConfig) -> dict[str, int]:

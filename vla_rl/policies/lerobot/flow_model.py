@@ -24,6 +24,7 @@ from vla_rl.policies.base.checkpoint_folder import WEIGHTS, Tensors, write_check
 from vla_rl.policies.base.flow_policy import FlowPolicy, FlowPrefix
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.base.prompts import check_cut_prompts
+from vla_rl.policies.base.steering import read_steering, steered_files
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.lerobot.model import as_batch, cameras_of, open_checkpoint
 
@@ -52,6 +53,7 @@ def load_flow(
     heads = Path(str(config.checkpoint)) / VALUE_HEAD
     if heads.is_file():
         policy.load_state_dict(load_file(heads), strict=False)
+    policy.load_state_dict(read_steering(heads.parent, policy.steering), strict=False)
     return policy.to(device, dtype or torch.float32)
 
 
@@ -145,7 +147,10 @@ class LeRobotFlow(FlowPolicy):
     def save(self, folder: str | Path, metadata: Mapping[str, Any]) -> None:
         """Write what lerobot loads, and the value head; see ``write_checkpoint``."""
         heads = {name: w for name, w in self.state_dict().items() if not name.startswith("model.")}
-        weights = {WEIGHTS: Tensors(_once(self.model.state_dict()), {"format": "pt"}), VALUE_HEAD: Tensors(heads)}
+        weights = {
+            WEIGHTS: Tensors(_once(self.model.state_dict()), {"format": "pt"}),
+            **steered_files(VALUE_HEAD, heads),
+        }
         texts: dict[str, Mapping | str] = {METADATA: metadata}
         for path in sorted(self._folder.iterdir()):
             if path.suffix == ".json" and path.name != METADATA:

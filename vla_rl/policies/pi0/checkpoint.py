@@ -17,7 +17,6 @@ from vla_rl.core.actions import ActionSpace
 from vla_rl.policies.base.checkpoint_folder import (
     WEIGHTS,
     CheckpointError,
-    Tensors,
     checkpoint_file,
     naming,
     read_json,
@@ -25,6 +24,7 @@ from vla_rl.policies.base.checkpoint_folder import (
     undamaged,
     write_checkpoint,
 )
+from vla_rl.policies.base.steering import read_steering, steered_files, without_steering
 from vla_rl.policies.pi0.config import LENGTHS, Pi0Config
 from vla_rl.policies.pi0.input_format import InputFormat
 from vla_rl.policies.pi0.published import is_published, open_published
@@ -58,7 +58,7 @@ def save_policy(policy: "Pi0", folder: str | Path, metadata: Mapping[str, Any]) 
         TOKENIZER: policy.tokenizer.to_str(pretty=True),
         METADATA: metadata,
     }
-    write_checkpoint(Path(folder), {WEIGHTS: Tensors(policy.state_dict())}, files)
+    write_checkpoint(Path(folder), steered_files(WEIGHTS, policy.state_dict()), files)
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
@@ -125,13 +125,14 @@ def load_policy(config: Pi0Config, seed: int = 0, space: ActionSpace | None = No
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         policy = Pi0(config, model_config, tokenizer, actions, proprio, settings["views"], settings["inputs"])
-    expected = policy.state_dict()
+    expected = without_steering(policy.state_dict())
     if published:
         weights = published_weights(folder, expected)
     else:
         optional = [name for name in expected if name.startswith(NOISE_HEAD)]  # a run may add it
         weights = read_weights(folder, expected, optional=optional, fits=ARCHITECTURE)
-    policy.load_state_dict(expected | weights, assign=True)
+    weights = policy.state_dict() | weights | read_steering(folder, policy.steering)
+    policy.load_state_dict(weights, assign=True)
     return policy
 
 

@@ -34,6 +34,7 @@ from vla_rl.policies.base.checkpoint_folder import (
     read_json,
     undamaged,
 )
+from vla_rl.policies.base.steering import steered_files
 from vla_rl.policies.pi0.input_format import InputFormat
 from vla_rl.policies.pi0.statistics import Statistics
 
@@ -169,12 +170,14 @@ def write_published(policy: Pi0, source: Path, output: Path, space: ActionSpace 
         for key in file.keys():  # noqa: SIM118
             kept, theirs = file.get_tensor(key), _canonical(key)
             weights[key] = ours[names[theirs]].to("cpu", kept.dtype, copy=True) if theirs in names else kept
-    value = {name: w.cpu() for name, w in ours.items() if _their_name(name) is None}
+    heads = {name: w.cpu() for name, w in ours.items() if _their_name(name) is None}
+    own = steered_files(VALUE_HEAD, heads)
     with replacing(output) as unfinished:
         shutil.copytree(source, unfinished, ignore=shutil.ignore_patterns(WEIGHTS, VALUE_HEAD, ".*"))
         save_file(weights, unfinished / WEIGHTS, {"format": "pt"})
-        save_file(value, unfinished / VALUE_HEAD)
-        for name in (WEIGHTS, VALUE_HEAD):  # safetensors: readable by the owner only
+        for name, content in own.items():
+            save_file(dict(content.tensors), unfinished / name)
+        for name in (WEIGHTS, *own):  # safetensors: readable by the owner only
             shutil.copymode(unfinished / CONFIG, unfinished / name)
 
 

@@ -38,13 +38,22 @@ def pi0_sizes(config: Pi0Config, settings: Mapping[str, Any], spec: EnvSpec, ele
     parameters = vlm_weights + _gemma_weights(expert) + heads + _value_head(d + spec.proprio_dim)
     prefix = len(spec.views) * patches + _PROMPT_TOKENS
     b, steps = element_size, config.recorded_steps
+    steer, head = config.steer_in_use, _value_head(d + spec.proprio_dim)
     saved = steps * _gemma_saved(expert, horizon + 1, prefix + horizon + 1, b)
     wide = _WIDE * b * max(prefix * text["intermediate_size"], patches * vision["intermediate_size"])
+    if steer is not None:  # all passes of the model are without gradients, and what is trained is small
+        steering = _steering(d + spec.proprio_dim, steer.width, action_dim)
+        return PolicySizes(parameters + steering, steering + head, wide, 0, wide)
     if config.expert_only:  # the vision-language model keeps nothing but keys and values, which are counted
         wide_expert = _WIDE * b * (horizon + 1) * expert["intermediate_size"]
         return PolicySizes(parameters, parameters - vlm_weights, max(wide, saved + wide_expert), saved, wide)
     saved += len(spec.views) * _vision_saved(vision, patches, b) + _gemma_saved(text, prefix, prefix, b)
     return PolicySizes(parameters, parameters - _frozen(text), saved + wide, saved, wide)
+
+
+def _steering(inputs: int, width: int, numbers: int) -> int:
+    """Two norms and two layers, and one norm before them; means and deviations."""
+    return 2 * inputs + (inputs + 1) * width + (width + 1) * width + 4 * width + (width + 2) * numbers
 
 
 def _vision_weights(vision: Mapping[str, Any], patches: int) -> int:

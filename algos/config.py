@@ -137,6 +137,11 @@ class AlgorithmConfig(AlgoConfigBase):
         return self.needs_recompute
 
     @property
+    def needs_features(self) -> bool:
+        """Whether the learner needs what the value head reads of each state (``PolicyOutput.features``)."""
+        return self.num_critics > 0
+
+    @property
     def num_critics(self) -> int:
         """Members of the ensemble that rates chunks; 0: there is no critic."""
         return 0
@@ -238,7 +243,7 @@ class PolicyGradientConfig(AlgorithmConfig):
 
     @property
     def needs_recompute(self) -> bool:
-        return self.recomputes_proximal
+        return self.recomputes_proximal or super().needs_recompute
 
     @property
     def recomputes_proximal(self) -> bool:

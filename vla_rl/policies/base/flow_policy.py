@@ -11,7 +11,7 @@ other steps do is settled by the drawn numbers, so that it cancels in probabilit
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,9 +150,6 @@ class FlowPolicy(Policy):
 
     def normalized_actions(self, record: Mapping[str, Array]) -> Array:
         return record["actions"]
-
-    def value_parameters(self) -> Iterator[nn.Parameter]:
-        return self.value_head.parameters()
 
     def _first_random_step(self, drawn: Tensor) -> Tensor:
         """Its number, int64 [N], in each row. ``drawn``: numbers [N] from [0, 1), by which it is chosen."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -114,9 +114,6 @@ class GaussianPolicy(Policy):
 
     def normalized_actions(self, record: Mapping[str, Array]) -> Array:
         return record["actions"]
-
-    def value_parameters(self) -> Iterator[nn.Parameter]:
-        return self.value_head.parameters()
 
     def _distribution(self, seen: PolicyInput, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """Means [N, K, A], logarithms of deviations [A], features [N, width]; the first two in float32."""

@@ -31,8 +31,8 @@ def memory(features: int = 6, **keys: Any) -> ValueMemory:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         head = ValueHead(features, 16, 8)
-        torch.nn.init.normal_(head[-1].weight)
-        torch.nn.init.normal_(head.time)
+        for parameter in head.parameters():
+            torch.nn.init.normal_(parameter)
     return ValueMemory(algorithm, head, seed=0, device=torch.device("cpu"))
 
 

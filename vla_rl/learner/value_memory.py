@@ -127,8 +127,8 @@ class ValueMemory:
     def _scale(self) -> tuple[Tensor, Tensor]:
         """Mean and deviation of the features, float32 [F]."""
         count = sum(len(e.features) for e in self._episodes)
-        mean = sum(e.features.sum(axis=0, dtype=np.float64) for e in self._episodes) / count
-        variance = sum(np.square(e.features - mean).sum(axis=0) for e in self._episodes) / count
+        mean = np.sum([e.features.sum(axis=0, dtype=np.float64) for e in self._episodes], axis=0) / count
+        variance = np.sum([np.square(e.features - mean).sum(axis=0) for e in self._episodes], axis=0) / count
         least = max(_NARROWEST * float(np.sqrt(variance.mean())), float(np.finfo(np.float32).tiny))
         deviation = np.maximum(np.sqrt(variance), least)
         return self._tensor(mean.astype(np.float32)), self._tensor(deviation.astype(np.float32))

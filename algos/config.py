@@ -23,6 +23,7 @@ class UpdateWork:
     minibatches: int  # optimizer steps of each
     extra_passes: int  # forward passes over each chunk
     reference: bool  # whether the initial policy is kept
+    step_rows: int = 0  # chunks of an optimizer step, all in one pass; 0: any number, in passes of learner.micro_batch
 
 
 class AlgoConfigBase(ConfigGroup):

@@ -22,6 +22,10 @@ from vla_rl.core.schema import INPUT_PATH, Fraction, NonNegative, Positive, Posi
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Sizes of the critic's parts: the planner, which does not build it, reads them, too
+TASK_WIDTH = 16  # of a task's embedding
+CAMERA_WIDTH, CHANNELS = 128, 64  # of its own encoder: numbers for each camera, channels of a patch
+
 
 class OffPolicyConfig(AlgoConfigBase):
     """Replay memory, critic, and how often both are used."""
@@ -75,10 +79,21 @@ class OffPolicyConfig(AlgoConfigBase):
     actor_every: Positive = Field(4, description="Steps of the critic for one of the actor.")
 
     def work(self, chunk_size: int) -> UpdateWork:
-        """The policy's passes alone, which are most of it where the policy is large."""
+        """The policy's passes alone, which are most of it where the policy is large.
+
+        The critic's step needs the policy in the next state, and in the state before where it reads features there or
+        rates the actor's chunks. New chunks are rated once.
+        """
         rated = self.updates_per_step * chunk_size * self.batch  # chunks of the critic's steps
+        states = 2 if self.rates_before else 1
         passes = max(1, round(rated / self.actor_every))
-        return UpdateWork(epochs=passes, minibatches=1, extra_passes=max(1, round(rated)), reference=False)
+        extra = round(states * rated) + 1
+        return UpdateWork(epochs=passes, minibatches=1, extra_passes=extra, reference=False, step_rows=self.batch)
+
+    @property
+    def rates_before(self) -> bool:
+        """Whether the critic's step needs the policy's output in the state before a chunk."""
+        return self.critic_reads == "features" or self.cql_coef > 0
 
     @property
     def bootstrap_rule(self) -> BootstrapRule:

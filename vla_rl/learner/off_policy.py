@@ -118,11 +118,11 @@ class OffPolicyLearner(TrainedPolicy):
         self._step += 1
         rng = np.random.default_rng((self.config.seed, number, _STREAM))
         drawn = self._drawn(c.critic_successes, rng)
-        with self._lease(), self._timer.time("micro_batch", c.batch):
+        with self._lease(), self._timer.time("critic_step", c.batch):
             metrics = self._critic_step(drawn, rng, 1.0 if number < c.critic_warmup else c.target_rate)
         if number >= c.critic_warmup and number % c.actor_every == 0:
             drawn = self._drawn(c.actor_successes, rng)
-            with self._lease(), self._timer.time("step", 1):
+            with self._lease():
                 of_actor = self._actor_step(drawn)
             of_actor["skipped_steps"] += metrics["skipped_steps"]
             metrics |= of_actor
@@ -135,7 +135,7 @@ class OffPolicyLearner(TrainedPolicy):
         with torch.no_grad():
             then = self._choices(after, actions)
             # unless the critic reads features or rates the actor's chunks, the state before needs no forward pass
-            now = self._choices(before, actions) if c.critic_reads == "features" or c.cql_coef else then
+            now = self._choices(before, actions) if c.rates_before else then
             given = self._given(then, t.after.state)
             critic = self._made(given.shape[1], actions[0].numel())
             noise = self._tensor(rng.normal(0, c.target_noise, t.actions.shape).astype(np.float32))
@@ -170,19 +170,21 @@ class OffPolicyLearner(TrainedPolicy):
     def _actor_step(self, t: Transitions) -> dict[str, float]:
         assert self._critic is not None
         before, actions = self._seen(t.before, t.task), self._tensor(t.actions)
-        output = self._engine(before, {"actions": actions}, self._temperature)
-        means = _means(output)
-        with torch.no_grad():
-            state = self._critic.state(before, self._given(output, t.before.state))
-        self._critic.requires_grad_(False)
-        q = self._critic.rate(state, means).mean(dim=1)
-        self._critic.requires_grad_(True)
-        executed = torch.arange(actions.shape[1], device=self._device) < self._tensor(t.num_steps)[:, None]
-        loss = self.algorithm.actor_loss(q, means, actions, executed)
-        unused = 0.0 * (output.values.sum() + output.logprobs.sum())  # engines expect a gradient of every weight
-        self._engine.set_gradient_accumulation_boundary(True)
-        self._engine.backward(loss + unused)
-        skipped = not self._steps.step()
+        with self._timer.time("micro_batch", len(actions)):
+            output = self._engine(before, {"actions": actions}, self._temperature)
+            means = _means(output)
+            with torch.no_grad():
+                state = self._critic.state(before, self._given(output, t.before.state))
+            self._critic.requires_grad_(False)
+            q = self._critic.rate(state, means).mean(dim=1)
+            self._critic.requires_grad_(True)
+            executed = torch.arange(actions.shape[1], device=self._device) < self._tensor(t.num_steps)[:, None]
+            loss = self.algorithm.actor_loss(q, means, actions, executed)
+            unused = 0.0 * (output.values.sum() + output.logprobs.sum())  # engines expect a gradient of every weight
+            self._engine.set_gradient_accumulation_boundary(True)
+            self._engine.backward(loss + unused)
+        with self._timer.time("step", 1):
+            skipped = not self._steps.step()
         return {
             "actor_loss": loss.item(),
             "actor_q": q.mean().item(),

@@ -138,8 +138,8 @@ class ValueMemory:
         """From here on the head reads ``(features - mean) / deviation``: its first layer changes, its values do not."""
         reads = self.head[0]
         assert isinstance(reads, nn.Linear)
-        reads.bias += reads.weight @ mean
-        reads.weight *= deviation
+        reads.bias.add_(reads.weight @ mean)
+        reads.weight.mul_(deviation)
 
     def _states(self, rows: Array, episode: Array, first: Array) -> tuple[Tensor, Tensor]:
         """Features [n, F] and elapsed times [n] of these chunks of the memory, of these episodes."""

@@ -180,6 +180,7 @@ class GaussianPolicy(Policy):
             train_each=2 * held * element_size,
             saved_each=held * element_size,
             infer_each=2 * max([pixels, *outputs]) * element_size,
+            features=policy.action_head.in_features,
         )
 
     @classmethod

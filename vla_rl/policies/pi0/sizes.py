@@ -35,16 +35,17 @@ def pi0_sizes(config: Pi0Config, settings: Mapping[str, Any], spec: EnvSpec, ele
         + (1 + learned) * (e + 1) * action_dim
     )
     vlm_weights = _vision_weights(vision, patches) + (w + 1) * d + text["vocab_size"] * d + _gemma_weights(text)
-    parameters = vlm_weights + _gemma_weights(expert) + heads + _value_head(d + spec.proprio_dim)
+    features = d + spec.proprio_dim
+    parameters = vlm_weights + _gemma_weights(expert) + heads + _value_head(features)
     prefix = len(spec.views) * patches + _PROMPT_TOKENS
     b, steps = element_size, config.recorded_steps
     saved = steps * _gemma_saved(expert, horizon + 1, prefix + horizon + 1, b)
     wide = _WIDE * b * max(prefix * text["intermediate_size"], patches * vision["intermediate_size"])
     if config.expert_only:  # the vision-language model keeps nothing but keys and values, which are counted
         wide_expert = _WIDE * b * (horizon + 1) * expert["intermediate_size"]
-        return PolicySizes(parameters, parameters - vlm_weights, max(wide, saved + wide_expert), saved, wide)
+        return PolicySizes(parameters, parameters - vlm_weights, max(wide, saved + wide_expert), saved, wide, features)
     saved += len(spec.views) * _vision_saved(vision, patches, b) + _gemma_saved(text, prefix, prefix, b)
-    return PolicySizes(parameters, parameters - _frozen(text), saved + wide, saved, wide)
+    return PolicySizes(parameters, parameters - _frozen(text), saved + wide, saved, wide, features)
 
 
 def _vision_weights(vision: Mapping[str, Any], patches: int) -> int:

@@ -89,7 +89,7 @@ def stored(count: int, layout: dict[str, tuple[int, ...]], kind: type) -> Any:
     once = {"actions", "rewards", "num_steps"}
     arrays = {}
     for name, shape in layout.items():
-        dtype = np.uint8 if name == "images" else np.int32 if name == "num_steps" else np.float32
+        dtype: Any = np.uint8 if name == "images" else np.int32 if name == "num_steps" else np.float32
         dtype = np.float64 if kind is KeptEpisode and name == "rewards" else dtype
         arrays[name] = np.zeros((count + (name not in once), *shape), dtype)
     return kind(**arrays, **({"task": 0, "success": True} if kind is StoredEpisode else {}))

@@ -40,7 +40,7 @@ def critic_weights(algo: OffPolicyConfig, spec: EnvSpec, seen: int, inputs: int)
 
 
 def _inputs(algo: OffPolicyConfig, spec: EnvSpec, features: int, chunk: int) -> tuple[int, int]:
-    """Numbers that the critic sees of a state, and all that a member reads. ``chunk``: numbers of a chunk of actions."""
+    """Numbers that the critic sees of a state, and all that a member reads. ``chunk``: numbers of a chunk's actions."""
     seen = {"images": CAMERA_WIDTH * len(spec.views), "features": features, "state": spec.state_dim}[algo.critic_reads]
     return seen, seen + spec.proprio_dim + 1 + TASK_WIDTH + chunk
 

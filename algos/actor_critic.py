@@ -122,6 +122,6 @@ class ClippedValue(ActorCritic):
 
     def memory_loss(self, values: Tensor, returns: Tensor) -> Tensor:
         """Mean loss of ``values`` [n] on kept episodes (``value_memory``): Huber's, without a clip."""
-        from torch.nn.functional import huber_loss
+        from torch.nn.functional import huber_loss  # loads torch
 
         return huber_loss(values, returns, delta=self.config.huber_delta)

@@ -25,13 +25,16 @@ from vla_rl.replay.super_batch import collate
 KEYS = {"name": "ppo", "minibatches": 2, "value_memory": 8, "value_steps": 5, "value_batch": 16}
 
 
+WARM = KEYS | {"value_warmup": 1}  # the head learns alone in the first update
+
+
 def memory(features: int = 6, **keys: Any) -> ValueMemory:
     algorithm = make_algorithm(PPOConfig.model_validate(KEYS | keys))
     assert isinstance(algorithm, ClippedValue)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         head = ValueHead(features, 16, 8)
-        for parameter in head.parameters():
+        for parameter in (*head[-1].parameters(), head.time):
             torch.nn.init.normal_(parameter)
     return ValueMemory(algorithm, head, seed=0, device=torch.device("cpu"))
 
@@ -150,13 +153,21 @@ def test_a_loss_that_is_not_finite_trains_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"precision": "bf16"}, {"precision": "bf16", "zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}],
+    ("settings", "warmup"),
+    [
+        ({}, 0),
+        ({"precision": "bf16"}, 1),
+        ({"precision": "bf16", "zero_stage": 1}, 0),
+        ({"zero_stage": 2}, 1),
+        ({"zero_stage": 3}, 0),
+    ],
 )
-def test_the_learners_head_is_the_one_that_old_episodes_have_trained(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_the_learners_head_is_the_one_that_old_episodes_have_trained(
+    settings: dict[str, Any], warmup: int, tmp_path: Path
+) -> None:
     """The trunk is what it would be without; a resumed run goes on to the bit."""
-    settings = {"ema": 0.9} | settings
-    straight = make_learner(config(algo=KEYS, learner=settings))
+    settings, algo = {"ema": 0.9} | settings, KEYS | {"value_warmup": warmup}
+    straight = make_learner(config(algo=algo, learner=settings))
     metrics = straight.update(random_batch(0))
     assert metrics["learner/value_memory_episodes"] == 5
     assert np.isfinite(metrics["learner/value_memory_loss"])
@@ -165,14 +176,14 @@ def test_the_learners_head_is_the_one_that_old_episodes_have_trained(settings: d
     found = parameters(straight)
     for name, value in trained.items():
         np.testing.assert_allclose(found[f"value_head.{name}"], value.numpy(), rtol=close, atol=close)
-    without = make_learner(config(algo={"name": "ppo", "minibatches": 2, "values": "recomputed"}, learner=settings))
+    without = make_learner(config(algo=algo | {"value_memory": 0, "values": "recomputed"}, learner=settings))
     without.update(random_batch(0))
     apart = {n for n, x in parameters(without).items() if not np.array_equal(x, found[n])}
     assert apart
     assert all(name.startswith("value_head.") for name in apart)
 
     straight.save(tmp_path)
-    resumed = make_learner(config(algo=KEYS, learner=settings))
+    resumed = make_learner(config(algo=algo, learner=settings))
     resumed.load(tmp_path)
     figures = [learner.update(random_batch(1, policy_version=1)) for learner in (straight, resumed)]
     assert figures[0] == figures[1]
@@ -202,7 +213,7 @@ def test_a_super_batch_that_is_not_finite_is_not_kept() -> None:
 
 def _on_rank(rank: int, world_size: int, port: int, zero_stage: int) -> dict[str, Any]:
     settings = {"ranks": world_size, "zero_stage": zero_stage, "micro_batch": 3}
-    learner = make_learner(config(algo=KEYS, learner=settings), rank, world_size, port)
+    learner = make_learner(config(algo=WARM, learner=settings), rank, world_size, port)
     metrics = [learner.update(random_batch(seed, policy_version=seed)) for seed in range(2)]
     return {"parameters": parameters(learner), "metrics": metrics}
 
@@ -210,7 +221,7 @@ def _on_rank(rank: int, world_size: int, port: int, zero_stage: int) -> dict[str
 @pytest.mark.slow
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
 def test_two_ranks_have_one_value_head(zero_stage: int) -> None:
-    alone = make_learner(config(algo=KEYS))
+    alone = make_learner(config(algo=WARM))
     metrics = [alone.update(random_batch(seed, policy_version=seed)) for seed in range(2)]
     first, second = run_ranks(_on_rank, 2, zero_stage)
     assert first["metrics"] == second["metrics"]

@@ -164,10 +164,9 @@ class Learner(TrainedPolicy):
     def _remember_values(self, memory: ValueMemory, policy_version: int) -> dict[str, float]:
         """Let the first rank train the value head on old episodes, and bring it to all ranks. Collective."""
         theirs, ours = list(self.policy.value_parameters()), list(memory.head.parameters())
-        with torch.no_grad():
-            for whole, weight in zip(ours, theirs, strict=True):
-                whole.copy_(self._state.weight(weight))
         with self._lease():
+            for whole, weight in zip(ours, theirs, strict=True):
+                whole.detach().copy_(self._state.weight(weight))
             found = memory.train(policy_version) if self._rank == 0 else {}
             figures = torch.tensor([found.get(name, math.nan) for name in FIGURES], device=self._device)
             for tensor in (*(whole.detach() for whole in ours), figures) if self._world_size > 1 else ():
@@ -297,5 +296,5 @@ class Learner(TrainedPolicy):
             self._anchors.load(folder / "anchors.npz")
         if self._critic is not None and (folder / "critic.safetensors").is_file():
             self._critic.load(folder / "critic.safetensors")
-        if self._values is not None and (folder / "value_memory.safetensors").is_file():
+        if self._values is not None and self._rank == 0 and (folder / "value_memory.safetensors").is_file():
             self._values.load(folder / "value_memory.safetensors")

@@ -13,7 +13,7 @@ from algos.algorithm import Algorithm
 from algos.config import AlgorithmConfig
 from algos.targets import Targets
 from vla_rl.core.records import Array, BootstrapRule, SuperBatch
-from vla_rl.core.schema import Fraction, NonNegative, PositiveFloat
+from vla_rl.core.schema import Fraction, NonNegative, Positive, PositiveFloat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +64,13 @@ class ActorCritic(Algorithm):
         ends = batch.offsets, batch.bootstrap_value, self.bootstrap_mask(batch)
         return gae(rewards, values, *ends, self.config.gamma, self.config.gae_lambda)
 
+    def lambda_returns(
+        self, rewards: Array, values: Array, offsets: Array, bootstrap_value: Array, bootstrap_mask: Array
+    ) -> Array:
+        """float64 [M]: the lambda-returns of any chunks, arguments and errors as ``algos.advantages.gae``."""
+        ends = offsets, bootstrap_value, bootstrap_mask
+        return gae(rewards, values, *ends, self.config.gamma, self.config.gae_lambda)[1]
+
     def spread(self, batch: SuperBatch) -> float:
         """``return_spread`` by the config's gamma."""
         return return_spread(batch, self.config.gamma)
@@ -84,6 +91,22 @@ class ClippedValueConfig(ActorCriticConfig):
 
     value_clip: PositiveFloat | None = Field(0.2, description="Clip range of the value update; null: no clipping.")
     huber_delta: PositiveFloat = Field(10.0, description="Error at which the value loss turns from squared to linear.")
+    value_memory: NonNegative = Field(
+        0,
+        description="Episodes, the newest ones, on whose features the value head makes further steps after each "
+        "update; 0: it makes none. Values are then always those at the start of the update, by one more forward pass.",
+    )
+    value_steps: Positive = Field(40, description="value_memory: these steps (Adam), in each update.")
+    value_batch: Positive = Field(256, description="value_memory: chunks of one of these steps.")
+    value_memory_lr: PositiveFloat = Field(3e-4, description="value_memory: learning rate of these steps.")
+
+    @property
+    def needs_recompute(self) -> bool:
+        return super().needs_recompute or self.needs_features
+
+    @property
+    def needs_features(self) -> bool:
+        return super().needs_features or self.value_memory > 0
 
 
 class ClippedValue(ActorCritic):
@@ -96,3 +119,9 @@ class ClippedValue(ActorCritic):
 
         clip, delta = self.config.value_clip, self.config.huber_delta
         return clipped_value_loss(values, rows.returns, rows.old_values, chunks, clip, delta)
+
+    def memory_loss(self, values: Tensor, returns: Tensor) -> Tensor:
+        """Mean loss of ``values`` [n] on kept episodes (``value_memory``): Huber's, without a clip."""
+        from torch.nn.functional import huber_loss  # loads torch
+
+        return huber_loss(values, returns, delta=self.config.huber_delta)

@@ -11,6 +11,7 @@ Choosing among a policy's own chunks is IDQL's way (arXiv:2304.10573); cloning t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -27,6 +28,7 @@ class BestOfNConfig(OffPolicyConfig):
     """Best of N: the critic chooses among chunks of the policy, which clones the choice."""
 
     actor_needs: ClassVar[ActorNeeds] = "nothing"
+    rates_states: ClassVar[bool] = True
 
     name: Literal["best_of_n"] = "best_of_n"
     candidates: Positive = Field(
@@ -37,8 +39,8 @@ class BestOfNConfig(OffPolicyConfig):
     )
 
     def work(self, chunk_size: int) -> UpdateWork:
-        passes = super().work(chunk_size).epochs
-        return UpdateWork(epochs=passes, minibatches=1, extra_passes=passes * self.candidates, reference=False)
+        work = super().work(chunk_size)
+        return replace(work, extra_passes=work.extra_passes + work.epochs * self.candidates)
 
 
 class BestOfN(OffPolicyAlgorithm):

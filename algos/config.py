@@ -23,6 +23,7 @@ class UpdateWork:
     minibatches: int  # optimizer steps of each
     extra_passes: int  # forward passes over each chunk
     reference: bool  # whether the initial policy is kept
+    step_rows: int = 0  # chunks of an optimizer step, all in one pass; 0: any number, in passes of learner.micro_batch
 
 
 class AlgoConfigBase(ConfigGroup):
@@ -137,6 +138,11 @@ class AlgorithmConfig(AlgoConfigBase):
         return self.needs_recompute
 
     @property
+    def needs_features(self) -> bool:
+        """Whether the learner needs what the value head reads of each state (``PolicyOutput.features``)."""
+        return self.num_critics > 0
+
+    @property
     def num_critics(self) -> int:
         """Members of the ensemble that rates chunks; 0: there is no critic."""
         return 0
@@ -238,7 +244,7 @@ class PolicyGradientConfig(AlgorithmConfig):
 
     @property
     def needs_recompute(self) -> bool:
-        return self.recomputes_proximal
+        return self.recomputes_proximal or super().needs_recompute
 
     @property
     def recomputes_proximal(self) -> bool:

@@ -28,6 +28,9 @@ from vla_rl.core.schema import INPUT_PATH, Fraction, NonNegative, Positive, Posi
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Sizes of the critic's parts. The planner reads them: it does not build the critic.
+TASK_WIDTH = 16  # of a task's embedding
+CAMERA_WIDTH, CHANNELS = 128, 64  # of its own encoder: numbers for each camera, channels of a patch
 
 # What a policy must have: most likely actions with a gradient, or also a deviation with one (``PolicyOutput``); or a
 # network that chooses its noise.
@@ -65,6 +68,7 @@ class OffPolicyConfig(AlgoConfigBase):
 
     one_rank: ClassVar[bool] = True
     actor_needs: ClassVar[ActorNeeds] = "means"
+    rates_states: ClassVar[bool] = False  # whether the critic also has values of states
 
     gamma: Fraction = Field(0.99, description="Discount per control step.")
     bootstrap: BootstrapRule = Field(
@@ -114,10 +118,24 @@ class OffPolicyConfig(AlgoConfigBase):
     actor_every: Positive = Field(4, description="Steps of the critic for one of the actor.")
 
     def work(self, chunk_size: int) -> UpdateWork:
-        """The policy's passes alone, which are most of it where the policy is large."""
+        """The policy's passes alone, which are most of it where the policy is large.
+
+        New chunks are rated once.
+        """
         rated = self.updates_per_step * chunk_size * self.batch  # chunks of the critic's steps
         passes = max(1, round(rated / self.actor_every))
-        return UpdateWork(epochs=passes, minibatches=1, extra_passes=max(1, round(rated)), reference=False)
+        extra = round(self.critic_passes * rated) + 1
+        return UpdateWork(epochs=passes, minibatches=1, extra_passes=extra, reference=False, step_rows=self.batch)
+
+    @property
+    def critic_passes(self) -> int:
+        """Passes of the policy in a step of the critic: with its features, in the states before and after a chunk."""
+        return 2 if self.critic_reads == "features" else 0
+
+    @property
+    def rating_outputs(self) -> int:
+        """Numbers that a member of the critic gives for one rating."""
+        return self.q_bins if self.critic_loss == "hl_gauss" else 1
 
     @property
     def bootstrap_rule(self) -> BootstrapRule:
@@ -158,6 +176,11 @@ class GradientConfig(OffPolicyConfig):
     )
     cql_coef: float = Field(0.0, ge=0.0, description="Coefficient of the conservative term (CQL, arXiv:2006.04779).")
     cql_actions: Positive = Field(4, description="Random chunks, and as many near the actor's, in that term.")
+
+    @property
+    def critic_passes(self) -> int:
+        """The aim needs the policy in the state after a chunk, the conservative term also in the one before."""
+        return max(super().critic_passes, 2 if self.cql_coef else 1)
 
 
 class GradientAlgorithm(OffPolicyAlgorithm):

@@ -46,7 +46,7 @@ class PPOConfig(PolicyGradientConfig, ClippedValueConfig):
         "behaviour",
         description="The values from which advantages are formed, and near which the value head is held. behaviour: "
         "those of the version that acted. recomputed: those at the start of the update, by one more forward pass; "
-        "with proximal=recomputed always.",
+        "with proximal=recomputed or value_memory always.",
     )
 
     @model_validator(mode="after")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Finds out, in twelve steps, what this project does on a machine with a GPU.
+"""Finds out, in thirteen steps, what this project does on a machine with a GPU.
 
     python scripts/check_gpu.py --json FILE [--steps 1,2,3] [--limit SECONDS] [--small] [--output PICTURE]
 
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 warnings.filterwarnings("ignore", category=FutureWarning)
 
-from gpu_checks import drawing, inference, memory, policies, runs, simulators, training  # noqa: E402
+from gpu_checks import drawing, inference, memory, off_policy, policies, runs, simulators, training  # noqa: E402
 from gpu_checks.report import Step, run_steps  # noqa: E402
 from gpu_checks.setting import choose_setting  # noqa: E402
 
@@ -38,6 +38,9 @@ STEPS = (
     Step(10, "vla-rl train, by placement", runs.train, 600, ["ray", "deepspeed"]),
     Step(11, "vla-rl train, a large policy with LoRA on LIBERO", runs.train_large, 600, ["ray", "deepspeed", "libero"]),
     Step(12, "OpenVLA, a continuous head, and π0: act, learn, log-probabilities", policies.other_policies, 240),
+    Step(
+        13, "td3_bc, a continuous head: memory and time of an update", off_policy.off_policy, 240, ["deepspeed", "peft"]
+    ),
 )
 
 

@@ -42,10 +42,10 @@ def is_running(pid: int) -> bool:
 @pytest.mark.timeout(620)
 def test_the_steps_without_ray_and_simulators(tmp_path: Path):
     picture = tmp_path / "result.png"
-    steps, output = check(tmp_path, "--steps", "1,2,3,4,5,6,7,12", "--output", str(picture))
+    steps, output = check(tmp_path, "--steps", "1,2,3,4,5,6,7,12,13", "--output", str(picture))
     assert picture.stat().st_size > 10_000
     assert output.startswith("no GPU that torch can use: small shapes on the processor\n1. tiny policy")
-    assert {number: step["state"] for number, step in steps.items()} == dict.fromkeys((*range(1, 8), 12), "ok")
+    assert {number: step["state"] for number, step in steps.items()} == dict.fromkeys((*range(1, 8), 12, 13), "ok")
     assert values(steps[1], "weights differ") == [0, 0]
     assert values(steps[1], "version after refresh") == [2, 2]
     differences = values(steps[1], "largest difference of log-probabilities")
@@ -62,6 +62,9 @@ def test_the_steps_without_ray_and_simulators(tmp_path: Path):
     assert same == ["the same bits"] * 5
     assert len(values(steps[12], "weights")) == 3
     assert max(values(steps[12], "largest difference of log-probabilities")) < 1e-4
+    assert values(steps[13], "critic_steps") == [8.0, 8.0]
+    assert values(steps[13], "optimizer_steps") == [3.0, 4.0]
+    assert values(steps[13], "losses are finite") == [True]
 
 
 @pytest.mark.exhaustive

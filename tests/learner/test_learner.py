@@ -142,6 +142,31 @@ def test_value_warmup_trains_the_value_head_only():
     assert _largest_difference(after, parameters(learner)) > 1e-4
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"zero_stage": 2}, {"zero_stage": 3}, {"precision": "bf16"}, {"precision": "bf16", "zero_stage": 1}],
+)
+def test_where_the_value_head_learns_alone_no_gradient_goes_through_the_trunk(settings):
+    """And it learns what it would learn beside a policy whose learning rate is 0."""
+    alone = make_learner(config(algo={"name": "ppo", "value_warmup": 2, "minibatches": 2}, learner=settings))
+    beside = make_learner(config(learner=settings))
+    beside._optimizer.param_groups[0]["peak_lr"] = 0.0
+    reached: list[str] = []
+    for name, parameter in alone.policy.trained_parameters().items():
+        if not name.startswith("value_head."):
+            parameter.register_hook(lambda gradient, name=name: reached.append(name))
+    for version in range(2):
+        metrics = [learner.update(random_batch(version, policy_version=version)) for learner in (alone, beside)]
+        for name in ("value_loss", "value_grad_norm", "entropy", "approx_kl"):
+            assert metrics[0][f"learner/{name}"] == pytest.approx(metrics[1][f"learner/{name}"], rel=1e-5), name
+        assert metrics[0]["learner/policy_grad_norm"] == 0.0
+    assert reached == []
+    apart = _largest_difference(parameters(alone), parameters(beside))
+    assert apart <= (1e-6 if settings.get("precision") != "bf16" else 1e-3)
+    alone.update(random_batch(2, policy_version=2))
+    assert reached, "the hooks are called when the policy learns"
+
+
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_after_value_warmup_the_policy_starts_as_if_there_had_been_none(stage):
     """Adam's bias correction would take updates without gradients for a long history of zeros."""

@@ -119,6 +119,23 @@ def test_the_critic_warms_up_before_the_actor_moves(changes: list[str]) -> None:
     assert not any(name.startswith("value_head") for name in moved)
 
 
+@pytest.mark.parametrize("reads", ["features", "images"])
+def test_the_policys_passes_are_those_that_the_planner_counts(reads: str) -> None:
+    learner = made("algo.critic_warmup=0", "algo.updates_per_step=1", f"algo.critic_reads={reads}")
+    learner.update(acted())
+    rows = {True: 0, False: 0}  # by whether they have gradients
+
+    def count(_: Any, __: Any, output: Any) -> None:
+        rows[output.logprobs.requires_grad] += len(output.logprobs)
+
+    learner.policy.register_forward_hook(count)
+    batch = acted(1, version=1)
+    learner.update(batch)
+    work, chunks = learner.algorithm.config.work(K), batch.num_steps.sum() / K
+    assert rows[True] == pytest.approx(work.epochs * chunks, rel=0.1)
+    assert rows[False] == pytest.approx(work.extra_passes * chunks, rel=0.1)
+
+
 @pytest.mark.parametrize("pays", [True, False])
 def test_the_actor_moves_towards_what_the_critic_has_seen_to_earn(pays: bool) -> None:
     """In one state, half of the chunks are near 0.4 and half near -0.4; one half earns. Cloning alone ends at 0."""

@@ -10,7 +10,7 @@ from algos.best_of_n import BestOfN
 from algos.td_losses import best_candidate, chunk_return, td_aim
 from vla_rl.core.records import Record
 from vla_rl.learner.off_policy import OffPolicyLearner
-from vla_rl.policies.base.policy import PolicyInput
+from vla_rl.policies.base.policy import PolicyInput, PolicyOutput
 from vla_rl.replay.memory import Transitions
 
 
@@ -18,7 +18,6 @@ class ChoiceLearner(OffPolicyLearner):
     """See the module. A step of the critic passes nothing through the policy, unless it reads the policy's features."""
 
     algorithm: BestOfN
-    rates_states = True
 
     def _critic_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         before, after = self._seen(t.before, t.task), self._seen(t.after, t.task)
@@ -35,7 +34,7 @@ class ChoiceLearner(OffPolicyLearner):
         td, q = critic.towards(state, actions, aim)
         return self.algorithm.critic_loss(td, target_q, critic.value(state)), q
 
-    def _actor_step(self, t: Transitions, rng: np.random.Generator) -> dict[str, float]:
+    def _actor_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, PolicyOutput, dict[str, float]]:
         assert self._critic is not None
         before, success = self._seen(t.before, t.task), self._tensor(t.success)
         drawn = [self._drawn_chunks(before, rng) for _ in range(self.algorithm.config.candidates)]
@@ -52,11 +51,12 @@ class ChoiceLearner(OffPolicyLearner):
         of_policy = choice < len(drawn)
         loss = self.algorithm.actor_loss(output.logprobs, self._executed(t) | of_policy[:, None])
         least = rated.min(dim=2).values
-        return self._policy_step(loss, output) | {
+        metrics = {
             "actor_q": least.mean().item(),
             "choice_gain": (least.max(dim=1).values - least.mean(dim=1)).mean().item(),
             "chosen_executed": 1.0 - of_policy.float().mean().item(),
         }
+        return loss, output, metrics
 
     def _drawn_chunks(self, seen: PolicyInput, rng: np.random.Generator) -> Record:
         """The record of one chunk in each state, drawn as inference draws it."""

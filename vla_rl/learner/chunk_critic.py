@@ -10,13 +10,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from algos.off_policy import CAMERA_WIDTH, CHANNELS, TASK_WIDTH
 from vla_rl.core.records import EnvSpec
 from vla_rl.learner.readout import Readout, Scalar
 from vla_rl.policies.base.cameras import Cameras
 from vla_rl.policies.base.policy import PolicyInput
 
-_TASK_WIDTH = 16
-_CAMERA_WIDTH, _CHANNELS = 128, 64
 _LEAST_DEVIATION = 1e-3  # meters, or radians
 
 
@@ -39,11 +38,11 @@ class EnsembleCritic(nn.Module):
         super().__init__()
         self.readout = readout or Scalar()
         images = len(spec.views), spec.image_size
-        self.cameras = Cameras(*images, _CHANNELS, _CAMERA_WIDTH) if reads == "images" else None
-        self.tasks = nn.Embedding(len(spec.instructions), _TASK_WIDTH)
-        seen = given if self.cameras is None else _CAMERA_WIDTH * len(spec.views)
+        self.cameras = Cameras(*images, CHANNELS, CAMERA_WIDTH) if reads == "images" else None
+        self.tasks = nn.Embedding(len(spec.instructions), TASK_WIDTH)
+        seen = given if self.cameras is None else CAMERA_WIDTH * len(spec.views)
         self.scale = Standardized(seen) if reads == "state" else nn.LayerNorm(seen)
-        inputs = seen + spec.proprio_dim + 1 + _TASK_WIDTH + chunk
+        inputs = seen + spec.proprio_dim + 1 + TASK_WIDTH + chunk
         self.members = nn.ModuleList(_network(inputs, width, self.readout) for _ in range(members))
         self.values = _network(inputs - chunk, width, Scalar()) if values else None
 

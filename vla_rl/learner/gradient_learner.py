@@ -33,7 +33,7 @@ class GradientLearner(OffPolicyLearner):
         with torch.no_grad():
             then = self._choices(after, t.record)
             # unless the critic reads features or rates the actor's chunks, the state before needs no forward pass
-            now = self._choices(before, t.record) if c.critic_reads == "features" or c.cql_coef else then
+            now = self._choices(before, t.record) if c.critic_passes > 1 else then
             given = self._given(then, t.after.state)
             critic = self._made(given.shape[1], actions[0].numel())
             chosen = algorithm.chunks_after(_means(then), then.deviations, self._normal(rng, *actions.shape))
@@ -62,7 +62,7 @@ class GradientLearner(OffPolicyLearner):
         near = [self.algorithm.chunks_near(means, now.deviations, noise) for noise in self._normal(rng, *shape)]
         return torch.stack([critic.rate(state, chunk) for chunk in (*uniform, *near)], dim=1)
 
-    def _actor_step(self, t: Transitions, rng: np.random.Generator) -> dict[str, float]:
+    def _actor_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, PolicyOutput, dict[str, float]]:
         assert self._critic is not None
         before = self._seen(t.before, t.task)
         output = self._choices(before, t.record)
@@ -75,10 +75,10 @@ class GradientLearner(OffPolicyLearner):
         self._critic.requires_grad_(True)
         executed = self._executed(t)
         acted = Acted(q, means, output.entropy, self._tensor(t.actions), executed)
-        metrics = self._policy_step(self.algorithm.actor_loss(acted, self._entropy.alpha), output)
+        loss = self.algorithm.actor_loss(acted, self._entropy.alpha)
         entropy = executed_mean(output.entropy.detach(), executed).item()
         self._entropy.step(entropy)
-        return metrics | {"actor_q": q.mean().item(), "entropy": entropy, "alpha": self._entropy.alpha}
+        return loss, output, {"actor_q": q.mean().item(), "entropy": entropy, "alpha": self._entropy.alpha}
 
     def _normal(self, rng: np.random.Generator, *shape: int) -> Tensor:
         return self._tensor(rng.standard_normal(shape).astype(np.float32))

@@ -6,6 +6,8 @@ Every rank sees the whole super-batch (it is mapped, not copied) and computes th
 and backward passes are divided, so no statistic depends on the number of ranks.
 """
 
+import copy
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from algos.actor_critic import ClippedValue
 from algos.algorithm import Algorithm
 from algos.critic import CriticAlgorithm
 from algos.denominators import LossDenominators
@@ -32,6 +35,7 @@ from vla_rl.learner.forward_passes import ForwardPasses
 from vla_rl.learner.optimizer_steps import GRAD_NORMS
 from vla_rl.learner.trained_policy import TrainedPolicy
 from vla_rl.learner.update_probe import UpdateProbe
+from vla_rl.learner.value_memory import FIGURES, ValueMemory
 from vla_rl.policies.base.policy import Policy
 
 _STREAM = 5  # separates the draws of conditions from those of minibatches
@@ -57,6 +61,10 @@ class Learner(TrainedPolicy):
         """See ``TrainedPolicy``."""
         needs_copy = algorithm.needs_reference and not policy.has_reference
         ranks: Any = {"rank": rank, "world_size": world_size, "device": device, "lease": lease}
+        self._values: ValueMemory | None = None
+        if isinstance(algorithm, ClippedValue) and algorithm.config.value_memory:
+            head = copy.deepcopy(policy.value_head)  # before ZeRO divides it
+            self._values = ValueMemory(algorithm, head, config.seed, torch.device(device))
         super().__init__(config, policy, **ranks, keeps_copy=needs_copy)
         self.algorithm = algorithm
         self._skipped = 0  # optimizer steps of the update under way
@@ -65,7 +73,8 @@ class Learner(TrainedPolicy):
         if isinstance(algorithm, CriticAlgorithm):
             self._critic = CriticTrainer(algorithm, config.seed, self._device)
         tasks = len(policy.instructions) // len(config.algo.conditions)
-        self._passes = ForwardPasses(config, algorithm, rank, world_size, self._device, lease, tasks)
+        where = rank, world_size, self._device, lease
+        self._passes = ForwardPasses(config, algorithm, *where, tasks, self.policy.value_head)
 
     def update(self, batch: SuperBatch) -> dict[str, float]:
         """Update policy ``batch.policy_version`` to the next version, by all epochs and minibatches.
@@ -79,7 +88,7 @@ class Learner(TrainedPolicy):
             self._set_learning_rates(batch.policy_version)
             batch = self._as_shown(batch)
             try:
-                batch, targets, of_critic = self._targets(batch)
+                batch, targets, more = self._targets(batch)
             except NotFiniteError:
                 steps = sum(1 for _ in self._minibatches(np.arange(batch.num_chunks), batch.policy_version))
                 return {"learner/optimizer_steps": steps, "learner/skipped_steps": steps}
@@ -102,8 +111,10 @@ class Learner(TrainedPolicy):
                     update_kl = found["update_k3"] / max(1.0, found["update_actions"])
                     if target_kl is not None and update_kl > target_kl:
                         break
+            if self._values is not None:
+                more |= self._remember_values(self._values, batch.policy_version)
             self._end_update()
-            metrics = self.algorithm.finish_metrics(dict(sums), targets) | of_critic | {"update_kl": update_kl}
+            metrics = self.algorithm.finish_metrics(dict(sums), targets) | more | {"update_kl": update_kl}
             metrics |= {name: float(np.mean([each[name] for each in norms] or [0.0])) for name in GRAD_NORMS}
             metrics |= {"lr": self._optimizer.param_groups[0]["lr"]}
             metrics |= {"optimizer_steps": len(norms), "skipped_steps": self._skipped}
@@ -128,23 +139,42 @@ class Learner(TrainedPolicy):
 
         The critic is trained on the way, if there is one.
         """
-        logprobs = values = reference = q = None
+        logprobs = values = reference = q = features = features_after = None
         metrics: dict[str, float] = {}
         if self.algorithm.needs_reference:
             with self._as_reference() as model:
                 reference = self._passes.evaluate(model, batch).logprobs
         if self.algorithm.needs_recompute:
             found = self._passes.evaluate(self._engine, batch)
-            logprobs, values = found.logprobs, found.values
-            batch = replace(batch, bootstrap_value=self._passes.bootstrap_values(self._engine, batch))
-            if self._critic is not None and found.features is not None:
+            logprobs, values, features = found.logprobs, found.values, found.features
+            after, features_after = self._passes.evaluate_ends(self._engine, batch)
+            batch = replace(batch, bootstrap_value=after)
+            if self._critic is not None and features is not None:
                 with self._lease():
                     actions = self.policy.normalized_actions(batch.record)
-                    metrics = self._critic.train(batch, found.features, actions)
+                    metrics = self._critic.train(batch, features, actions)
                     q, values = self._critic.rate(
-                        batch, found.features, actions
+                        batch, features, actions
                     )  # copies to the host: the device has finished
-        return batch, self.algorithm.targets(batch, logprobs, values, reference, q), metrics
+        targets = self.algorithm.targets(batch, logprobs, values, reference, q)  # of numbers that are finite
+        if self._values is not None and self._rank == 0 and features is not None:
+            self._values.observe(batch, features, features_after, reads_time=self.config.policy.value_time)
+        return batch, targets, metrics
+
+    def _remember_values(self, memory: ValueMemory, policy_version: int) -> dict[str, float]:
+        """Let the first rank train the value head on old episodes, and bring it to all ranks. Collective."""
+        theirs, ours = list(self.policy.value_parameters()), list(memory.head.parameters())
+        with self._lease():
+            for whole, weight in zip(ours, theirs, strict=True):
+                whole.detach().copy_(self._state.weight(weight))
+            found = memory.train(policy_version) if self._rank == 0 else {}
+            figures = torch.tensor([found.get(name, math.nan) for name in FIGURES], device=self._device)
+            for tensor in (*(whole.detach() for whole in ours), figures) if self._world_size > 1 else ():
+                torch.distributed.broadcast(tensor, 0)
+            for whole, weight in zip(ours, theirs, strict=True):
+                self._state.set_weight(weight, whole.detach())
+            self._passes.finish_on_device()
+        return {name: x for name, x in zip(FIGURES, figures.tolist(), strict=True) if not math.isnan(x)}
 
     @contextmanager
     def _as_reference(self) -> Iterator[Any]:
@@ -174,9 +204,11 @@ class Learner(TrainedPolicy):
     ) -> dict[str, float]:
         """One step of the weights; ``probe``: None if the policy's own are not to move."""
         sums: dict[str, torch.Tensor] = {}
-        first = probe if number == 0 else None
-        update = self._update_shares(batch, targets, rows, first)
-        shares = [*update, *self._cloning_shares(batch.policy_version, number)]
+        first, value_only = probe if number == 0 else None, probe is None
+        update = self._update_shares(batch, targets, rows, first, value_only)
+        shares = [*update, *self._cloning_shares(batch.policy_version, number, value_only)]
+        if value_only:
+            self._steps.leave_out_policy()
         for i, (size, share) in enumerate(shares):
             with self._lease():
                 with self._timer.time("micro_batch", size):
@@ -195,7 +227,7 @@ class Learner(TrainedPolicy):
         return self._sum_over_ranks(sums)
 
     def _update_shares(
-        self, batch: SuperBatch, targets: Targets, rows: np.ndarray, probe: UpdateProbe | None
+        self, batch: SuperBatch, targets: Targets, rows: np.ndarray, probe: UpdateProbe | None, value_only: bool
     ) -> Iterator[tuple[int, Share]]:
         """This rank's micro-batches of ``rows``: size, and what computes their share of the loss."""
         denominators = LossDenominators.of(batch.num_steps[rows], targets.trains_value[rows])
@@ -204,7 +236,8 @@ class Learner(TrainedPolicy):
             tensors = targets.rows(part, self._device)
             if padding:  # chunks without an executed step do not count
                 tensors = replace(tensors, num_steps=torch.zeros_like(tensors.num_steps))
-            output = self._passes.of_chunks(self._engine, batch, part, targets.condition[part])
+            condition = targets.condition[part]
+            output = self._passes.of_chunks(self._engine, batch, part, condition, value_only=value_only)
             if probe is not None:
                 probe.observe(part, padding, output.logprobs)
             outputs = output.logprobs, output.entropy, output.values
@@ -212,7 +245,7 @@ class Learner(TrainedPolicy):
 
         return ((len(part), partial(share, part, padding)) for part, padding in self._passes.micro_batches(rows))
 
-    def _cloning_shares(self, policy_version: int, number: int) -> Iterator[tuple[int, Share]]:
+    def _cloning_shares(self, policy_version: int, number: int, value_only: bool) -> Iterator[tuple[int, Share]]:
         """Likewise, of the chunks that the optimizer step ``number`` clones."""
         algo = self.algorithm.config
         count = algo.bc_batch
@@ -228,7 +261,8 @@ class Learner(TrainedPolicy):
 
         def share(part: np.ndarray, padding: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             seen = Observation(drawn.images[part], drawn.proprio[part], task[part], no_time[part])
-            output = self._passes.call(self._engine, seen, take_rows(drawn.record, part), policy_version)
+            record = take_rows(drawn.record, part)
+            output = self._passes.call(self._engine, seen, record, policy_version, value_only=value_only)
             num_steps = self._passes.tensor(drawn.num_steps[part] * (not padding)).long()
             loss, sums = self.algorithm.cloning_loss(output.logprobs, num_steps, steps, policy_version)
             return loss + 0.0 * output.values.sum(), sums  # engines expect a gradient of every weight
@@ -253,6 +287,8 @@ class Learner(TrainedPolicy):
             self._anchors.save(folder / "anchors.npz")
         if self._critic is not None and self._rank == 0:
             self._critic.save(folder / "critic.safetensors")
+        if self._values is not None and self._rank == 0:
+            self._values.save(folder / "value_memory.safetensors")
 
     def load(self, folder: Path) -> None:
         super().load(folder)
@@ -260,3 +296,5 @@ class Learner(TrainedPolicy):
             self._anchors.load(folder / "anchors.npz")
         if self._critic is not None and (folder / "critic.safetensors").is_file():
             self._critic.load(folder / "critic.safetensors")
+        if self._values is not None and self._rank == 0 and (folder / "value_memory.safetensors").is_file():
+            self._values.load(folder / "value_memory.safetensors")

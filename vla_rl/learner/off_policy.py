@@ -50,8 +50,6 @@ _CRITIC, _MEMORY = "off_policy.safetensors", "memory.npz"
 class OffPolicyLearner(TrainedPolicy, ABC):
     """Trains a policy's actor by a critic, on everything that the memory holds."""
 
-    rates_states = False  # whether the critic also has values of states
-
     def __init__(
         self,
         config: RunConfig,
@@ -139,11 +137,11 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         self._step += 1
         rng = np.random.default_rng((self.config.seed, number, _STREAM))
         drawn = self._drawn(c.critic_successes, rng)
-        with self._lease(), self._timer.time("micro_batch", c.batch):
+        with self._lease(), self._timer.time("critic_step", c.batch):
             metrics = self._critic_step(drawn, rng, 1.0 if number < c.critic_warmup else c.target_rate)
         if number >= c.critic_warmup and number % c.actor_every == 0:
             drawn = self._drawn(c.actor_successes, rng)
-            with self._lease(), self._timer.time("step", 1):
+            with self._lease():
                 of_actor = self._actor_step(drawn, rng)
             of_actor["skipped_steps"] += metrics["skipped_steps"]
             metrics |= of_actor
@@ -167,22 +165,25 @@ class OffPolicyLearner(TrainedPolicy, ABC):
     def _critic_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """The critic's loss, and its ratings [n, members] of the recorded chunks."""
 
-    @abstractmethod
     def _actor_step(self, t: Transitions, rng: np.random.Generator) -> dict[str, float]:
-        """One optimizer step of the policy; ``_policy_step`` makes it. Returns its metrics."""
-
-    def _policy_step(self, loss: Tensor, output: PolicyOutput) -> dict[str, float]:
-        """Step down a loss of ``output``, which a pass of the policy gave."""
-        unused = 0.0 * (output.values.sum() + output.logprobs.sum())  # engines expect a gradient of every weight
-        self._engine.set_gradient_accumulation_boundary(True)
-        self._engine.backward(loss + unused)
-        skipped = not self._steps.step()
-        return {
+        """One optimizer step of the policy. Returns its metrics."""
+        with self._timer.time("micro_batch", len(t.actions)):
+            loss, output, metrics = self._actor_loss(t, rng)
+            unused = 0.0 * (output.values.sum() + output.logprobs.sum())  # engines expect a gradient of every weight
+            self._engine.set_gradient_accumulation_boundary(True)
+            self._engine.backward(loss + unused)
+        with self._timer.time("step", 1):
+            skipped = not self._steps.step()
+        return metrics | {
             "actor_loss": loss.item(),
             "grad_norm": self._steps.grad_norms["grad_norm"],
             "optimizer_steps": 1.0,
             "skipped_steps": float(skipped),
         }
+
+    @abstractmethod
+    def _actor_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, PolicyOutput, dict[str, float]]:
+        """The actor's loss, the policy's output that it is of, and further metrics."""
 
     def _executed(self, t: Transitions) -> Tensor:
         """bool [n, K]."""
@@ -251,7 +252,7 @@ class OffPolicyLearner(TrainedPolicy, ABC):
                 torch.manual_seed(self.config.seed)
                 sizes = given, chunk, c.critics, c.critic_width
                 readout = Bins(c.q_min, c.q_max, c.q_bins) if c.critic_loss == "hl_gauss" else Scalar()
-                made = EnsembleCritic(c.critic_reads, self._spec, *sizes, readout=readout, values=self.rates_states)
+                made = EnsembleCritic(c.critic_reads, self._spec, *sizes, readout=readout, values=c.rates_states)
             if isinstance(made.scale, Standardized):
                 made.scale.fit(torch.from_numpy(self.memory.states()))
             self._inputs = given, chunk

@@ -30,7 +30,7 @@ class OptimizerSteps:
         self, engine: Any, policy: Policy, world_size: int, device: torch.device, max_grad_norm: float
     ) -> None:
         """``max_grad_norm``: upper limit of the norm of each part's gradient."""
-        self._engine, self._world_size, self._device = engine, world_size, device
+        self._engine, self._policy, self._world_size, self._device = engine, policy, world_size, device
         self._max_grad_norm = max_grad_norm
         self._stage = engine.zero_optimization_stage()
         self._watch = FiniteWatch(policy.trained_parameters().values(), device)
@@ -38,6 +38,15 @@ class OptimizerSteps:
         self._skips = False
         self._moves_policy = True
         engine.basic_optimizer.register_step_pre_hook(self._clip_or_drop)
+
+    def leave_out_policy(self) -> None:
+        """Call before the backward passes of a step that reach the value head alone.
+
+        Without ZeRO, DeepSpeed gives all other weights a gradient of 0 in their own dtype, which those in bfloat16 do
+        not take (``make_engine``).
+        """
+        for weight in self._policy.trunk_parameters() if self._stage == 0 else ():
+            weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
 
     def step(self, moves_policy: bool = True) -> bool:
         """Step on the accumulated gradients; False if the step was skipped, on all ranks alike. Collective.
@@ -47,6 +56,8 @@ class OptimizerSteps:
         self._moves_policy = moves_policy
         self._skips = not self._all_ranks(self._watch.take())
         self._norms = self._norms_of_sub_groups() if self._stage == 3 else {}
+        if not moves_policy:
+            self._norms[PARTS[0]] = torch.zeros((), device=self._device)  # ZeRO-3 still has those of an earlier step
         self._engine.step()
         return not self._skips and bool(self._engine.was_step_applied())
 

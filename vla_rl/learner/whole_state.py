@@ -55,6 +55,15 @@ class WholeState:
         """The whole average of a parameter, in float32; collective. It may be a view."""
         return self._shards.get(parameter, AVERAGE)
 
+    def weight(self, parameter: nn.Parameter) -> Tensor:
+        """A whole weight, in float32; collective. It may be a view."""
+        self._shards.link()
+        return self._shards.get(parameter, None)
+
+    def set_weight(self, parameter: nn.Parameter, value: Tensor) -> None:
+        """Change a weight; its moments stay as they are. Collective: all ranks give the same whole value."""
+        self._shards.set_weight(parameter, value)
+
     @property
     def _trained(self) -> dict[str, nn.Parameter]:
         return self._policy.trained_parameters()

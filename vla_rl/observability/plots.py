@@ -207,7 +207,7 @@ _KINDS = {  # of activities: color, and the names that meters and the simulation
     "simulate": ("tab:gray", {"simulate"}),
     "render, reset": ("tab:cyan", {"render", "reset"}),
     "infer": ("tab:blue", {"infer", "act", "encode"}),
-    "train": ("tab:orange", {"update", "train", "forward", "micro_batch", "step"}),
+    "train": ("tab:orange", {"update", "train", "forward", "micro_batch", "critic_step", "step"}),
     "weight sync": ("tab:green", {"publish", "refresh"}),
     "offload": ("tab:olive", {"offload", "onload"}),
     "world model": ("tab:purple", {"imagine", "frames", "model_train", "frame_train"}),

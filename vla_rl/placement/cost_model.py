@@ -37,6 +37,7 @@ class Workload:
     max_staleness: int  # where an episode is first trained
     publish_every: int  # updates
     max_wait: float  # seconds that an inference request may wait for others
+    steps_by_pass: bool = False  # each pass is an optimizer step
     row_bytes: int = 0  # of a request, on the way to an inference server of another node
 
     @classmethod
@@ -49,13 +50,14 @@ class Workload:
             horizon=horizon,
             spread=spread,
             chunk_size=config.policy.chunk_size,
-            micro_batch=config.learner.micro_batch,
+            micro_batch=work.step_rows or config.learner.micro_batch,
             minibatches=work.minibatches,
             epochs=work.epochs,
             extra_passes=work.extra_passes,
             max_staleness=config.max_first_staleness,
             publish_every=config.publish_every,
             max_wait=config.placement.max_wait_ms * 1e-3,
+            steps_by_pass=work.step_rows > 0,
         )
 
     @property
@@ -258,4 +260,5 @@ def learner_seconds(profile: Profile, workload: Workload, ranks: int) -> float:
     passes = math.ceil(mine / workload.micro_batch)
     train = passes * profile.train(mine / passes)
     forward = workload.extra_passes * workload.minibatches * train / 3  # a backward pass costs two forward passes
-    return workload.epochs * workload.minibatches * (train + profile.step) + forward
+    steps = (passes if workload.steps_by_pass else 1) * profile.step
+    return workload.epochs * workload.minibatches * (train + steps) + forward

@@ -1,6 +1,7 @@
 """What a run holds in the main memory of each node, and whether that fits; the memory of GPUs: ``memory``.
 
     always                          shared memory, env workers, the copy from which a checkpoint is written
+    algo.memory_gib, value_memory   episodes that the learner's first rank keeps, and their copy in a checkpoint
     learner.offload_optimizer       for each trained weight 12 bytes of moments and master weights and 4 of gradients,
                                     divided among the ranks; 4 more where gradients are summed up here (stage 2 with
                                     fp32, stage 3); at stages 1 and 2, buffers in the dtype of the weights
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import GIB
 from vla_rl.core.records import EnvSpec
+from vla_rl.placement.learning_memory import kept_by
 from vla_rl.placement.memory import (
     ELEMENT,
     Parts,
@@ -49,7 +51,9 @@ def host_use(plan: Plan, memory: Memory, config: RunConfig, spec: EnvSpec, node:
         first = node == plan.learners[0].node
         each = 12 + average_bytes(config.learner)
         state = each * trained_weights(memory, config.learner) * here / len(plan.learners)
-        found["checkpoint"] = {"policy": memory.weights * first, "state": state}
+        kept = memory.kept * first
+        found["checkpoint"] = {"policy": memory.weights * first, "state": state, "episodes": kept}
+        found["learner"] |= {"episodes": kept}
     servers = sum(server.node == node for server in plan.servers)
     if config.policy.own_weights_key is not None:
         found["inference"] = _sum(found.get("inference", {}), {"original weights": servers * memory.weights})
@@ -104,6 +108,8 @@ def _remedy(config: RunConfig, parts: Mapping[str, Parts]) -> tuple[str, str]:
     more = "use a machine with more memory"
     if role == "shared memory":
         return "train.batch_episodes", f"lower it, train.max_staleness or env.image_size, or {more}"
+    if part == "episodes":
+        return kept_by(config), f"lower it, or {more}"
     if role == "env workers":
         return "placement.env_workers", f"lower it, or {more}"
     if role == "parked":

@@ -21,6 +21,7 @@ from vla_rl.config.run_config import ZERO_BUCKET, ZERO_LIVE, LearnerConfig, RunC
 from vla_rl.config.world_model import ENCODER_ROWS
 from vla_rl.core.machine import GIB, Machine
 from vla_rl.core.records import EnvSpec
+from vla_rl.placement.learning_memory import critic_bytes, kept_bytes
 from vla_rl.placement.plan import Plan, PlanError, Process, draws_on_devices, sharing_learner
 from vla_rl.placement.profile import Memory, load_profile
 from vla_rl.policies.build import policy_sizes
@@ -49,6 +50,8 @@ def expected_memory(config: RunConfig, spec: EnvSpec, machine: Machine) -> Memor
         infer_each=sizes.infer_each / GIB,
         train_each=sizes.train_each / GIB,
         draw_each=_DRAWING,
+        critic=critic_bytes(config, spec, sizes.features) / GIB,
+        kept=kept_bytes(config, spec, sizes.features) / GIB,
     )
 
 
@@ -163,15 +166,15 @@ def learner_parts(config: RunConfig, memory: Memory, ranks: int) -> Parts:
         gradients += (element if stage >= 2 else 4) * bucket
     state = 12 if stage else _TRAINED[learner.precision] - 4
     optimizer = (state + average_bytes(learner)) / (ranks if stage else 1) * trained
-    copied = (
-        config.algo.work(config.policy.chunk_size).reference and not config.policy.holds_reference
-    )  # adapters can be switched off instead
+    work = config.algo.work(config.policy.chunk_size)
+    copied = work.reference and not config.policy.holds_reference  # adapters can be switched off instead
     return {
         "weights": weights,
         "reference": memory.weights * copied,
         "gradients": gradients,
         "optimizer": optimizer * on_device,
-        "activations": memory.train_each * learner.micro_batch,
+        "activations": memory.train_each * (work.step_rows or learner.micro_batch),
+        "critic": memory.critic,
     }
 
 
@@ -192,7 +195,10 @@ def _remedies(config: RunConfig, parts: Mapping[str, Parts], room: float) -> str
     if held.get("activations", 0.0) > room / 10:
         kept = config.policy.has_blocks and not learner.activation_checkpointing
         remedies += ["set learner.activation_checkpointing=true"] if kept else []
-        remedies += ["lower learner.micro_batch"] if learner.micro_batch > 1 else []
+        if config.algo.work(config.policy.chunk_size).step_rows:
+            remedies.append("lower algo.batch")
+        elif learner.micro_batch > 1:
+            remedies.append("lower learner.micro_batch")
     if learner.precision == "fp32":
         remedies.append("set learner.precision=bf16")
     if state > room / 10:

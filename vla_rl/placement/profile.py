@@ -47,6 +47,8 @@ class Memory(_Part):
     )
     infer_each: GiB = Field(0.0, description="One row of an inference batch.")
     train_each: GiB = Field(0.0, description="Activations of one chunk of a micro-batch, at the peak.")
+    critic: GiB = Field(0.0, description="The critic of an off-policy algorithm, at the peak of its step.")
+    kept: GiB = Field(0.0, description="Main memory of the learner's first rank for episodes that it keeps.")
     simulate_fixed: GiB = Field(0.0, description="A simulator process that runs on a device.")
     simulate_each: GiB = Field(0.0, description="One env of that process.")
     draw_each: GiB = Field(0.0, description="A simulator process that runs on cores and draws on a device.")

@@ -341,7 +341,8 @@ class SimulatedRun:
         train = profile.train(mine / passes)
         forward = [("forward", train / 3)] * passes * workload.minibatches * workload.extra_passes
         yield self._on_all_ranks([("onload", onload), *forward])
-        minibatch = [("micro_batch", train)] * passes + [("step", profile.step)]
+        steps = passes if workload.steps_by_pass else 1
+        minibatch = [("micro_batch", train)] * passes + [("step", profile.step)] * steps
         for _ in range(workload.epochs * workload.minibatches):
             yield self._on_all_ranks(minibatch)
         sync = profile.weight_sync if self._is_published() else 0.0

@@ -100,7 +100,8 @@ class VirtualLearner:
             for _ in range(workload.epochs * workload.minibatches):
                 for _ in range(passes):
                     _hold(self._lease, profile.train(mine / passes), self.meter.time("micro_batch", mine / passes))
-                _hold(self._lease, profile.step, self.meter.time("step", 1))
+                for _ in range(passes if workload.steps_by_pass else 1):
+                    _hold(self._lease, profile.step, self.meter.time("step", 1))
                 self._rendezvous.wait()
         return {"learner/passes": float(passes * workload.minibatches * workload.epochs)}
 

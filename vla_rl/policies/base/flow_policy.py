@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -205,9 +205,6 @@ class FlowPolicy(Policy):
 
     def normalized_actions(self, record: Mapping[str, Array]) -> Array:
         return record["actions" if self.steering is None else "noise"]
-
-    def value_parameters(self) -> Iterator[nn.Parameter]:
-        return self.value_head.parameters()
 
     def _first_random_step(self, drawn: Tensor) -> Tensor:
         """Its number, int64 [N], in each row. ``drawn``: numbers [N] from [0, 1), by which it is chosen."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -116,9 +116,6 @@ class GaussianPolicy(Policy):
     def normalized_actions(self, record: Mapping[str, Array]) -> Array:
         return record["actions"]
 
-    def value_parameters(self) -> Iterator[nn.Parameter]:
-        return self.value_head.parameters()
-
     def _distribution(self, seen: PolicyInput, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """Means [N, K, A], logarithms of deviations [A], features [N, width]; the first two in float32."""
         if not self.instructions:
@@ -184,6 +181,7 @@ class GaussianPolicy(Policy):
             train_each=2 * held * element_size,
             saved_each=held * element_size,
             infer_each=2 * max([pixels, *outputs]) * element_size,
+            features=policy.action_head.in_features,
         )
 
     @classmethod

@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from vla_rl.core.records import Array, Record
+from vla_rl.policies.base.value_head import ValueHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Policy(nn.Module, ABC):
     """
 
     instructions: tuple[str, ...] = ()
+    value_head: ValueHead  # of ``PolicyOutput.features`` and the elapsed time (0 with ``policy.value_time=false``)
 
     @abstractmethod
     def set_instructions(self, instructions: Sequence[str]) -> None:
@@ -153,9 +155,9 @@ class Policy(nn.Module, ABC):
         It may change weights that are not trained, if ``PolicyConfigBase.own_weights_key`` names a key.
         """
 
-    @abstractmethod
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of the value head."""
+        return self.value_head.parameters()
 
     def embedded(self, seen: PolicyInput) -> Tensor | None:
         """[n, E]: what frozen weights make of the images of n observations. It may stand for them in ``PolicyInput``.

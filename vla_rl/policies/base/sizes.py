@@ -12,3 +12,4 @@ class PolicySizes:
     train_each: int  # bytes of one observation at the peak of forward and backward pass
     saved_each: int  # of these, what is held between the two
     infer_each: int  # bytes of one observation at the peak of a forward pass without gradients
+    features: int = 0  # numbers in a row of ``PolicyOutput.features``; 0: not known

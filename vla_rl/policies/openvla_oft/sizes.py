@@ -41,7 +41,8 @@ def openvla_sizes(
     wide = max(block.wide for block in blocks)
     train = saved + recomputed + _WIDE_BACKWARD * wide
     infer = max(head, _WIDE_FORWARD * wide) + _cache(architecture, element_size, prompt_tokens)
-    return PolicySizes(base + adapters, trained, train, saved, infer)
+    features = architecture.llm.width + architecture.proprio_dim
+    return PolicySizes(base + adapters, trained, train, saved, infer, features)
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,9 +162,6 @@ class OpenVLA(Policy):
         if self.merge_to_act is not None:
             self.merge_to_act()
 
-    def value_parameters(self) -> Iterator[nn.Parameter]:
-        return self.value_head.parameters()
-
     def _states(self, seen: PolicyInput, temperature: float, tokens: Tensor | None = None) -> Tensor:
         """Hidden states [N, K * A, width] that predict the action numbers. ``tokens`` as in ``Decoding.states``."""
         return self.decoding.states(self.language_model, self._prefix(seen, temperature), tokens)

@@ -35,7 +35,8 @@ def pi0_sizes(config: Pi0Config, settings: Mapping[str, Any], spec: EnvSpec, ele
         + (1 + learned) * (e + 1) * action_dim
     )
     vlm_weights = _vision_weights(vision, patches) + (w + 1) * d + text["vocab_size"] * d + _gemma_weights(text)
-    parameters = vlm_weights + _gemma_weights(expert) + heads + _value_head(d + spec.proprio_dim)
+    features = d + spec.proprio_dim
+    parameters = vlm_weights + _gemma_weights(expert) + heads + _value_head(features)
     prefix = len(spec.views) * patches + _PROMPT_TOKENS
     b, steps = element_size, config.recorded_steps
     steer, head = config.steer_in_use, _value_head(d + spec.proprio_dim)
@@ -46,9 +47,9 @@ def pi0_sizes(config: Pi0Config, settings: Mapping[str, Any], spec: EnvSpec, ele
         return PolicySizes(parameters + steering, steering + head, wide, 0, wide)
     if config.expert_only:  # the vision-language model keeps nothing but keys and values, which are counted
         wide_expert = _WIDE * b * (horizon + 1) * expert["intermediate_size"]
-        return PolicySizes(parameters, parameters - vlm_weights, max(wide, saved + wide_expert), saved, wide)
+        return PolicySizes(parameters, parameters - vlm_weights, max(wide, saved + wide_expert), saved, wide, features)
     saved += len(spec.views) * _vision_saved(vision, patches, b) + _gemma_saved(text, prefix, prefix, b)
-    return PolicySizes(parameters, parameters - _frozen(text), saved + wide, saved, wide)
+    return PolicySizes(parameters, parameters - _frozen(text), saved + wide, saved, wide, features)
 
 
 def _steering(inputs: int, width: int, numbers: int) -> int:

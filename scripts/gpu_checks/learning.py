@@ -16,7 +16,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.shared_memory import shared_root
 from vla_rl.core.records import Array, ArrayLayout, EpisodeSpec, SuperBatch, Trajectory
 from vla_rl.learner.learner import Learner
-from vla_rl.learner.off_policy import OffPolicyLearner
+from vla_rl.learner.gradient_learner import GradientLearner
 from vla_rl.learner.process_group import join_ranks
 from vla_rl.policies.base.policy import Policy
 from vla_rl.replay.super_batch import collate
@@ -30,12 +30,12 @@ def make_learner(config: RunConfig, policy: Policy, device: str) -> Learner:
     return Learner(config, policy, algorithm, rank=0, world_size=1, device=device)
 
 
-def make_off_policy_learner(config: RunConfig, policy: Policy, device: str) -> OffPolicyLearner:
+def make_off_policy_learner(config: RunConfig, policy: Policy, device: str) -> GradientLearner:
     """Likewise, of an algorithm with a replay memory."""
     _join_alone(device)
     algorithm = make_algorithm(config.algo)
     assert isinstance(algorithm, OffPolicyAlgorithm)
-    return OffPolicyLearner(config, policy, algorithm, spec_of(config.policy.size_name), device=device)
+    return GradientLearner(config, policy, algorithm, spec_of(config.policy.size_name), device=device)
 
 
 def _join_alone(device: str) -> None:

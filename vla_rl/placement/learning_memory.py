@@ -51,9 +51,8 @@ def _inputs(algo: OffPolicyConfig, spec: EnvSpec, features: int, chunk: int) -> 
 
 def _saved(algo: OffPolicyConfig, spec: EnvSpec, seen: int, inputs: int) -> int:
     """Numbers of one chunk that autograd saves."""
-    members = algo.critics * (
-        6 * algo.critic_width + 3 + algo.rating_outputs
-    )  # inputs of norms, of their GELUs and of the next layers
+    # inputs of norms, of their GELUs and of the next layers
+    members = algo.critics * (6 * algo.critic_width + 3 + algo.rating_outputs)
     if algo.critic_reads != "images":
         return seen + inputs + members
     patches, cells = (spec.image_size // PATCH) ** 2, (spec.image_size // STRIDE) ** 2

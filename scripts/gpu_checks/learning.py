@@ -15,8 +15,8 @@ from gpu_checks.setting import spec_of
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.shared_memory import shared_root
 from vla_rl.core.records import Array, ArrayLayout, EpisodeSpec, SuperBatch, Trajectory
-from vla_rl.learner.learner import Learner
 from vla_rl.learner.gradient_learner import GradientLearner
+from vla_rl.learner.learner import Learner
 from vla_rl.learner.process_group import join_ranks
 from vla_rl.policies.base.policy import Policy
 from vla_rl.replay.super_batch import collate

@@ -18,6 +18,7 @@ import yaml
 from tests.runtime_fakes import SPEC, result
 from vla_rl.commands.evaluate import run_evaluations
 from vla_rl.commands.signals import StopRequest
+from vla_rl.config.run_config import RunConfig
 from vla_rl.replay.schedule import evaluation_episodes
 
 
@@ -72,7 +73,7 @@ def test_a_start_that_is_interrupted_says_so_at_once_and_leaves_nothing(tmp_path
 def test_an_evaluation_ends_when_it_is_asked_to() -> None:
     results = [result(e) for e in evaluation_episodes(0, 4, 2, 50, seed=0)]
     answers = iter([results[:1], [], results[:1], results[1:]])
-    cluster = MagicMock()
+    cluster = MagicMock(config=RunConfig())
     cluster.get.side_effect = lambda *_: next(answers)
     stop = SimpleNamespace(requested=False)
 
@@ -87,7 +88,7 @@ def test_an_evaluation_ends_when_it_is_asked_to() -> None:
 
 
 def test_greedy_and_sampled_episodes_are_evaluated_together() -> None:
-    cluster, played = MagicMock(), []
+    cluster, played = MagicMock(config=RunConfig()), []
     cluster.call_store.side_effect = lambda _, episodes: played.extend(episodes)
     cluster.get.side_effect = lambda *_: [result(e) for e in reversed(played)]
     found = run_evaluations(cluster, SPEC, 4, 0, kinds=[True, False], record=2, status=lambda text: None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import h5py
@@ -24,11 +26,13 @@ from vla_rl.core.records import STATE, STATE_AFTER, EnvSpec, SuperBatch
 from vla_rl.learner.build import make_learner
 from vla_rl.learner.off_policy import OffPolicyLearner
 from vla_rl.learner.process_group import join_ranks
-from vla_rl.policies.build import build_policy
+from vla_rl.policies.base.policy import PolicyInput
+from vla_rl.policies.build import build_policy, save_policy
 from vla_rl.replay.memory import Seen, StoredEpisode
 from vla_rl.replay.schedule import training_episode
 
 SPEC = replace(SMALL, image_size=48)  # as in ``random_batch``
+CHECKPOINTS = TemporaryDirectory()
 QUICK = [
     *("policy=gaussian", f"policy.chunk_size={K}", "policy.channels=4", "policy.width=32", "env=tabletop"),
     *("algo.batch=16", "algo.critic_width=32", "algo.critic_warmup=4", "algo.updates_per_step=0.2"),
@@ -38,6 +42,8 @@ QUICK = [
 
 def made(*changes: str, spec: EnvSpec = SPEC, algo: str = "td3_bc") -> OffPolicyLearner:
     config = load_config(None, [f"algo={algo}", *QUICK, *changes])
+    if "policy.train_cameras=false" in changes:
+        config = config.with_values({"policy.checkpoint": saved_policy()})
     if not torch.distributed.is_initialized():
         join_ranks(0, 1, ("127.0.0.1", free_port()), "cpu")
     policy = build_policy(config.policy, spec, config.seed)
@@ -45,6 +51,15 @@ def made(*changes: str, spec: EnvSpec = SPEC, algo: str = "td3_bc") -> OffPolicy
     learner = make_learner(config, policy, spec, **ranks)
     assert isinstance(learner, OffPolicyLearner)
     return learner
+
+
+@cache
+def saved_policy() -> str:
+    """The folder of a checkpoint: weights that nobody has trained are never frozen."""
+    config = load_config(None, ["algo=td3_bc", *QUICK])
+    folder = f"{CHECKPOINTS.name}/policy"
+    save_policy(config.policy, build_policy(config.policy, SPEC, 1), folder, {})
+    return folder
 
 
 def acted(seed: int = 0, version: int = 0) -> SuperBatch:
@@ -207,6 +222,14 @@ def test_frozen_cameras_read_each_image_once() -> None:
     moved = {name for name, x in weights(learner).items() if not np.array_equal(before[name], x)}
     assert any(name.startswith("action_head") for name in moved)
     assert not any(name.startswith("cameras") for name in moved)
+
+
+def test_random_weights_are_never_frozen() -> None:
+    """``vla-rl sft`` with the keys of the run that is to come trains them, too."""
+    config = load_config(None, ["algo=td3_bc", *QUICK, *FROZEN])
+    policy = build_policy(config.policy, SPEC, 0)
+    assert any(name.startswith("cameras") for name in policy.trained_parameters())
+    assert policy.embedded(PolicyInput(*map(torch.zeros, [(1, 1, 48, 48, 3), (1, 3), (1,), (1,)]))) is None
 
 
 def test_the_critic_reads_the_simulators_state() -> None:

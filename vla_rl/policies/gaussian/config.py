@@ -19,9 +19,15 @@ class SmallGaussianConfig(GaussianPolicyConfig):
     width: Positive = Field(256, description="Width of the layers after that.")
     train_cameras: bool = Field(
         True,
-        description="Whether the weights that read images are trained. false: an off-policy learner whose critic reads "
-        "features or state passes each image through them once.",
+        description="Whether the weights that read images are trained. false: they stay as the checkpoint has them "
+        "(without one, they are trained); an off-policy learner whose critic reads features or state then passes each "
+        "image through them once.",
     )
+
+    @property
+    def freezes_cameras(self) -> bool:
+        """Whether the weights that read images stay as they are. Random ones never do: nothing could be cloned."""
+        return not self.train_cameras and self.checkpoint is not None
 
     def check_images(self, env: EnvSpec) -> None:
         """Raise UserError if the simulator's images cannot be divided into patches."""

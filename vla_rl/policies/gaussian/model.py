@@ -25,7 +25,7 @@ class SmallGaussian(GaussianPolicy):
     def __init__(self, config: SmallGaussianConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec, width=config.width)
         self.cameras = Cameras(len(spec.views), spec.image_size, config.channels, config.width)
-        self.cameras.requires_grad_(config.train_cameras)
+        self.cameras.requires_grad_(not config.freezes_cameras)
         self.tasks = nn.Embedding(len(spec.instructions), _TASK_WIDTH)
         inputs = config.width * len(spec.views) + _TASK_WIDTH + spec.proprio_dim
         self.join = nn.Sequential(
@@ -41,4 +41,4 @@ class SmallGaussian(GaussianPolicy):
 
     @torch.no_grad()
     def embedded(self, seen: PolicyInput) -> Tensor | None:
-        return None if self.config.train_cameras else self.cameras(seen.images)
+        return self.cameras(seen.images) if self.config.freezes_cameras else None

@@ -23,6 +23,7 @@ CORE = [
     "psutil",
     "pydantic>=2.10",
     "pyyaml",
+    "pyzmq>=26,<28",  # with libsodium and CURVE in its wheels
     "ray>=2.45,<3",
     "rich>=13",
     "safetensors>=0.5",

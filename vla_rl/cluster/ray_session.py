@@ -56,7 +56,7 @@ class RaySession:
                 _start_ray(session[0].path, object_store_bytes)
             else:
                 _join_ray(address)
-            self._ids = _node_ids(config.placement.nodes)
+            self._ids = _node_ids(config.placement.nodes, config.placement.env_hosts)
             remote = ray.remote(Node)
             self._others = [remote.options(**self.placed(n)).remote() for n in range(1, len(self._ids))]
             folders = [other.get_folder.remote() for other in self._others]
@@ -77,8 +77,8 @@ class RaySession:
         count = len(self._here.get_gpus()) if devices is None else devices // config.placement.nodes
         if not self._here.get_gpus():
             return [()] * len(self._ids)
-        self._claims = [GpuClaim.make(self.placed(node), count) for node in range(len(self._ids))]
-        return [claim.gpus() for claim in self._claims]
+        self._claims = [GpuClaim.make(self.placed(node), count) for node in range(config.placement.nodes)]
+        return [claim.gpus() for claim in self._claims] + [()] * config.placement.env_hosts
 
     def begin(self) -> None:
         """Give every node a new folder, for processes that start together. Raises ProcessDied if a node is lost."""
@@ -280,18 +280,23 @@ def _require_same_code(others: list[Any]) -> None:
             )
 
 
-def _node_ids(wanted: int) -> list[str]:
-    """Ray's ids of the nodes to use, this machine first. Raises UserError if there are too few, or unequal ones."""
+def _node_ids(wanted: int, env_hosts: int) -> list[str]:
+    """Ray's ids of the nodes to use: this machine, others like it, then those that only simulate.
+
+    Nodes with the fewest GPUs only simulate. Raises UserError if there are too few, or unequal ones.
+    """
     here = ray.get_runtime_context().get_node_id()
-    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda n: (n["NodeID"] != here, n["NodeID"]))
-    if len(alive) < wanted:
-        raise UserError(f"placement.nodes={wanted}: the Ray cluster has {len(alive)} alive; use at most that many")
+    nodes = [(node["Resources"].get("GPU", 0), node["NodeID"], node) for node in ray.nodes() if node["Alive"]]
+    if len(nodes) < wanted + env_hosts:
+        asked = f"placement.nodes={wanted}" + (f" placement.env_hosts={env_hosts}" if env_hosts else "")
+        raise UserError(f"{asked}: the Ray cluster has {len(nodes)} alive; use at most that many")
+    nodes.sort(key=lambda node: (node[1] != here, -node[0], node[1]))
     gpus = len(Machine.detect().gpus)
-    for node in alive[1:wanted]:
-        if (there := node["Resources"].get("GPU", 0)) < gpus:
+    for there, _, node in nodes[1:wanted]:
+        if there < gpus:
             name = node["NodeManagerHostname"]
             raise UserError(
                 f"placement.nodes={wanted}: {name} has {there:.0f} GPUs, this machine {gpus}; this version runs on "
-                "alike nodes (`vla-rl plan --on` plans for others)"
+                "alike nodes, and on others for env workers (placement.env_hosts)"
             )
-    return [node["NodeID"] for node in alive[:wanted]]
+    return [name for _, name, _ in (*nodes[:wanted], *nodes[len(nodes) - env_hosts :])]

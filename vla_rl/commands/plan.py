@@ -148,7 +148,8 @@ def _comparison(found: list[Candidate]) -> Table:
 def _devices(plan: Plan) -> list[int]:
     """All devices; cores of one node have one memory, and count once."""
     devices = sorted({d for p in plan.processes for d in p.devices})
-    return devices[: plan.nodes] if "cpu" in {p.kind for p in plan.processes if p.devices} else devices
+    nodes = sum(machine.devices > 0 for machine in plan.machines)
+    return devices[:nodes] if "cpu" in {p.kind for p in plan.processes if p.devices} else devices
 
 
 def _memory_table(plan: Plan, use: dict[int, dict[str, Parts]], room: float) -> Table:

@@ -1,0 +1,75 @@
+"""A run whose env workers are on a Ray node without an inference server. Here both nodes are on one machine, each with
+its own shared folder, as they would be apart."""
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+from ray.cluster_utils import Cluster as RayNodes
+
+from tests.metrics_page import undocumented
+from vla_rl.commands.chaos.training_run import ledger
+from vla_rl.commands.train import run_training
+from vla_rl.config.run_config import RunConfig
+from vla_rl.observability.callbacks import Callback
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[RayNodes]:
+    nodes = RayNodes(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 200 << 20})
+    try:
+        nodes.add_node(num_cpus=0, object_store_memory=200 << 20)
+        yield nodes
+    finally:
+        nodes.shutdown()
+
+
+class LinkKiller(Callback):
+    """Kills the gateway and the relay after the first iteration."""
+
+    def __init__(self) -> None:
+        self.killed: list[str] = []
+
+    def on_iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        if iteration != 1:
+            return
+        for process in psutil.Process().children(recursive=True):
+            title = " ".join(process.cmdline())
+            for name in ("GatewayProcess", "RequestRelayProcess"):
+                if name in title and name not in self.killed:
+                    os.kill(process.pid, signal.SIGKILL)
+                    self.killed.append(name)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_env_workers_on_a_host_without_a_server_ask_over_the_network(two_nodes: RayNodes, tmp_path: Path) -> None:
+    """Gateway and relay die meanwhile, and are replaced: no episode is lost."""
+    config = RunConfig.model_validate(
+        {
+            "env": {"name": "tabletop", "tasks": ["reach"]},
+            "train": {"iterations": 2, "batch_episodes": 8, "eval_episodes": 4, "eval_every": 2, "eval_start": False},
+            "algo": {"name": "ppo", "minibatches": 1},
+            "policy": {"name": "openvla_oft", "size": "nano"},
+            "placement": {"env_workers": 2, "envs_per_worker": 2, "env_hosts": 1, "mode": "collocated", "devices": 1}
+            | {"ray_address": two_nodes.address},
+            "log": {"dir": str(tmp_path), "name": "run", "video": False, "trace": True},
+        }
+    )
+    killer = LinkKiller()
+    metrics = run_training(config, callbacks=[killer]).metrics
+    assert sorted(killer.killed) == ["GatewayProcess", "RequestRelayProcess"]
+    last = metrics[-1]
+    assert last["iteration"] == 2
+    assert (last["restarts"], last["restarts_of_run"]) == (2, 0)
+    assert (last["episodes/trained"], last["episodes/evaluated"], last["episodes/lost"]) == (16, 4, 0)
+    assert all(ledger(m)["missing"] == 0 for m in metrics)
+    assert not undocumented(set().union(*metrics)), "docs/metrics.md"
+    assert 0 < metrics[1]["network/latency_ms"] < 1000
+    assert last["network/dropped"] == 0
+    for m in metrics[1:]:
+        assert 1 < m["learner/ratio_max"] + 1e-3 < 1.002, "they acted with the weights of the learner"
+    assert {path.stem for path in (tmp_path / "run/trace").iterdir()} >= {"gateway 0", "request relay 0"}

@@ -5,15 +5,22 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+import ray
 from ray.cluster_utils import Cluster as RayNodes
 
 from tests.metrics_page import undocumented
+from vla_rl.cluster import ray_session
 from vla_rl.commands.chaos.training_run import ledger
 from vla_rl.commands.train import run_training
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import UserError
+from vla_rl.core.gpus import Gpu
+from vla_rl.core.machine import GIB, Machine
 from vla_rl.observability.callbacks import Callback
 
 
@@ -25,6 +32,26 @@ def two_nodes() -> Iterator[RayNodes]:
         yield nodes
     finally:
         nodes.shutdown()
+
+
+def _ray_nodes(**gpus: int) -> list[dict[str, Any]]:
+    return [
+        {"NodeID": name, "Alive": True, "Resources": {"GPU": count} if count else {}, "NodeManagerHostname": name}
+        for name, count in gpus.items()
+    ]
+
+
+def test_nodes_with_the_fewest_gpus_only_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "head"))
+    monkeypatch.setattr(Machine, "detect", lambda: Machine(8, GIB, (Gpu("H100", 80 * GIB),) * 2))
+    monkeypatch.setattr(ray, "nodes", lambda: _ray_nodes(a=0, b=2, c=1, d=0, head=2))
+    assert ray_session._node_ids(2, 2) == ["head", "b", "a", "d"]
+    assert ray_session._node_ids(2, 3) == ["head", "b", "c", "a", "d"]
+    assert ray_session._node_ids(1, 0) == ["head"]
+    with pytest.raises(UserError, match=r"placement\.nodes=3: c has 1 GPUs, this machine 2"):
+        ray_session._node_ids(3, 1)
+    with pytest.raises(UserError, match=r"placement\.nodes=2 placement\.env_hosts=4: the Ray cluster has 5 alive"):
+        ray_session._node_ids(2, 4)
 
 
 class LinkKiller(Callback):
@@ -51,7 +78,7 @@ def test_env_workers_on_a_host_without_a_server_ask_over_the_network(two_nodes: 
     config = RunConfig.model_validate(
         {
             "env": {"name": "tabletop", "tasks": ["reach"]},
-            "train": {"iterations": 2, "batch_episodes": 8, "eval_episodes": 4, "eval_every": 2, "eval_start": False},
+            "train": {"iterations": 2, "batch_episodes": 4, "eval_episodes": 4, "eval_every": 2, "eval_start": False},
             "algo": {"name": "ppo", "minibatches": 1},
             "policy": {"name": "openvla_oft", "size": "nano"},
             "placement": {"env_workers": 2, "envs_per_worker": 2, "env_hosts": 1, "mode": "collocated", "devices": 1}
@@ -65,7 +92,7 @@ def test_env_workers_on_a_host_without_a_server_ask_over_the_network(two_nodes: 
     last = metrics[-1]
     assert last["iteration"] == 2
     assert (last["restarts"], last["restarts_of_run"]) == (2, 0)
-    assert (last["episodes/trained"], last["episodes/evaluated"], last["episodes/lost"]) == (16, 4, 0)
+    assert (last["episodes/trained"], last["episodes/evaluated"], last["episodes/lost"]) == (8, 4, 0)
     assert all(ledger(m)["missing"] == 0 for m in metrics)
     assert not undocumented(set().union(*metrics)), "docs/metrics.md"
     assert 0 < metrics[1]["network/latency_ms"] < 1000

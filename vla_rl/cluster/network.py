@@ -15,9 +15,9 @@ from vla_rl.placement.plan import Plan, Process
 class Network:
     """Those of one start of a cluster; it makes their keys. Nothing is there if the plan has no remote env workers."""
 
-    def __init__(self, launch: Launcher, plan: Plan, tasks: int) -> None:
-        """``tasks``: how many the simulator has."""
-        self._launch, self._plan, self._tasks = launch, plan, tasks
+    def __init__(self, launch: Launcher, plan: Plan, tasks: int, setup_s: float) -> None:
+        """``tasks``: how many the simulator has; ``setup_s``: in which processes start."""
+        self._launch, self._plan, self._tasks, self._setup_s = launch, plan, tasks, setup_s
         self._actors: dict[Process, ActorHandle] = {}
         self._endpoints: dict[int, str] = {}  # by inference server
         if plan.links:
@@ -36,12 +36,12 @@ class Network:
         relays = [p for p in processes if p.role == "request relay"]
         self._actors |= {process: self._launch.link(process) for process in processes}
         listening: list[Any] = [self._listen(gateway) for gateway in gateways]
-        endpoints = get(listening, "gateways to listen", CALL_TIMEOUT_S)
+        endpoints = get(listening, "gateways to listen", self._setup_s)
         self._endpoints |= {gateway.index: at for gateway, at in zip(gateways, endpoints, strict=True)}
         opened: list[Any] = [
             self._actors[relay].open.remote(self._launch.guest_pools(relay.node), self._of_relays) for relay in relays
         ]
-        get(opened, "request relays to start", CALL_TIMEOUT_S)
+        get(opened, "request relays to start", self._setup_s)
         loops: dict[Any, Loop] = {
             self._actors[process].run.remote(address(process)): (process.role, process.index) for process in processes
         }

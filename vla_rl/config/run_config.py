@@ -224,10 +224,11 @@ class PlacementConfig(ConfigGroup):
     )
     env_hosts: NonNegative = Field(
         0,
+        le=1000,
         description="Further machines of the Ray cluster, which only simulate: they have no inference server, and "
         "their env workers ask those of the others over the network.",
     )
-    env_host_cores: Positive | None = Field(
+    env_host_cores: Annotated[Positive, Field(le=4096)] | None = Field(
         None, description="Processor cores of each of these machines; null: as many as this one has."
     )
     ray_address: str | None = Field(

@@ -277,4 +277,5 @@ def test_a_plan_says_which_env_workers_are_remote(tmp_path: Path, capsys: Any) -
     assert "env worker, remote" in shown
     assert "cores of nodes 1-5" in shown
     assert "main memory of nodes 1-4: env workers 3.1" in shown
+    assert shown.endswith("env workers of nodes 1-5 ask over the network (placement.nodes=1 placement.env_hosts=20)")
     assert PLANNED_ONLY not in shown

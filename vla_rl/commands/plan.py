@@ -120,6 +120,10 @@ def _remarks(plan: Plan) -> Iterator[str]:
     """What is to be said of a plan besides."""
     if idle := set(range(plan.nodes)) - {p.node for p in plan.processes}:
         yield f"not used: {_nodes(idle)}"
+    if plan.remote:
+        hosts = sum(not machine.devices for machine in plan.machines)
+        keys = f"placement.nodes={plan.nodes - hosts} placement.env_hosts={hosts}"
+        yield f"env workers of {_nodes(w.node for w in plan.remote)} ask over the network ({keys})"
     if plan.planned_only:
         yield plan.planned_only
 

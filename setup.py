@@ -13,6 +13,7 @@ CORE = [
     "imageio",
     "imageio-ffmpeg",
     "jinja2",
+    "lz4>=4.3,<5",
     "matplotlib",
     "msgpack",
     "numpy>=2",

@@ -13,8 +13,10 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as RayNodes
 
+from envs import env_spec
 from tests.metrics_page import undocumented
 from vla_rl.cluster import ray_session
+from vla_rl.cluster.launcher import Launcher
 from vla_rl.commands.chaos.training_run import ledger
 from vla_rl.commands.train import run_training
 from vla_rl.config.run_config import RunConfig
@@ -22,6 +24,8 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import GIB, Machine
 from vla_rl.observability.callbacks import Callback
+from vla_rl.placement.plan import make_plan
+from vla_rl.placement.resources import Node, Resources
 
 
 @pytest.fixture
@@ -52,6 +56,35 @@ def test_nodes_with_the_fewest_gpus_only_simulate(monkeypatch: pytest.MonkeyPatc
         ray_session._node_ids(3, 1)
     with pytest.raises(UserError, match=r"placement\.nodes=2 placement\.env_hosts=4: the Ray cluster has 5 alive"):
         ray_session._node_ids(2, 4)
+
+
+def test_rows_of_remote_workers_are_where_their_gateway_looks(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"placement": {"env_workers": 13, "mode": "collocated", "envs_per_worker": 2}})
+    plan = make_plan(config, Resources.on((Node(8, 2), Node(4, 0), Node(4, 0)), "cuda"))
+    session: Any = SimpleNamespace(folder=lambda node: tmp_path / str(node))
+    launch = Launcher(config, env_spec(config.env), plan, session)
+    pools = [
+        pool for node, of_node in launch.pools().items() for pool in of_node if pool.folder == str(tmp_path / str(node))
+    ]
+    assert all(pool.folder == str(tmp_path / str(node)) for node, of_node in launch.pools().items() for pool in of_node)
+    assert len(pools) == len({pool.memory for pool in pools}) == 2 + 2 * 2
+    assert sum(pool.workers for pool in pools) == len(plan.workers) + len(plan.remote)
+    seats = dict[Path, set[int]]()
+    for worker in plan.workers:
+        pool, position = launch.seat(worker)
+        assert pool in pools
+        assert pool.folder == str(tmp_path / str(worker.node))
+        assert position not in pool.guests
+        seats.setdefault(pool.memory, set()).add(position)
+    assert sum(map(len, seats.values())) == len(plan.workers), "none has another's rows"
+    for server in (0, 1):
+        home, guests = launch.pool(server), plan.guests_of(server)
+        assert list(home.guests) == list(range(home.workers))[-sum(map(len, guests.values())) :]
+        rows = iter(home.guests)
+        for node, workers in guests.items():  # as ``GatewayProcess.listen`` is told
+            for position, worker in enumerate(workers):
+                assert launch.seat(plan.workers[worker]) == (launch.guest_pools(node)[server], position)
+                assert plan.workers_of(server)[next(rows)] == worker
 
 
 class LinkKiller(Callback):

@@ -168,7 +168,8 @@ class Cluster:
             if ("inference server", i) not in kept
         ]
         self._startup.expect("inference", builds)
-        self._network = Network(self._launch, plan, len(spec.instructions), self.deadlines.setup)
+        compress = self.config.placement.env_host_compress
+        self._network = Network(self._launch, plan, len(spec.instructions), compress, self.deadlines.setup)
         self._start_links(plan.links)
         if self.learners:
             self._set_up_learners(state, policy_version)

@@ -32,6 +32,9 @@ class Launcher:
     def __init__(self, config: RunConfig, spec: EnvSpec, plan: Plan, session: RaySession) -> None:
         self._config, self._spec, self._plan, self._session = config, spec, plan, session
         self._server_class, self._learner_class = _roles(config)
+        self._server_of = plan.servers_by_worker()
+        self._workers_of = {server.index: plan.workers_of(server.index) for server in plan.servers}
+        self._guests_of = {server.index: plan.guests_of(server.index) for server in plan.servers}
 
     def learner(self, process: Process) -> ActorHandle:
         made = self._actor(self._learner_class, process)
@@ -64,14 +67,14 @@ class Launcher:
     def pool(self, server: int) -> PoolAddress:
         """Where an inference server and its env workers meet; remote ones are guests there."""
         plan = self._plan
-        workers, guests = len(plan.workers_of(server)), sum(map(len, plan.guests_of(server).values()))
-        of_guests = range(workers - guests, workers)
-        return self._pool(plan.servers[server].node, server, plan.clients_of(server), of_guests)
+        workers, guests = len(self._workers_of[server]), sum(map(len, self._guests_of[server].values()))
+        clients = workers + (server == 0 and plan.world_model is not None)
+        return self._pool(plan.servers[server].node, server, clients, range(workers - guests, workers))
 
     def guest_pools(self, node: int) -> dict[int, PoolAddress]:
         """Where the remote env workers of a node meet their relay, by the inference server that they ask."""
-        guests = {server.index: self._plan.guests_of(server.index) for server in self._plan.servers}
-        return {s: self._pool(node, s, len(workers[node])) for s, workers in guests.items() if node in workers}
+        guests = self._guests_of.items()
+        return {server: self._pool(node, server, len(workers[node])) for server, workers in guests if node in workers}
 
     def pools(self) -> dict[int, list[PoolAddress]]:
         """All pools of each node."""
@@ -84,11 +87,11 @@ class Launcher:
 
     def seat(self, worker: Process) -> tuple[PoolAddress, int]:
         """The pool of an env worker, and its position among that pool's workers."""
-        server = self._plan.server_of(worker.index)
+        server = self._server_of[worker.index]
         if worker.remote:
-            its = self._plan.guests_of(server)[worker.node]
-            return self.guest_pools(worker.node)[server], its.index(worker.index)
-        return self.pool(server), self._plan.workers_of(server).index(worker.index)
+            its = self._guests_of[server][worker.node]
+            return self._pool(worker.node, server, len(its)), its.index(worker.index)
+        return self.pool(server), self._workers_of[server].index(worker.index)
 
     def _pool(self, node: int, server: int, clients: int, guests: range = range(0)) -> PoolAddress:
         folder = str(self._session.folder(node))

@@ -231,6 +231,10 @@ class PlacementConfig(ConfigGroup):
     env_host_cores: Annotated[Positive, Field(le=4096)] | None = Field(
         None, description="Processor cores of each of these machines; null: as many as this one has."
     )
+    env_host_compress: bool = Field(
+        False,
+        description="These machines compress what they send to inference (lz4, lossless): for links below 1 Gbit/s.",
+    )
     ray_address: str | None = Field(
         None, description="A running Ray cluster: auto, or HOST:PORT; null: start Ray on this machine for the run."
     )

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import zmq
 from tests.runtime_fakes import POLICY, SPEC, A, EchoPolicy, K
 from vla_rl.core.errors import StallError
 from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, WorkerState, create_pool
+from vla_rl.core.records import Observation, take_rows
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
 from vla_rl.inference.network import relay as relays
 from vla_rl.inference.network.gateway import Gateway
@@ -55,8 +57,8 @@ class Site:
         tasks = len(SPEC.instructions)
         return self._start(Gateway(mailbox, GUESTS, EACH, tasks, "127.0.0.1", self.of_gateways))
 
-    def relay(self, node: int, gateway: Gateway, keys: Keys | None = None) -> Relay:
-        relay = Relay({0: ServerMailbox(self.away[node])}, EACH, node, keys or self.of_relays)
+    def relay(self, node: int, gateway: Gateway, compress: bool = False) -> Relay:
+        relay = Relay({0: ServerMailbox(self.away[node])}, EACH, node, self.of_relays, compress)
         relay.connect(0, gateway.endpoint)
         return self._start(relay, 60.0)
 
@@ -118,13 +120,13 @@ def soon(condition: Callable[[], object], seconds: float = 10.0) -> None:
 # --- as through shared memory ---------------------------------------------------------------------------------------
 
 
-def test_answers_are_those_of_shared_memory_and_batches_mix(site: Site) -> None:
+@pytest.mark.parametrize("compress", [False, True])
+def test_answers_are_those_of_shared_memory_and_batches_mix(site: Site, compress: bool) -> None:
     mailboxes = [site.near, *site.far.values()]
     uniforms = [ask(mailbox, {0: 10 * i + 1, 1: 10 * i + 2}, greedy=i == 2) for i, mailbox in enumerate(mailboxes)]
     site.policy.version = 3
     gateway = site.gateway()
-    for node in GUESTS:
-        site.relay(node, gateway)
+    sent = [site.relay(node, gateway, compress).meter for node in GUESTS]
     soon(lambda: len(ServerMailbox(site.home).pending_rows()) == 8)
     site.server(max_batch=8, max_wait_s=60.0)
     for i, mailbox in enumerate(mailboxes):
@@ -137,6 +139,8 @@ def test_answers_are_those_of_shared_memory_and_batches_mix(site: Site) -> None:
         assert batch.values.tolist() == [float(i == 2)] * 2
         assert versions.tolist() == [3, 3]
     assert site.policy.batches == [8], "rows of all three nodes in one batch"
+    frames = 6 * SPEC.image_size**2 * 3  # of one colour each
+    assert (sum(meter.snapshot()["network_bytes"] for meter in sent) < frames) is compress
 
 
 def test_the_server_sees_what_remote_workers_do(site: Site) -> None:
@@ -160,6 +164,36 @@ def test_the_server_sees_what_remote_workers_do(site: Site) -> None:
         thread.join(5.0)
 
 
+def test_a_worker_does_not_wait_while_its_answer_is_on_its_way(site: Site) -> None:
+    gateway, server = site.gateway(), ServerMailbox(site.home)
+    line = Line(gateway.endpoint, site.of_relays, 1 << 20)
+    layout, columns = Layout.of(server.arrays), {name: a[:1] for name, a in site.far[5, 0].requests.items()}
+    one = layout.records(Kind.ASK, np.array([0]), np.array([1]), columns)
+    one["task"] = 0
+    state, rows = server.arrays["worker_state"][-EACH:], list[int]()
+
+    def tell(records: np.ndarray, number: int) -> None:
+        """That the worker waits. Returns when the gateway knows."""
+        for kind, them in ((Kind.ASK, records), (Kind.INQUIRE, layout.records(Kind.INQUIRE, [], []))):
+            line.socket.send_multipart(encode(Message(kind, 5, number, them, np.array([WAITS], np.int8))))
+        assert line.socket.poll(10_000)
+        line.socket.recv_multipart()
+
+    tell(one, 0)
+    assert (state == WAITS).all()
+    soon(lambda: rows.extend(server.wait(0.1)) or rows)
+    seen = Observation(**{f.name: server.arrays[f.name][rows] for f in fields(Observation)})
+    answer = site.policy.act(seen, take_rows(server.draws, np.array(rows)), server.arrays["greedy"][rows])
+    server.answer(rows, server.arrays["ticket"][rows], answer)
+    assert line.socket.poll(10_000)
+    line.socket.recv_multipart()
+    tell(one[:0], 0)
+    assert (state == BUSY).all()
+    tell(one[:0], 1)
+    assert (state == WAITS).all()
+    line.close()
+
+
 def test_the_network_is_measured_without_the_server(site: Site) -> None:
     gateway = site.gateway()
     relay = site.relay(1, gateway)
@@ -178,6 +212,9 @@ def test_the_network_is_measured_without_the_server(site: Site) -> None:
 def test_nobody_works_while_nothing_is_asked(site: Site) -> None:
     gateway = site.gateway()
     relay = site.relay(1, gateway)
+    unconnected = Relay({0: ServerMailbox(site.away[5])}, EACH, 5, site.of_relays)
+    site._start(unconnected, 60.0)
+    ask(site.far[5, 0], {0: 1})
     soon(lambda: relay.heard(0))
     used = time.process_time()
     time.sleep(0.5)
@@ -231,7 +268,7 @@ def test_what_the_network_loses_is_sent_again(site: Site, monkeypatch: pytest.Mo
     assert answers(site.far[1, 0], 2) == {0: 1, 1: 2}
     assert not any(lost.values())
     assert sum(site.policy.batches) == 2, "the lost answer was kept, not computed again"
-    assert relay.meter.snapshot()["network_repeated"] == 2
+    assert relay.meter.snapshot()["network_repeated"] >= 2
 
 
 def test_waiting_for_a_server_floods_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +359,9 @@ FORGERIES = {
     "an answer": lambda frames: _with(frames, 4, "<u4", int(Kind.ANSWER)),
     "states of others": lambda frames: [frames[0], b"\1" * 7, frames[2]],
     "no state": lambda frames: [frames[0], b"\x77" * GUESTS[1], frames[2]],
+    "a size too much": lambda frames: _with(frames, 24, "<i8", 1 << 40),
+    "a size too little": lambda frames: _with(frames, 24, "<i8", 0),
+    "not compressed": lambda frames: _with(frames, 24, "<i8", len(frames[2])),
     "a row of others": lambda frames: [*frames[:2], _first_row(frames[2], GUESTS[1] * EACH)],
     "a negative row": lambda frames: [*frames[:2], _first_row(frames[2], -1)],
     "a row twice": lambda frames: [*frames[:2], _first_row(frames[2], 1)],

@@ -57,13 +57,13 @@ class GatewayProcess(_LinkProcess):
 
 
 class RequestRelayProcess(_LinkProcess):
-    def open(self, addresses: Mapping[int, PoolAddress], keys: Any) -> None:
+    def open(self, addresses: Mapping[int, PoolAddress], keys: Any, compress: bool) -> None:
         """``addresses``: of this node's pools, by inference server; ``keys``: ``Keys`` of the relays."""
         from vla_rl.inference.network.relay import Relay
 
         mailboxes = {server: ServerMailbox(address) for server, address in addresses.items()}
         each = next(iter(addresses.values())).envs_per_worker
-        self._link = Relay(mailboxes, each, self._process.node, keys)
+        self._link = Relay(mailboxes, each, self._process.node, keys, compress)
 
     def connect(self, server: int, endpoint: str) -> None:
         """Ask the gateway at ``endpoint`` for this inference server, from now on."""

@@ -67,11 +67,11 @@ class Gateway:
             with self.meter.time("wait"):
                 poller.poll(_IDLE_WAIT_MS)
             with self.meter.time("carry"):
+                self._answer(np.array(self.mailbox.wait(0.0), np.int64))
                 for _ in range(_MOST_AT_ONCE):
                     if (frames := receive(self._door.socket)) is None:
                         break
                     self._take(frames)
-                self._answer(np.array(self.mailbox.wait(0.0), np.int64))
 
     def stop(self) -> None:
         self._stop.set()

@@ -5,8 +5,8 @@
     relay ◀──ANSWER── gateway
     relay ◀──MISSING── gateway   tickets that the gateway does not know, so that they are asked again
 
-A message has three frames: a header, the states of the relay's workers (int8 each), and records. All numbers are
-little-endian. Nothing is unpickled, and every frame is checked before it is used.
+A message has three frames: a header, the states of the relay's workers (int8 each), and records, which may be
+compressed (lz4). All numbers are little-endian. Nothing is unpickled, and every frame is checked before it is used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Self
 
+import lz4.block
 import numpy as np
 
 from vla_rl.core.ipc.mailbox import WorkerState, answer_columns, request_columns
@@ -30,7 +31,8 @@ class Kind(IntEnum):
 FROM_RELAY, FROM_GATEWAY = frozenset({Kind.ASK, Kind.INQUIRE}), frozenset({Kind.ANSWER, Kind.MISSING})
 
 _MAGIC = 0x31524C56
-_HEADER = np.dtype([("magic", "<u4"), ("kind", "<u4"), ("node", "<i8"), ("number", "<i8")])
+_HEADER = np.dtype([("magic", "<u4"), ("kind", "<u4"), ("node", "<i8"), ("number", "<i8"), ("nbytes", "<i8")])
+_PLAIN = -1  # in place of the size of compressed records
 _OWN = ("row", "ticket", "held_ns")  # names of a record that are not those of a pool's array
 
 
@@ -100,10 +102,13 @@ def _fields(columns: Mapping[str, Array]) -> list[tuple[str, str, tuple[int, ...
     return [(name, array.dtype.newbyteorder("<").str, array.shape[1:]) for name, array in columns.items()]
 
 
-def encode(message: Message) -> list[bytes | memoryview]:
+def encode(message: Message, compress: bool = False) -> list[bytes | memoryview]:
     """The frames of a message."""
-    header = np.array([(_MAGIC, message.kind, message.node, message.number)], _HEADER)
-    return [header.tobytes(), message.states.tobytes(), message.records.view(np.uint8).data]
+    records, nbytes = message.records.view(np.uint8).data, _PLAIN
+    if compress and len(records):
+        records, nbytes = lz4.block.compress(records, store_size=False), len(records)
+    header = np.array([(_MAGIC, message.kind, message.node, message.number, nbytes)], _HEADER)
+    return [header.tobytes(), message.states.tobytes(), records]
 
 
 def decode(
@@ -115,18 +120,32 @@ def decode(
     """
     if len(frames) != 3 or len(frames[0]) != _HEADER.itemsize:
         raise MessageError("not the frames of a message")
-    magic, kind, node, number = np.frombuffer(frames[0], _HEADER)[0].tolist()
+    magic, kind, node, number, nbytes = np.frombuffer(frames[0], _HEADER)[0].tolist()
     if magic != _MAGIC or kind not in kinds or node not in workers:
         raise MessageError(f"kind {kind} of node {node}")
     states, dtype = np.frombuffer(frames[1], np.int8), layout.dtypes[Kind(kind)]
     if len(states) not in (0, workers[node]) or not np.isin(states, list(WorkerState)).all():
         raise MessageError(f"states of {len(states)} workers")
-    if len(frames[2]) % dtype.itemsize:
-        raise MessageError(f"{len(frames[2])} bytes are no records of {dtype.itemsize}")
-    records = np.frombuffer(frames[2], dtype) if frames[2] else np.empty(0, dtype)
+    plain = _decompress(frames[2], nbytes, workers[node] * envs_per_worker * dtype.itemsize)
+    if len(plain) % dtype.itemsize:
+        raise MessageError(f"{len(plain)} bytes are no records of {dtype.itemsize}")
+    records = np.frombuffer(plain, dtype) if plain else np.empty(0, dtype)
     rows = records["row"]
     if len(rows) and (rows.min() < 0 or rows.max() >= workers[node] * envs_per_worker):
         raise MessageError(f"rows {rows.min()} to {rows.max()}")
     if len(np.unique(rows)) != len(rows):
         raise MessageError("a row twice")
     return Message(Kind(kind), node, number, records, states)
+
+
+def _decompress(frame: bytes, nbytes: int, most: int) -> bytes:
+    """``nbytes``: as the header says; ``most``: what all rows of a pool take."""
+    if nbytes == _PLAIN:
+        return frame
+    if not 0 < nbytes <= most:
+        raise MessageError(f"{nbytes} bytes of records")
+    try:
+        plain: bytes = lz4.block.decompress(frame, uncompressed_size=nbytes)
+    except lz4.block.LZ4BlockError as error:
+        raise MessageError(f"compressed records: {error}") from None
+    return plain

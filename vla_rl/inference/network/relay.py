@@ -23,17 +23,21 @@ from vla_rl.observability.meter import Meter
 
 _IDLE_WAIT_MS = 1000
 _INQUIRE_NS = 1_000_000_000  # after so long without an answer, and again
+_LOST = 8  # an inquiry without a reply for so many times as long is taken for lost
 _NOTHING = -1  # in place of a ticket
 
 
 class Link:
     """One pool of this node, and the gateway of its inference server."""
 
-    def __init__(self, mailbox: ServerMailbox, envs_per_worker: int, node: int, keys: Keys, meter: Meter) -> None:
+    def __init__(
+        self, mailbox: ServerMailbox, envs_per_worker: int, node: int, keys: Keys, compress: bool, meter: Meter
+    ) -> None:
         self.mailbox = mailbox
         self.line: Line | None = None
         self.heard_ns = 0  # when the gateway's last message came; 0: none since it was connected
         self._each, self._node, self._keys, self._meter = envs_per_worker, node, keys, meter
+        self._compress = compress
         self._layout = Layout.of(mailbox.arrays)
         self._rows = len(mailbox.arrays["ticket"])
         self._sent = np.full(self._rows, _NOTHING, np.int64)  # the newest ticket that was sent
@@ -41,6 +45,7 @@ class Link:
         self._asked_ns = np.zeros(self._rows, np.int64)  # when it was sent or inquired last
         self._shown = self._states()
         self._received = self._acknowledged = 0  # number of the last message with answers
+        self._inquired_ns = 0  # when, as long as the reply has not come; 0: there is nothing to reply to
         self._waits_since = 0  # ns; for anything from the gateway; 0: for nothing
 
     def connect(self, endpoint: str) -> None:
@@ -48,26 +53,22 @@ class Link:
         self.close()
         self._sent[:] = _NOTHING
         self.heard_ns = self._received = self._acknowledged = 0
-        self._waits_since = time.monotonic_ns()
         self.line = Line(endpoint, self._keys, self._layout.most_bytes(self._rows))
         self._send(Kind.INQUIRE, np.empty(0, np.int64))  # whether it is there
+        self._waits_since = self._inquired_ns = time.monotonic_ns()
 
     def carry(self) -> None:
         """Send and receive what there is; returns at once. Without a connection, requests wait in their rows."""
+        self.mailbox.wait(0.0)  # the doorbell has only woken this loop
         if self.line is None:
             return
         while (frames := receive(self.line.socket)) is not None:
             self._take(frames)
-        self.mailbox.wait(0.0)  # the doorbell has only woken this loop
         ticket, answered = (self.mailbox.arrays[name] for name in ("ticket", "answered"))
         new = np.flatnonzero((ticket != answered) & (self._sent != ticket))
         if len(new) or self._received != self._acknowledged or (self._shown != self._states()).any():
             self._ask(new)
-        now = time.monotonic_ns()
-        late = (ticket != answered) & (self._sent == ticket) & (now - self._asked_ns > _INQUIRE_NS)
-        if late.any():
-            self._send(Kind.INQUIRE, np.flatnonzero(late))
-            self._waits_since = self._waits_since or now
+        self._inquire((ticket != answered) & (self._sent == ticket))
 
     def silent_s(self) -> float:
         """For how many seconds the gateway has left a question without an answer."""
@@ -88,13 +89,22 @@ class Link:
         self._send(Kind.ASK, rows)
         self._meter.count("network_repeated", int(again.sum()))
 
+    def _inquire(self, is_open: Array) -> None:
+        """Ask for requests that wait for long. One inquiry at a time: two would make the gateway miss a request twice,
+        and it would be sent twice."""
+        now = time.monotonic_ns()
+        late = np.flatnonzero(is_open & (now - self._asked_ns > _INQUIRE_NS))
+        if len(late) and now - self._inquired_ns > _LOST * _INQUIRE_NS:
+            self._send(Kind.INQUIRE, late)
+            self._inquired_ns, self._waits_since = now, self._waits_since or now
+
     def _send(self, kind: Kind, rows: Array) -> None:
         assert self.line is not None
         tickets = self.mailbox.arrays["ticket"][rows]  # copied first: a newer request does not match
         columns = {} if kind is Kind.INQUIRE else {n: self.mailbox.arrays[n][rows] for n in self._layout.names(kind)}
         states = self._states()
         records = self._layout.records(kind, rows, tickets, columns)
-        frames = encode(Message(kind, self._node, self._received, records, states))
+        frames = encode(Message(kind, self._node, self._received, records, states), self._compress)
         self._sent[rows], self._asked_ns[rows] = tickets, time.monotonic_ns()
         if send(self.line.socket, frames):
             self._shown, self._acknowledged = states, self._received
@@ -115,7 +125,9 @@ class Link:
         if message.kind is Kind.ANSWER:
             self._received = message.number
             self._deliver(records[is_open])
-        elif is_open.any():
+            return
+        self._inquired_ns = 0
+        if is_open.any():
             self._ask(rows[is_open])
 
     def _deliver(self, records: Array) -> None:
@@ -133,10 +145,19 @@ class Link:
 class Relay:
     """Carries requests and answers until ``stop()``. ``run`` has a thread of its own."""
 
-    def __init__(self, mailboxes: Mapping[int, ServerMailbox], envs_per_worker: int, node: int, keys: Keys) -> None:
-        """``mailboxes``: of this node's pools, by the number of their inference server."""
+    def __init__(
+        self,
+        mailboxes: Mapping[int, ServerMailbox],  # of this node's pools, by the number of their inference server
+        envs_per_worker: int,
+        node: int,
+        keys: Keys,
+        compress: bool = False,  # what is sent
+    ) -> None:
         self.meter = Meter()
-        self._links = {server: Link(m, envs_per_worker, node, keys, self.meter) for server, m in mailboxes.items()}
+        self._links = {
+            server: Link(mailbox, envs_per_worker, node, keys, compress, self.meter)
+            for server, mailbox in mailboxes.items()
+        }
         self._endpoints: dict[int, str] = {}  # where each server's gateway is
         self._stop = threading.Event()
 

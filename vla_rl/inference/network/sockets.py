@@ -44,7 +44,7 @@ class Door:
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(_DOMAIN, self)
-        self.socket = _new_socket(self._context, zmq.ROUTER, keys)
+        self.socket = _new_socket(self._context, zmq.ROUTER, keys, host)
         self.socket.curve_server = True
         self.socket.zap_domain = _DOMAIN.encode()
         self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without the authenticator, nobody comes in
@@ -68,7 +68,7 @@ class Line:
     def __init__(self, endpoint: str, keys: Keys, most_bytes: int) -> None:
         self.endpoint = endpoint
         self._context = zmq.Context()
-        self.socket = _new_socket(self._context, zmq.DEALER, keys)
+        self.socket = _new_socket(self._context, zmq.DEALER, keys, endpoint.removeprefix("tcp://").rpartition(":")[0])
         self.socket.curve_serverkey = keys.peer
         self.socket.maxmsgsize = most_bytes
         self.socket.connect(endpoint)
@@ -95,10 +95,11 @@ def send(socket: zmq.Socket, frames: list[Any]) -> bool:
     return True
 
 
-def _new_socket(context: zmq.Context, kind: int, keys: Keys) -> zmq.Socket:
+def _new_socket(context: zmq.Context, kind: int, keys: Keys, host: str) -> zmq.Socket:
+    """``host``: to listen at, or to connect to."""
     socket: zmq.Socket = context.socket(kind)
     socket.linger = 0
-    socket.ipv6 = True
+    socket.ipv6 = ":" in host
     socket.sndhwm = socket.rcvhwm = _MOST_WAITING
     socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MS, _SILENT_MS
     socket.connect_timeout = _CONNECT_MS

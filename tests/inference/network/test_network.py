@@ -401,6 +401,22 @@ def test_what_is_no_message_is_counted_and_dropped(site: Site) -> None:
     line.close()
 
 
+def test_the_largest_frame_comes_through_and_no_larger_one() -> None:
+    of_gateways, of_relays = Keys.pair()
+    door = Door("127.0.0.1", of_gateways, 5000)
+    line = Line(door.endpoint, of_relays, 5000)
+    line.socket.send(b"x" * 5000)
+    assert door.socket.poll(10_000)
+    peer, frame = door.socket.recv_multipart()
+    assert len(frame) == 5000
+    door.socket.send_multipart([peer, frame])
+    assert line.socket.poll(10_000)
+    line.socket.send(b"x" * 5100)
+    assert not door.socket.poll(200)
+    line.close()
+    door.close()
+
+
 def test_a_relay_drops_what_is_no_answer(site: Site) -> None:
     door = Door("127.0.0.1", site.of_gateways, 1 << 20)
     relay = Relay({0: ServerMailbox(site.away[1])}, EACH, 1, site.of_relays)

@@ -13,6 +13,7 @@ from zmq.auth.thread import ThreadAuthenticator
 _HEARTBEAT_MS, _SILENT_MS = 2000, 10_000  # a connection that is silent for so long is made anew
 _CONNECT_MS, _FIRST_RETRY_MS, _LAST_RETRY_MS = 5000, 100, 2000
 _DOMAIN = "vla_rl"
+_CURVE_BYTES = 64  # at most, by which encryption makes a frame larger; ZeroMQ's limit counts them
 _MOST_WAITING = 10_000  # messages for a peer that does not read
 
 
@@ -48,7 +49,7 @@ class Door:
         self.socket.curve_server = True
         self.socket.zap_domain = _DOMAIN.encode()
         self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without the authenticator, nobody comes in
-        self.socket.maxmsgsize = most_bytes
+        self.socket.maxmsgsize = most_bytes + _CURVE_BYTES
         self.socket.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -70,7 +71,7 @@ class Line:
         self._context = zmq.Context()
         self.socket = _new_socket(self._context, zmq.DEALER, keys, endpoint.removeprefix("tcp://").rpartition(":")[0])
         self.socket.curve_serverkey = keys.peer
-        self.socket.maxmsgsize = most_bytes
+        self.socket.maxmsgsize = most_bytes + _CURVE_BYTES
         self.socket.connect(endpoint)
 
     def close(self) -> None:

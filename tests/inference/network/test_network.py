@@ -285,6 +285,20 @@ def test_waiting_for_a_server_floods_nothing(site: Site, monkeypatch: pytest.Mon
     assert stats["network_repeated"] == 0
 
 
+def test_many_requests_are_several_messages(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relays, "_MOST_BYTES", 1)
+    messages, take = list[int](), Gateway._take
+    monkeypatch.setattr(Gateway, "_take", lambda self, frames: messages.append(len(frames[-1])) or take(self, frames))
+    site.server()
+    for worker in (0, 1):
+        ask(site.far[1, worker], {0: 1, 1: 2})
+    site.relay(1, site.gateway())
+    for worker in (0, 1):
+        assert answers(site.far[1, worker], 2) == {0: 1, 1: 2}
+    one = Layout.of(ServerMailbox(site.away[1]).arrays).dtypes[Kind.ASK].itemsize
+    assert sorted(messages, reverse=True)[:5] == [one] * 4 + [0]
+
+
 def test_an_answer_for_a_dead_worker_is_not_its_successors(site: Site) -> None:
     gateway = site.gateway()
     site.relay(1, gateway)

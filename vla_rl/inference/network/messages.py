@@ -47,7 +47,7 @@ class Message:
     Attributes:
         kind: what ``records`` are.
         node: of the relay, in both directions.
-        number: of the answers. The gateway counts its messages; the relay names the last one that it has received.
+        number: of the last message with answers: that the gateway has sent, or that the relay has received.
         records: [n] of the dtype that ``Layout.dtypes`` has for the kind; ``row`` counts within the relay's pool.
         states: int8 [workers] of the relay, as ``WorkerState``; empty from a gateway.
     """

@@ -24,6 +24,7 @@ from vla_rl.observability.meter import Meter
 _IDLE_WAIT_MS = 1000
 _INQUIRE_NS = 1_000_000_000  # after so long without an answer, and again
 _LOST = 8  # an inquiry without a reply for so many times as long is taken for lost
+_MOST_BYTES = 1 << 20  # of a message with several requests: a connection that sends one for long seems to be dead
 _NOTHING = -1  # in place of a ticket
 
 
@@ -39,6 +40,7 @@ class Link:
         self._each, self._node, self._keys, self._meter = envs_per_worker, node, keys, meter
         self._compress = compress
         self._layout = Layout.of(mailbox.arrays)
+        self._at_once = max(1, _MOST_BYTES // self._layout.dtypes[Kind.ASK].itemsize)  # requests of a message
         self._rows = len(mailbox.arrays["ticket"])
         self._sent = np.full(self._rows, _NOTHING, np.int64)  # the newest ticket that was sent
         self._sent_ns = np.zeros(self._rows, np.int64)  # when that was, for the first time
@@ -86,7 +88,8 @@ class Link:
         """Send requests, perhaps again; with no rows, what the workers do."""
         again = self._sent[rows] == self.mailbox.arrays["ticket"][rows]
         self._sent_ns[rows[~again]] = time.monotonic_ns()
-        self._send(Kind.ASK, rows)
+        for first in range(0, max(1, len(rows)), self._at_once):
+            self._send(Kind.ASK, rows[first : first + self._at_once])
         self._meter.count("network_repeated", int(again.sum()))
 
     def _inquire(self, is_open: Array) -> None:
@@ -122,8 +125,8 @@ class Link:
         arrays, records = self.mailbox.arrays, message.records
         rows, tickets = records["row"], records["ticket"]
         is_open = (arrays["ticket"][rows] == tickets) & (arrays["answered"][rows] != tickets)
+        self._received = message.number
         if message.kind is Kind.ANSWER:
-            self._received = message.number
             self._deliver(records[is_open])
             return
         self._inquired_ns = 0

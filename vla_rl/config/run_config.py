@@ -233,7 +233,7 @@ class PlacementConfig(ConfigGroup):
     )
     env_host_compress: bool = Field(
         False,
-        description="These machines compress what they send to inference (lz4, lossless): for links below 1 Gbit/s.",
+        description="These machines compress what they send to inference (lz4, lossless): for slow links.",
     )
     ray_address: str | None = Field(
         None, description="A running Ray cluster: auto, or HOST:PORT; null: start Ray on this machine for the run."

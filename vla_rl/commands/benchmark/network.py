@@ -37,7 +37,11 @@ _FRAMES = 16  # observations, a chunk of random actions apart
 _BLOCK = 50  # requests of each way in a turn
 _MBITS = (100, 1000, 10_000)
 _NODE, _WAIT_S, _SILENT_S = 1, 10.0, 60.0
-WAYS = {"shared memory": None, "network": False, "network, compressed": True}  # None: no network; whether to compress
+WAYS: dict[str, bool | None] = {
+    "shared memory": None,
+    "network": False,
+    "network, compressed": True,
+}  # None: no network; whether to compress
 
 
 @dataclass(slots=True)
@@ -91,7 +95,8 @@ def _observations(config: RunConfig) -> tuple[EnvSpec, list[Observation]]:
     """What an environment of the config shows while it executes random actions."""
     env, rng = make_env(config.env, 1), np.random.default_rng(0)
     try:
-        spec, seen = env.spec, []
+        spec: EnvSpec = env.spec
+        seen: list[Observation] = []
         chunk = (1, config.policy.chunk_size, spec.action_dim)
         env.reset([0], [EpisodeSpec(0, 0, 0, 0)])
         for _ in range(_FRAMES):
@@ -128,7 +133,8 @@ def measure(seen: list[Observation], spec: EnvSpec, policy: PolicySpec, blocks: 
 def _ask(mailbox: WorkerMailbox, meter: Meter, seen: list[Observation], policy: PolicySpec, way: Way) -> None:
     """One block of requests, each after the answer to the one before."""
     draws = {name: numbers.draw(np.random.default_rng(0))[None] for name, numbers in policy.draws.items()}
-    took, before, cpu = [], meter.snapshot(), time.process_time()
+    took: list[float] = []
+    before, cpu = meter.snapshot(), time.process_time()
     for number in range(_BLOCK):
         for f in fields(Observation):
             getattr(mailbox.observation, f.name)[0] = getattr(seen[number % len(seen)], f.name)[0]

@@ -67,7 +67,8 @@ class RequestRelayProcess(_LinkProcess):
 
     def connect(self, server: int, endpoint: str) -> None:
         """Ask the gateway at ``endpoint`` for this inference server, from now on."""
-        self._link.connect(server, endpoint)
+        if self._link:  # else it is told again after ``open``: gateway and relay are replaced at the same time
+            self._link.connect(server, endpoint)
 
     # waits for: the gateways' first answers. unblocked by: these, its time limit.
     def reach(self, endpoints: Mapping[int, str], timeout: float) -> None:

@@ -8,7 +8,7 @@ knows nothing of Ray; ``vla_rl.cluster.processes`` builds them inside their proc
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +22,7 @@ from vla_rl.cluster.deadlines import Deadlines
 from vla_rl.cluster.disks import Disks, Part
 from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.launcher import Launcher
+from vla_rl.cluster.network import Network
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
 from vla_rl.cluster.processes.weight_relay import relay_source
 from vla_rl.cluster.ray_session import RaySession
@@ -53,7 +54,8 @@ class Cluster:
         self.status: Callable[[str], None] = lambda text: None  # called while processes start, with what is not ready
         self.meanwhile: Callable[[], None] = lambda: None  # called every few seconds while somebody waits
         self._incarnations = Counter[int]()  # how often each env worker was replaced
-        self._replacements = Replacements([f"{p.role} {p.index}" for p in (*plan.workers, *plan.servers, STORE)])
+        replaced = (*plan.workers, *plan.servers, *plan.links, STORE)
+        self._replacements = Replacements([f"{p.role} {p.index}" for p in replaced])
         self._survivors = Survivors()
         self.store: ActorHandle
         self._forget()
@@ -74,6 +76,7 @@ class Cluster:
         self._servers: list[ActorHandle] = []
         self.learners: list[ActorHandle] = []
         self._relays: list[ActorHandle] = []
+        self._network: Network | None = None
         self.world_model: ActorHandle | None = None
 
     def __enter__(self) -> Self:
@@ -111,7 +114,8 @@ class Cluster:
         """Ask all loops to stop, and give them a few seconds."""
         if ray.is_initialized():
             models = () if self.world_model is None else (self.world_model,)
-            stops = [a.stop.remote() for a in (*self._workers, *self._servers, *models)]
+            links = self._network.actors() if self._network else []
+            stops = [a.stop.remote() for a in (*self._workers, *self._servers, *models, *links)]
             if hasattr(self, "store"):
                 stops.append(self.store.stop.remote())
             ray.wait([*stops, *self._loops], num_returns=len(stops) + len(self._loops), timeout=5.0)
@@ -147,8 +151,7 @@ class Cluster:
         """
         spec, plan, self._is_starting = self.spec, self.plan, True
         self._session.begin()
-        for node in {p.node for p in plan.servers}:
-            addresses = [self._launch.pool(p.index) for p in plan.servers if p.node == node]
+        for node, addresses in self._launch.pools().items():
             self._session.call(node, "create_pools", addresses, spec, self.config.policy.spec(spec))
         placement = self.config.placement
         stall_s = max(placement.stall_timeout_s, 2e-3 * placement.max_wait_ms)  # requests may wait for others so long
@@ -166,11 +169,15 @@ class Cluster:
             if ("inference server", i) not in kept
         ]
         self._startup.expect("inference", builds)
+        compress = self.config.placement.env_host_compress
+        self._network = Network(self._launch, plan, len(spec.instructions), compress, self.deadlines.setup)
+        self._start_links(plan.links)
         if self.learners:
             self._set_up_learners(state, policy_version)
         self.get(builds, "the policy of the inference servers", self.deadlines.setup)
         for i in range(len(self._servers)):
             self._connect(i)
+        self.get(self._network.reaches(), "request relays to reach their gateways", self.deadlines.setup)
         if plan.world_model is not None:
             self._start_world_model(plan.world_model, state.parent if state else None)
         self._is_starting = False
@@ -227,6 +234,11 @@ class Cluster:
         self.get(connection, "an inference server to be connected", self.deadlines.setup)
         self._loops[server.run.remote(self._supervision.address(process))] = "inference server", index
 
+    def _start_links(self, processes: Sequence[Process]) -> None:
+        """Of requests, between nodes; or new ones in place of these."""
+        assert self._network is not None
+        self._loops |= self._network.start(processes, self.get, self._supervision.address)
+
     def _attaches(self, server: int) -> bool:
         return bool(self.learners) and sharing_learner(self.config, self.plan, self.plan.servers[server]) is not None
 
@@ -239,12 +251,9 @@ class Cluster:
     def _new_worker(self, process: Process, kept: ActorHandle | None = None) -> ActorHandle:
         """Plays at once. ``kept``: a process that has played before."""
         worker = kept or self._launch.worker(process)
-        server = self.plan.server_of(process.index)
-        position = self.plan.workers_of(server).index(process.index)
         loop: ray.ObjectRef = worker.run.remote(
             self._number(process.index),
-            self._launch.pool(server),
-            position,
+            *self._launch.seat(process),
             self.plan,
             self.store,
             self._supervision.address(process),
@@ -361,6 +370,8 @@ class Cluster:
         if role == "env worker":
             kept = self._workers[index] if is_alive else None
             self._workers[index] = self._new_worker(self.plan.workers[index], kept)
+        elif links := [p for p in self.plan.links if (p.role, p.index) == (role, index)]:
+            self._start_links(links)
         else:
             self._servers[index] = self._launch.server(self.plan.servers[index])
             self.get(
@@ -456,6 +467,8 @@ class Cluster:
         groups = {"worker": self._workers, "server": self._servers, "learner": self.learners}
         if self.world_model is not None:
             groups["world_model"] = [self.world_model]
+        if self._network is not None:
+            groups |= {"gateway": self._network.actors("gateway"), "relay": self._network.actors("request relay")}
         use = self._session.lock_use()
         shared = [use[name] for name in self.plan.locks if name in use]
         return self._stats.ask(groups) | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
@@ -463,6 +476,7 @@ class Cluster:
     def spans(self) -> list[tuple[str, bytes]]:
         """What the processes have recorded since the last call: their names, and parts of their files."""
         models = () if self.world_model is None else (self.world_model,)
-        planned = (*self.plan.processes, STORE)
-        actors = (*self._workers, *self._servers, *self.learners, *models, self.store)
+        links = self._network.actors() if self._network else []
+        planned = (*self.plan.processes, *self.plan.links, STORE)
+        actors = (*self._workers, *self._servers, *self.learners, *models, *links, self.store)
         return self._spans.ask({f"{p.role} {p.index}": a for p, a in zip(planned, actors, strict=True)})

@@ -60,8 +60,8 @@ class RaySession:
                 _start_ray(session[0].path, object_store_bytes)
             else:
                 _join_ray(address)
-                _wait_for_nodes(config.placement.nodes)
-            nodes = _nodes(config.placement.nodes)
+                _wait_for_nodes(config.placement.nodes + config.placement.env_hosts)
+            nodes = _nodes(config.placement.nodes, config.placement.env_hosts)
             self._ids = [node["NodeID"] for node in nodes]
             self._nodes = [f"{node['NodeManagerHostname']}, {node['NodeManagerAddress']}" for node in nodes]
             remote = ray.remote(Node)
@@ -96,8 +96,8 @@ class RaySession:
         count = len(self._here.get_gpus()) if devices is None else devices // config.placement.nodes
         if not self._here.get_gpus():
             return [()] * len(self._ids)
-        self._claims = [GpuClaim.make(self.placed(node), count) for node in range(len(self._ids))]
-        return [claim.gpus() for claim in self._claims]
+        self._claims = [GpuClaim.make(self.placed(node), count) for node in range(config.placement.nodes)]
+        return [claim.gpus() for claim in self._claims] + [()] * config.placement.env_hosts
 
     def begin(self) -> None:
         """Give every node a new folder, for processes that start together. Raises ProcessDied if a node is lost."""
@@ -323,18 +323,23 @@ def _wait_for_nodes(wanted: int) -> None:
         time.sleep(0.5)
 
 
-def _nodes(wanted: int) -> list[dict[str, Any]]:
-    """What Ray says of the nodes to use, this machine first. Raises UserError if there are too few, or unequal ones."""
+def _nodes(wanted: int, env_hosts: int) -> list[dict[str, Any]]:
+    """What Ray says of the nodes to use: this machine, others like it, then those that only simulate.
+
+    Nodes with the fewest GPUs only simulate. Raises UserError if there are too few, or unequal ones.
+    """
     here = ray.get_runtime_context().get_node_id()
-    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda n: (n["NodeID"] != here, n["NodeID"]))
-    if len(alive) < wanted:
-        raise UserError(f"placement.nodes={wanted}: the Ray cluster has {len(alive)} alive; use at most that many")
+    nodes = [(node["Resources"].get("GPU", 0), node["NodeID"], node) for node in ray.nodes() if node["Alive"]]
+    if len(nodes) < wanted + env_hosts:
+        asked = f"placement.nodes={wanted}" + (f" placement.env_hosts={env_hosts}" if env_hosts else "")
+        raise UserError(f"{asked}: the Ray cluster has {len(nodes)} alive; use at most that many")
+    nodes.sort(key=lambda node: (node[1] != here, -node[0], node[1]))
     gpus = len(Machine.detect().gpus)
-    for node in alive[1:wanted]:
-        if (there := node["Resources"].get("GPU", 0)) < gpus:
+    for there, _, node in nodes[1:wanted]:
+        if there < gpus:
             name = node["NodeManagerHostname"]
             raise UserError(
                 f"placement.nodes={wanted}: {name} has {there:.0f} GPUs, this machine {gpus}; this version runs on "
-                "alike nodes (`vla-rl plan --on` plans for others)"
+                "alike nodes, and on others for env workers (placement.env_hosts; `vla-rl plan --on` plans for others)"
             )
-    return alive[:wanted]
+    return [node for _, _, node in (*nodes[:wanted], *nodes[len(nodes) - env_hosts :])]

@@ -105,7 +105,7 @@ class Supervision:
         self._session, self._plan = session, plan
         self._stall_s, self._setup_s = stall_s, setup_s
         self._looked = 0.0
-        self._watched = [*plan.processes, *plan.relays, STORE]  # the rows of all nodes
+        self._watched = [*plan.processes, *plan.relays, *plan.links, STORE]  # the rows of all nodes
         self._paths = {
             node: session.call(node, "create_pulses", len(self._watched)) for node in {p.node for p in self._watched}
         }

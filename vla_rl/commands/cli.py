@@ -525,6 +525,11 @@ BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
             JSON,
         ),
     ),
+    "network": (
+        "benchmark.network:network_command",
+        "what the way over the network adds to a request for an action chunk",
+        (CONFIG, OVERRIDES, _count("--blocks", "in which all ways are measured", 7), JSON),
+    ),
     "scaling": (
         "benchmark.scaling:scaling_command",
         "batches/s across device counts and placement modes",

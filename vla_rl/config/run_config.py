@@ -229,7 +229,22 @@ class PlacementConfig(ConfigGroup):
         "by the profile; without a profile collocated on one device, pipelined on several.",
     )
     nodes: Positive = Field(
-        1, description="Machines of the Ray cluster to use; all must be like this one, which is the first."
+        1,
+        description="Machines of the Ray cluster for inference and learner; all must be like this one, which is the "
+        "first.",
+    )
+    env_hosts: NonNegative = Field(
+        0,
+        le=1000,
+        description="Further machines of the Ray cluster, which only simulate: they have no inference server, and "
+        "their env workers ask those of the others over the network.",
+    )
+    env_host_cores: Annotated[Positive, Field(le=4096)] | None = Field(
+        None, description="Processor cores of each of these machines; null: as many as this one has."
+    )
+    env_host_compress: bool = Field(
+        False,
+        description="These machines compress what they send to inference (lz4, lossless): for slow links.",
     )
     ray_address: str | None = Field(
         None, description="A running Ray cluster: auto, or HOST:PORT; null: start Ray on this machine for the run."

@@ -50,7 +50,7 @@ class Throughput:
     def measure(self, stats: Mapping[str, Sequence[Totals]]) -> dict[str, float]:
         """Metrics by name.
 
-        ``stats``: meter totals of each process by group (worker, server, learner, world_model, device).
+        ``stats``: meter totals of each process by group (worker, server, learner, relay, gateway, world_model, device).
         """
         now = time.monotonic()
         wall, self._since = now - self._since, now
@@ -76,6 +76,7 @@ class Throughput:
             "time/iteration_cpu_s": self._processors.growth(),
             **_of_actions(workers),
             **_of_slowest(workers),
+            **_of_network(growth.get("relay", []), growth.get("gateway", []), wall),
             **_of_world_model(growth.get("world_model", []), wall),
             **({"busy/shared_devices": _share(growth["device"], ("held_s",), wall)} if growth.get("device") else {}),
             **({"busy/learner_offload": _share(learners, _OFFLOAD, wall)} if _total(learners, "offload_s") else {}),
@@ -97,6 +98,19 @@ def _of_world_model(models: Sequence[Totals], wall: float) -> dict[str, float]:
         "throughput/imagined_per_s": _total(models, "imagined") / wall,
         "busy/imagine": _share(models, ("imagine_s", "frames_s"), wall),
         "busy/model_train": _share(models, ("model_train_s", "frame_train_s"), wall),
+    }
+
+
+def _of_network(relays: Sequence[Totals], gateways: Sequence[Totals], wall: float) -> dict[str, float]:
+    """Of requests between nodes; no latency where none was answered."""
+    if not relays:
+        return {}
+    answered = _total(relays, "network_rows")
+    found = {"network/latency_ms": 1e3 * _total(relays, "network_s") / answered} if answered else {}
+    return found | {
+        "network/mib_per_s": _total(relays, "network_bytes") / 2**20 / wall,
+        "network/repeated": _total(relays, "network_repeated"),
+        "network/dropped": _total([*relays, *gateways], "dropped"),
     }
 
 

@@ -176,7 +176,7 @@ def _simulator_has_gpu(config: RunConfig, machine: Machine) -> Iterator[Problem]
 
 def _processes_fit(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     placement = config.placement
-    needed = placement.env_workers / placement.nodes * WORKER_BYTES
+    needed = placement.env_workers / (placement.nodes + placement.env_hosts) * WORKER_BYTES
     if needed > machine.memory:
         text = (
             f"so many processes take {needed / GIB:.0f} GiB of memory at least, and this machine has "

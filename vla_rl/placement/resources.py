@@ -65,13 +65,16 @@ class Resources:
     def of(cls, machine: Machine, config: RunConfig) -> Self:
         """Without a GPU, the cores are the devices; ``placement.devices`` says how many virtual devices there are.
 
-        ``machine``: one of the nodes, which are alike.
+        ``machine``: one of the nodes with devices, which are alike. After them come those that only simulate, whose
+        memory is not known.
         """
         placement, memory = config.placement, machine.memory / GIB
         if placement.virtual is not None:
             return cls.on((Node(placement.env_workers, placement.devices or 1, memory),), "virtual")
         node = Node(machine.cpus, len(machine.gpus) or machine.cpus, memory)
-        return cls.on((node,) * placement.nodes, "cuda" if machine.gpus else "cpu")
+        host = Node(placement.env_host_cores or machine.cpus, 0)
+        nodes = (node,) * placement.nodes + (host,) * placement.env_hosts
+        return cls.on(nodes, "cuda" if machine.gpus else "cpu")
 
 
 def _shares(total: int, nodes: int) -> list[int]:

@@ -479,6 +479,14 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             JSON,
         ),
     ),
+    "join": (
+        "join:join_command",
+        "let this machine simulate for the runs of a Ray cluster (placement.env_hosts), until Ctrl-C",
+        (
+            _option("address", metavar="ADDRESS", help="HOST:PORT of the running Ray cluster"),
+            _option("--node-ip-address", metavar="IP", help="of this machine, if the others reach it at this one only"),
+        ),
+    ),
 }
 BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
     "overlap": (

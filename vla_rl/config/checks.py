@@ -193,8 +193,8 @@ def _replanning_needs_auto(config: RunConfig) -> Iterator[Problem]:
 
 def _nodes_need_a_cluster(config: RunConfig) -> Iterator[Problem]:
     p = config.placement
-    for name, alone in (("nodes", 1), ("env_hosts", 0)):
-        count, key = getattr(p, name), ("placement", name)
+    for name, count, alone in (("nodes", p.nodes, 1), ("env_hosts", p.env_hosts.max, 0)):
+        key = ("placement", name)
         if count > alone and p.ray_address is None:
             yield Problem(key, "several machines need a running Ray cluster; set placement.ray_address", count)
         if count > alone and p.virtual is not None:

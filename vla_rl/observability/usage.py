@@ -44,17 +44,18 @@ class Throughput:
 
     _since: float = field(default_factory=time.monotonic)
     _processors: ProcessorTime = field(default_factory=ProcessorTime)
-    _before: dict[str, list[Totals]] = field(default_factory=dict)
+    _before: dict[str, Mapping[int, Totals]] = field(default_factory=dict)
     growth: dict[str, list[Totals]] = field(default_factory=dict)  # of each process, in the last measurement
 
-    def measure(self, stats: Mapping[str, Sequence[Totals]]) -> dict[str, float]:
+    def measure(self, stats: Mapping[str, Mapping[int, Totals]]) -> dict[str, float]:
         """Metrics by name.
 
-        ``stats``: meter totals of each process by group (worker, server, learner, relay, gateway, world_model, device).
+        ``stats``: meter totals of each process that is there, by its index, in groups (worker, server, learner, relay,
+        gateway, world_model, device).
         """
         now = time.monotonic()
         wall, self._since = now - self._since, now
-        growth = self.growth = {group: self._growth(group, list(totals)) for group, totals in stats.items()}
+        growth = self.growth = {group: self._growth(group, totals) for group, totals in stats.items()}
         workers, servers, learners = (growth.get(g, []) for g in ("worker", "server", "learner"))
         batches, rows = _total(servers, "batches"), _total(servers, "rows")
         return {
@@ -82,13 +83,9 @@ class Throughput:
             **({"busy/learner_offload": _share(learners, _OFFLOAD, wall)} if _total(learners, "offload_s") else {}),
         }
 
-    def _growth(self, group: str, totals: list[Totals]) -> list[Totals]:
-        before = self._before.get(group, [])
-        self._before[group] = totals
-        if before and len(before) != len(totals):  # a process did not answer, and it is unknown which
-            return [{} for _ in totals]
-        before = before or [{} for _ in totals]
-        return [_difference(t, b) for t, b in zip(totals, before, strict=True)]
+    def _growth(self, group: str, totals: Mapping[int, Totals]) -> list[Totals]:
+        before, self._before[group] = self._before.get(group, {}), totals
+        return [_difference(grown, before.get(index, {})) for index, grown in totals.items()]
 
 
 def _of_world_model(models: Sequence[Totals], wall: float) -> dict[str, float]:

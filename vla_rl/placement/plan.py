@@ -117,6 +117,11 @@ class Plan:
         return tuple(worker for worker in self.workers if worker.remote)
 
     @property
+    def env_hosts(self) -> tuple[int, ...]:
+        """Nodes with remote env workers: places of hosts that may join and leave."""
+        return tuple(sorted({worker.node for worker in self.remote}))
+
+    @property
     def planned_only(self) -> str | None:
         """Why this version cannot run the plan; None if it can."""
         if len({machine.devices for machine in self.machines if machine.devices}) > 1:
@@ -144,8 +149,7 @@ class Plan:
     @property
     def request_relays(self) -> tuple[Process, ...]:
         """One on each node with remote env workers."""
-        away = sorted({worker.node for worker in self.remote})
-        return tuple(Process("request relay", i, "cpu", (), 1, None, node) for i, node in enumerate(away))
+        return tuple(Process("request relay", i, "cpu", (), 1, None, node) for i, node in enumerate(self.env_hosts))
 
     @property
     def links(self) -> tuple[Process, ...]:

@@ -55,6 +55,11 @@ class GatewayProcess(_LinkProcess):
         self._link = Gateway(mailbox, workers, address.envs_per_worker, tasks, host, keys)
         return self._link.endpoint
 
+    def leave(self, node: int) -> None:
+        """The host at ``node`` has left."""
+        if self._link:
+            self._link.leave(node)
+
 
 class RequestRelayProcess(_LinkProcess):
     def open(self, addresses: Mapping[int, PoolAddress], keys: Any, compress: bool) -> None:

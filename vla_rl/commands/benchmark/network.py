@@ -84,7 +84,8 @@ def network_command(args: Any) -> int:
     ways = measure(seen, spec, config.policy.spec(spec), args.blocks)
     make_console().print(_table(ways, spec))
     if args.json:
-        about = {"machine": machine_record(), "packages": package_versions(), "git_commit": git_commit()}
+        about: dict[str, Any] = {"machine": machine_record(), "packages": package_versions()}
+        about |= {"git_commit": git_commit()}
         about |= {"config": config.model_dump(mode="json"), "blocks": args.blocks, "requests": _BLOCK}
         links = {name: {str(mbits): way.at(mbits) for mbits in _MBITS} for name, way in ways.items()}
         write_json(args.json, about | {"ways": {n: asdict(w) for n, w in ways.items()}, "ms_by_mbits": links})

@@ -32,6 +32,7 @@ class WorkerState(IntEnum):
     UNKNOWN = 0  # may ask at any time
     BUSY = 1  # has work besides its open requests
     WAITS = 2  # asks for nothing before an answer comes
+    ABSENT = 3  # is not there: its host has left, or has not joined yet
 
 
 @dataclass(frozen=True, slots=True)

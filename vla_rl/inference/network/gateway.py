@@ -51,6 +51,8 @@ class Gateway:
         self._number = 0
         self._peers: dict[int, bytes] = {}  # the newest connection of each node
         self._door = Door(host, keys, self._layout.most_bytes(rows))
+        for node in guests:  # until their relay says more
+            self.leave(node)
         self._stop = threading.Event()
 
     @property
@@ -76,6 +78,12 @@ class Gateway:
     def stop(self) -> None:
         self._stop.set()
         self.mailbox.wake()
+
+    def leave(self, node: int) -> None:
+        """This node's workers are gone, until a relay there is heard; may be called from any thread."""
+        self._peers.pop(node, None)
+        rows = self._rows(node)
+        self.mailbox.show(rows, np.full(rows.stop - rows.start, WorkerState.ABSENT, np.int8))
 
     def close(self) -> None:
         """Call after the end of ``run``."""
@@ -116,7 +124,7 @@ class Gateway:
         workers = self._workers(message.node)
         late = (message.states == WorkerState.WAITS) & (self._last_answer[workers] > message.number)
         states = np.where(late, WorkerState.BUSY, message.states)
-        self.mailbox.show(slice(workers.start * self._each, workers.stop * self._each), np.repeat(states, self._each))
+        self.mailbox.show(self._rows(message.node), np.repeat(states, self._each))
 
     def _answer(self, rows: Array) -> None:
         """Send the answers that have arrived in these rows."""
@@ -125,8 +133,8 @@ class Gateway:
         self._held[rows] = time.monotonic_ns() - self._since[rows]
         self._is_open[rows] = False
         for node in self._guests:
-            workers = self._workers(node)
-            self._repeat(node, rows[(rows >= workers.start * self._each) & (rows < workers.stop * self._each)])
+            own = self._rows(node)
+            self._repeat(node, rows[(rows >= own.start) & (rows < own.stop)])
 
     def _repeat(self, node: int, rows: Array) -> None:
         """Send answers that are in these rows of a node, for the first time or again."""
@@ -140,13 +148,17 @@ class Gateway:
         self._send(node, Kind.ANSWER, records)
 
     def _send(self, node: int, kind: Kind, records: Array) -> None:
-        if node in self._peers:
+        if (peer := self._peers.get(node)) is not None:
             frames = encode(Message(kind, node, self._number, records))
-            if not send(self._door.socket, [self._peers[node], *frames]):
+            if not send(self._door.socket, [peer, *frames]):
                 self.meter.count("unsent")
 
     def _workers(self, node: int) -> slice:
         return slice(self._first[node], self._first[node] + self._guests[node])
+
+    def _rows(self, node: int) -> slice:
+        workers = self._workers(node)
+        return slice(workers.start * self._each, workers.stop * self._each)
 
 
 def _tickets(layout: Layout, records: Array) -> Array:

@@ -3,6 +3,9 @@ its own shared folder, as they would be apart."""
 
 import os
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,7 @@ import ray
 from ray.cluster_utils import Cluster as RayNodes
 
 from envs import env_spec
+from tests import ROOT
 from tests.metrics_page import undocumented
 from vla_rl.cluster import ray_session
 from vla_rl.cluster.launcher import Launcher
@@ -23,9 +27,10 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import GIB, Machine
+from vla_rl.observability import heartbeat
 from vla_rl.observability.callbacks import Callback
 from vla_rl.placement.plan import make_plan
-from vla_rl.placement.resources import Node, Resources
+from vla_rl.placement.resources import ENV_HOST, Node, Resources
 
 
 @pytest.fixture
@@ -45,21 +50,22 @@ def _ray_nodes(**gpus: int) -> list[dict[str, Any]]:
     ]
 
 
-def _names(wanted: int, env_hosts: int) -> list[str]:
-    return [node["NodeID"] for node in ray_session._nodes(wanted, env_hosts)]
-
-
-def test_nodes_with_the_fewest_gpus_only_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learners_and_inference_get_the_nodes_with_most_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "head"))
     monkeypatch.setattr(Machine, "detect", lambda: Machine(8, GIB, (Gpu("H100", 80 * GIB),) * 2))
     monkeypatch.setattr(ray, "nodes", lambda: _ray_nodes(a=0, b=2, c=1, d=0, head=2))
-    assert _names(2, 2) == ["head", "b", "a", "d"]
-    assert _names(2, 3) == ["head", "b", "c", "a", "d"]
-    assert _names(1, 0) == ["head"]
+    assert [node["NodeID"] for node in ray_session._nodes(2)] == ["head", "b"]
+    assert [node["NodeID"] for node in ray_session._nodes(1)] == ["head"]
     with pytest.raises(UserError, match=r"placement\.nodes=3: c has 1 GPUs, this machine 2"):
-        _names(3, 1)
-    with pytest.raises(UserError, match=r"placement\.nodes=2 placement\.env_hosts=4: the Ray cluster has 5 alive"):
-        _names(2, 4)
+        ray_session._nodes(3)
+    with pytest.raises(UserError, match=r"placement\.nodes=6: the Ray cluster has 5 alive"):
+        ray_session._nodes(6)
+    hosts = _ray_nodes(a=0, head=0)
+    hosts[0]["Resources"][ENV_HOST] = 1.0
+    monkeypatch.setattr(Machine, "detect", lambda: Machine(8, GIB))
+    monkeypatch.setattr(ray, "nodes", lambda: hosts)
+    with pytest.raises(UserError, match=r"placement\.nodes=2: the Ray cluster has 1 alive"):
+        ray_session._nodes(2)
 
 
 def test_rows_of_remote_workers_are_where_their_gateway_looks(tmp_path: Path) -> None:
@@ -137,3 +143,60 @@ def test_env_workers_on_a_host_without_a_server_ask_over_the_network(two_nodes: 
     for m in metrics[1:]:
         assert 1 < m["learner/ratio_max"] + 1e-3 < 1.002, "they acted with the weights of the learner"
     assert {path.stem for path in (tmp_path / "run/trace").iterdir()} >= {"gateway 0", "request relay 0"}
+
+
+class HostSwapper(Callback):
+    """After an iteration the env host is gone, as a machine that is taken away. Later another one joins."""
+
+    def __init__(self, nodes: RayNodes, iteration: int) -> None:
+        self.nodes, self.iteration = nodes, iteration
+        self.joining: subprocess.Popen[str] | None = None
+
+    def on_iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        if iteration == self.iteration:
+            (victim,) = self.nodes.worker_nodes
+            self.nodes.remove_node(victim, allow_graceful=False)
+            threading.Timer(10.0, self._join).start()
+
+    def _join(self) -> None:
+        command = [sys.executable, "-m", "vla_rl.commands.cli", "join", self.nodes.address]
+        self.joining = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_run_goes_on_after_its_env_host_was_taken_away_and_another_one_joined(
+    two_nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(heartbeat, "SILENCE_S", 2.0)
+    config = RunConfig.model_validate(
+        {
+            "env": {"name": "tabletop", "tasks": ["reach"]},
+            "train": {"iterations": 5, "batch_episodes": 4, "eval_episodes": 4, "eval_every": 5, "eval_start": False},
+            "algo": {"name": "ppo", "minibatches": 1},
+            "policy": {"name": "openvla_oft", "size": "nano"},
+            "placement": {"env_workers": 2, "envs_per_worker": 2, "env_hosts": {"min": 1, "max": 2}}
+            | {"env_host_cores": 1, "mode": "collocated", "ray_address": two_nodes.address},
+            "log": {"dir": str(tmp_path), "name": "run", "video": False},
+        }
+    )
+    swapper = HostSwapper(two_nodes, iteration=1)
+    metrics = run_training(config, callbacks=[swapper]).metrics
+    said = capsys.readouterr().out
+    last = metrics[-1]
+    assert (last["iteration"], last["restarts_of_run"]) == (5, 0)
+    assert all(ledger(m)["missing"] == 0 for m in metrics)
+    assert last["episodes/trained"] == 20
+    assert last["episodes/evaluated"] == 4
+    assert 1 <= last["episodes/lost"] <= 2, "those that the env worker played; they were played again"
+    assert last["placement/env_hosts"] == 1
+    assert not undocumented(set().union(*metrics)), "docs/metrics.md"
+    assert said.count("has joined with 1 env workers; 1 play") == 2
+    assert said.count("has left, 0 play") == 1
+    assert "waiting for env hosts" in said
+    assert swapper.joining is not None
+    swapper.joining.send_signal(signal.SIGINT)
+    told, _ = swapper.joining.communicate(timeout=60)
+    assert swapper.joining.returncode == 0
+    assert "1 env workers of runs are here" in told
+    assert told.splitlines()[-1].endswith(f"left {two_nodes.address}")

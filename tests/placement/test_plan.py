@@ -163,7 +163,9 @@ def test_hosts_without_a_server_take_the_env_workers_that_have_no_core() -> None
         ("request relay", 0, 1),
         ("request relay", 1, 2),
     ]
+    assert plan.env_hosts == (1, 2)
     assert plan.planned_only is None
+    assert with_hosts(2, 8, env_workers=12, env_hosts={"max": 2}, env_host_cores=4, mode="collocated") == plan
     assert not with_hosts(2, 8, env_workers=4, env_hosts=2).links, "there is room beside the servers"
 
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from vla_rl.cluster.calls import ProcessDied, ProcessFailed, StoreLost, describe, failure_of, gather, user_error_of
 from vla_rl.cluster.deadlines import Deadlines
@@ -393,30 +393,34 @@ class Cluster:
         if ref == self._store_stays:
             del self._vital[ref]
             return
-        away = self._is_away(*self._loops.get(ref, ("", 0)))
+        place = self._place_of(*self._loops.get(ref, ("", 0)))
         if has_lost_another(failure):  # the worker itself is well, and is kept
             if self._loops[ref][0] == "env worker" and self._has_lost_store():
                 self._stranded[ref] = self._loops.pop(ref)
                 return
-            if not away:  # else the network was gone for a while
+            if place is None:  # else the network was gone for a while
                 raise ProcessDied(f"a process has lost the replay store: {describe(failure)}")
         if (name := self._vital.get(ref)) is not None:  # it stays there: whoever goes on in spite of it sees it, too
             raise ProcessDied(f"the {name} died: {'it returned' if failure is None else describe(failure)}")
         role, index = self._loops.pop(ref)
         mistake = user_error_of(failure)
         if mistake is not None and not isinstance(mistake, RecoverableError):
+            if place is not None and self._hosts is not None and len(self._hosts.places.playing - {place}):
+                self._hosts.leave(place, str(mistake))  # it lacks something, and others do not
+                return
             raise mistake from None
         if role == "world model":  # what it has learned is in the last checkpoint
             kind = ProcessFailed if isinstance(failure, RayTaskError) else ProcessDied
             raise kind(f"the world model's process ended: {'it returned' if failure is None else describe(failure)}")
-        if away and isinstance(failure, RayActorError):
+        if place is not None and failure is not None and not isinstance(failure, RayTaskError):
             self._unclear[role, index] = failure, time.monotonic() + _HOST_NOTICE_S
         else:
             self._ended(role, index, failure)
 
-    def _is_away(self, role: str, index: int) -> bool:
-        """Whether this process is on an env host."""
-        return role == "request relay" or (role == "env worker" and self.plan.workers[index].remote)
+    def _place_of(self, role: str, index: int) -> int | None:
+        """The place of a process on an env host."""
+        away = {"request relay": self.plan.request_relays, "env worker": self.plan.workers}.get(role, ())
+        return away[index].node if away and away[index].node in self.plan.env_hosts else None
 
     def _ended(self, role: str, index: int, failure: RayError | None) -> None:
         name, now = f"{role} {index}", time.monotonic()
@@ -425,8 +429,7 @@ class Cluster:
         except (ProcessDied, ProcessFailed) as error:
             if role != "request relay" or self._hosts is None:
                 raise
-            self._hosts.leave(self.plan.request_relays[index].node, str(error))
-            return
+            return self._hosts.leave(self.plan.request_relays[index].node, str(error))
         pause = self._replacements.pause(name, now)
         self.notify(f"{name} is replaced{f' in {pause:.0f} s' if pause else ''}: {reason}")
         if role == "env worker":

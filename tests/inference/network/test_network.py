@@ -26,7 +26,7 @@ from vla_rl.inference.network.relay import Relay
 from vla_rl.inference.network.sockets import Door, Keys, Line, send
 
 EACH, NEAR, GUESTS = 2, 1, {1: 2, 5: 1}  # one env worker beside the server, two on node 1, one on node 5
-BUSY, WAITS = WorkerState.BUSY, WorkerState.WAITS
+ABSENT, BUSY, WAITS = WorkerState.ABSENT, WorkerState.BUSY, WorkerState.WAITS
 
 
 class Site:
@@ -162,6 +162,23 @@ def test_the_server_sees_what_remote_workers_do(site: Site) -> None:
         mailbox.wake()
     for thread in waiting:
         thread.join(5.0)
+
+
+def test_inference_waits_for_nobody_on_a_host_that_is_not_there(site: Site) -> None:
+    gateway, state = site.gateway(), ServerMailbox(site.home).arrays["worker_state"]
+    soon(lambda: (state[EACH:] == ABSENT).all())
+    relay = site.relay(1, gateway)
+    soon(lambda: (state[EACH : 3 * EACH] == WorkerState.UNKNOWN).all())
+    assert (state[3 * EACH :] == ABSENT).all(), "the other host has not joined"
+    site.end(relay)
+    gateway.leave(1)
+    assert (state[EACH:] == ABSENT).all()
+    site.server(max_wait_s=60.0)
+    ask(site.far[5, 0], {0: 1})
+    site.relay(5, gateway)
+    threading.Thread(target=site.far[5, 0].wait_idle, args=(10.0,)).start()
+    site.near.show(slice(0, EACH), np.full(EACH, WAITS, np.int8))
+    soon(lambda: site.policy.batches == [1])
 
 
 def test_a_worker_does_not_wait_while_its_answer_is_on_its_way(site: Site) -> None:

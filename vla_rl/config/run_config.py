@@ -243,6 +243,11 @@ class EnvHostsConfig(ConfigGroup):
         return self
 
 
+def _or_a_number(schema: dict[str, Any]) -> None:
+    number = {"type": "integer", "minimum": 0, "maximum": _MOST_HOSTS}
+    schema["anyOf"] = [number, {"$ref": schema.pop("$ref")}]
+
+
 class PlacementConfig(ConfigGroup):
     """What runs where, how many processes of each kind there are, and how inference batches form.
 
@@ -262,6 +267,7 @@ class PlacementConfig(ConfigGroup):
     )
     env_hosts: EnvHostsConfig = Field(
         EnvHostsConfig(),
+        json_schema_extra=_or_a_number,
         description="Further machines of the Ray cluster, which only simulate: they have no inference server, and "
         "their env workers ask those of the others over the network. They may join and leave during a run. A number "
         "stands for both min and max.",

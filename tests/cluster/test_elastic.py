@@ -13,6 +13,7 @@ from vla_rl.cluster import calls, env_hosts
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.cluster.env_hosts import EnvHosts, Places
 from vla_rl.cluster.launcher import Launcher
+from vla_rl.cluster.processes import env_worker
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import StallError, UserError
 from vla_rl.core.machine import code_version
@@ -263,9 +264,13 @@ def test_an_env_worker_that_dies_alone_is_replaced(cluster: Any, monkeypatch: py
     assert (cluster.replaced, cluster.lost, cluster.restarts) == ([("env worker", 0)], [(0, False)], 1)
 
 
-def test_an_env_worker_that_has_lost_the_network_for_a_while_ends_no_run(cluster: Any) -> None:
+def test_an_env_worker_that_has_lost_the_network_for_a_while_ends_no_run(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_rl.cluster.cluster._HOST_NOTICE_S", 0.0)
     cluster.failure = RayTaskError("take", "", RayActorError()).as_instanceof_cause()
     cluster.loop_ended("loop")
+    cluster.look()
     assert cluster.replaced == [("env worker", 0)]
     cluster._loops = {"loop": ("inference server", 0)}
     with pytest.raises(calls.ProcessDied, match="a process has lost the replay store"):
@@ -295,3 +300,16 @@ def test_a_request_relay_that_fails_again_and_again_costs_its_host_and_not_the_r
     ((place, why),) = left
     assert place == PLAN.request_relays[1].node
     assert "failed 3 times" in why
+
+
+def test_an_env_worker_whose_episode_did_not_arrive_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the store would wait for it: the worker's end tells that the episode is lost."""
+    fake = Ray(monkeypatch)
+    monkeypatch.setattr(env_worker, "ray", SimpleNamespace(wait=fake.wait, get=lambda refs: list(map(fake.get, refs))))
+    names = iter(["first", "second", "third"])
+    client = env_worker.StoreClient(_remote(lambda method: next(names)))
+    client.add(0, "an episode")  # type: ignore[arg-type]
+    client.add(0, "another")  # type: ignore[arg-type]
+    fake.ended |= {"first": True, "second": RayActorError()}
+    with pytest.raises(RayActorError):
+        client.add(0, "the last")  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ class Cluster:
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
         self._to_replace: dict[Loop, float] = {}  # ended processes, and when to start them again
-        self._unclear: dict[Loop, tuple[RayError, float]] = {}  # died with their env host, or are replaced then
+        self._unclear: dict[Loop, tuple[RayError | None, float]] = {}  # died with their env host, or are replaced soon
         self._workers: dict[int, ActorHandle] = {}  # those of absent env hosts are not there
         self._servers: list[ActorHandle] = []
         self.learners: list[ActorHandle] = []
@@ -394,12 +394,11 @@ class Cluster:
             del self._vital[ref]
             return
         place = self._place_of(*self._loops.get(ref, ("", 0)))
-        if has_lost_another(failure):  # the worker itself is well, and is kept
-            if self._loops[ref][0] == "env worker" and self._has_lost_store():
-                self._stranded[ref] = self._loops.pop(ref)
-                return
-            if place is None:  # else the network was gone for a while
+        if has_lost_another(failure) and place is None:  # the worker itself is well, and is kept
+            if self._loops[ref][0] != "env worker" or not self._has_lost_store():
                 raise ProcessDied(f"a process has lost the replay store: {describe(failure)}")
+            self._stranded[ref] = self._loops.pop(ref)
+            return
         if (name := self._vital.get(ref)) is not None:  # it stays there: whoever goes on in spite of it sees it, too
             raise ProcessDied(f"the {name} died: {'it returned' if failure is None else describe(failure)}")
         role, index = self._loops.pop(ref)
@@ -412,7 +411,8 @@ class Cluster:
         if role == "world model":  # what it has learned is in the last checkpoint
             kind = ProcessFailed if isinstance(failure, RayTaskError) else ProcessDied
             raise kind(f"the world model's process ended: {'it returned' if failure is None else describe(failure)}")
-        if place is not None and failure is not None and not isinstance(failure, RayTaskError):
+        is_cut_off = failure is not None and (not isinstance(failure, RayTaskError) or has_lost_another(failure))
+        if place is not None and is_cut_off:
             self._unclear[role, index] = failure, time.monotonic() + _HOST_NOTICE_S
         else:
             self._ended(role, index, failure)
@@ -504,6 +504,7 @@ class Cluster:
             return False
         self._loops = {ref: loop for ref, loop in self._loops.items() if loop not in workers}
         self._to_replace = {loop: when for loop, when in self._to_replace.items() if loop not in workers}
+        self._unclear = {loop: death for loop, death in self._unclear.items() if loop not in workers}
         self._stranded.clear()
         self._vital.pop(self._store_stays, None)
         self._start_store()

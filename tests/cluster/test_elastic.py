@@ -1,6 +1,6 @@
 """Env hosts that come and go, with Ray replaced by calls that end when the test says so."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +11,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from tests.learner.learner_tools import SPEC
 from vla_rl.cluster import calls, env_hosts
 from vla_rl.cluster.cluster import Cluster
+from vla_rl.cluster.deadlines import Deadlines
 from vla_rl.cluster.env_hosts import EnvHosts, Places
 from vla_rl.cluster.launcher import Launcher
 from vla_rl.cluster.processes import env_worker
@@ -106,9 +107,9 @@ class World:
         )
         network: Any = SimpleNamespace(start_relay=self._start_relay, leave=lambda relay: None)
         launch = Launcher(CONFIG, SPEC, PLAN, session)
-        self.hosts = EnvHosts(
-            *(CONFIG, SPEC, PLAN, session, launch, network, supervision, self), say=self.said.append, setup_s=60.0
-        )
+        self.config, self.spec, self.plan, self.deadlines = CONFIG, SPEC, PLAN, Deadlines(setup=60.0)
+        self.notify: Callable[[str], None] = self.said.append
+        self.hosts = EnvHosts(self, session, launch, network, supervision)
 
     def _take_lost(self) -> dict[int, str]:
         lost, self.lost = self.lost, {}
@@ -117,11 +118,11 @@ class World:
     def _start_relay(self, relay: Process, *_: Any) -> Any:
         yield f"relay {relay.index}"
 
-    def arrive(self, workers: list[Process], relay: Process) -> None:
+    def arrive(self, workers: Sequence[Process], relay: Process) -> None:
         assert {p.node for p in (*workers, relay)} == {relay.node}
         self.working += [p.index for p in workers]
 
-    def depart(self, workers: list[Process], relay: Process) -> None:
+    def depart(self, workers: Sequence[Process], relay: Process) -> None:
         self.working = [index for index in self.working if index not in {p.index for p in workers}]
 
     def keep(self, loop: Any, process: Process) -> None:

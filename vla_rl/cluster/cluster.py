@@ -178,11 +178,7 @@ class Cluster:
         self._network = Network(self._launch, plan, len(spec.instructions), compress, self.deadlines.setup)
         self._start_gateways(plan.gateways)
         self._replacements.absent = {f"{p.role} {p.index}" for p in (*plan.remote, *plan.request_relays)}
-        self._hosts = EnvHosts(
-            *(self.config, spec, plan, self._session, self._launch, self._network, self._supervision, self),
-            say=self.notify,
-            setup_s=self.deadlines.setup,
-        )
+        self._hosts = EnvHosts(self, self._session, self._launch, self._network, self._supervision)
         if self.learners:
             self._set_up_learners(state, policy_version)
         self.get(builds, "the policy of the inference servers", self.deadlines.setup)

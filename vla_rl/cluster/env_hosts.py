@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from vla_rl.cluster.calls import cause_of
+from vla_rl.cluster.deadlines import Deadlines
 from vla_rl.cluster.launcher import Launcher
 from vla_rl.cluster.network import Network, Steps
 from vla_rl.cluster.ray_session import RaySession, gpus_of, name_of, require_same_code
@@ -62,7 +63,13 @@ class Places:
 
 
 class Crew(Protocol):
-    """Whoever keeps the processes."""
+    """Whoever keeps the processes of a run (``Cluster``)."""
+
+    config: RunConfig
+    spec: EnvSpec
+    plan: Plan
+    deadlines: Deadlines
+    notify: Callable[[str], None]
 
     def arrive(self, workers: Sequence[Process], relay: Process) -> None:
         """Their host is ready: start the env workers. The relay is started by ``EnvHosts``."""
@@ -87,24 +94,12 @@ class EnvHosts:
     """Those of one start of a cluster."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        spec: EnvSpec,
-        plan: Plan,
-        session: RaySession,
-        launch: Launcher,
-        network: Network,
-        supervision: Supervision,
-        crew: Crew,
-        say: Callable[[str], None],
-        setup_s: float,
+        self, crew: Crew, session: RaySession, launch: Launcher, network: Network, supervision: Supervision
     ) -> None:
-        """``setup_s``: in which one step of a host's start ends."""
-        self._spec, self._policy = spec, config.policy.spec(spec)
-        self._session, self._launch, self._network = session, launch, network
-        self._supervision, self._crew, self._say, self._setup_s = supervision, crew, say, setup_s
-        alone = plan.remote == plan.workers  # somebody must play
-        self.places = Places(plan.env_hosts, max(config.placement.env_hosts.min, int(alone)))
+        self._crew, self._session, self._launch = crew, session, launch
+        self._network, self._supervision = network, supervision
+        plan, alone = crew.plan, crew.plan.remote == crew.plan.workers  # then somebody must play
+        self.places = Places(plan.env_hosts, max(crew.config.placement.env_hosts.min, int(alone)))
         self._relays = {relay.node: relay for relay in plan.request_relays}
         self._workers = {place: [w for w in plan.workers if w.node == place] for place in plan.env_hosts}
         self._names: dict[int, str] = {}
@@ -153,38 +148,37 @@ class EnvHosts:
         self._network.leave(relay)
         self._session.leave(place)
         reason = why.splitlines()[0] if why else "unknown"
-        self._say(f"env host {self._names[place]} has left, {len(self.places.playing)} play: {reason}")
+        self._crew.notify(f"env host {self._names[place]} has left, {len(self.places.playing)} play: {reason}")
 
     def _join(self, place: int, host: str) -> Steps:
         node = self._session.join(place, host, self._names[place])
         require_same_code(*(yield node.get_code.remote()))
         self._session.use(place, (yield node.begin.remote()))
-        pools = list(self._launch.guest_pools(place).values())
-        yield node.create_pools.remote(pools, self._spec, self._policy)
+        pools, spec = list(self._launch.guest_pools(place).values()), self._crew.spec
+        yield node.create_pools.remote(pools, spec, self._crew.config.policy.spec(spec))
         self._supervision.watch(place, (yield node.create_pulses.remote(self._supervision.rows)))
-        workers = self._workers[place]
-        self._crew.arrive(workers, self._relays[place])  # first: simulators take longest to start
-        yield from self._start_relay(self._relays[place])
+        workers, relay = self._workers[place], self._relays[place]
+        self._crew.arrive(workers, relay)  # first: simulators take longest to start
+        yield from self._start_relay(relay)
         self.places.playing.add(place)
-        self._say(
-            f"env host {self._names[place]} has joined with {len(workers)} env workers; {len(self.places.playing)} play"
-        )
+        joined = f"has joined with {len(workers)} env workers; {len(self.places.playing)} play"
+        self._crew.notify(f"env host {self._names[place]} {joined}")
 
     def _start_relay(self, relay: Process) -> Steps:
         return self._network.start_relay(relay, self._supervision.address(relay), self._crew.keep)
 
     def _do(self, place: int, steps: Steps) -> None:
-        self._doing[place] = _Doing(steps, next(steps), time.monotonic() + self._setup_s)
+        self._doing[place] = _Doing(steps, next(steps), time.monotonic() + self._crew.deadlines.setup)
 
     def _go_on(self, place: int) -> None:
         """Take the next step at a place if the last one has ended."""
-        doing, now = self._doing[place], time.monotonic()
+        doing, now, limit = self._doing[place], time.monotonic(), self._crew.deadlines.setup
         if not ray.wait([doing.call], timeout=0.0)[0]:
             if now > doing.deadline:
-                self.leave(place, f"it has not started within {self._setup_s:.0f} s")
+                self.leave(place, f"it has not started within {limit:.0f} s")
             return
         try:
-            doing.call, doing.deadline = doing.steps.send(ray.get(doing.call)), now + self._setup_s
+            doing.call, doing.deadline = doing.steps.send(ray.get(doing.call)), now + limit
         except StopIteration:
             del self._doing[place]
         except (RayError, UserError) as error:

@@ -73,10 +73,9 @@ def test_rows_of_remote_workers_are_where_their_gateway_looks(tmp_path: Path) ->
     plan = make_plan(config, Resources.on((Node(8, 2), Node(4, 0), Node(4, 0)), "cuda"))
     session: Any = SimpleNamespace(folder=lambda node: tmp_path / str(node))
     launch = Launcher(config, env_spec(config.env), plan, session)
-    pools = [
-        pool for node, of_node in launch.pools().items() for pool in of_node if pool.folder == str(tmp_path / str(node))
-    ]
-    assert all(pool.folder == str(tmp_path / str(node)) for node, of_node in launch.pools().items() for pool in of_node)
+    of_nodes = launch.pools() | {node: list(launch.guest_pools(node).values()) for node in plan.env_hosts}
+    pools = [pool for of_node in of_nodes.values() for pool in of_node]
+    assert all(pool.folder == str(tmp_path / str(node)) for node, of_node in of_nodes.items() for pool in of_node)
     assert len(pools) == len({pool.memory for pool in pools}) == 2 + 2 * 2
     assert sum(pool.workers for pool in pools) == len(plan.workers) + len(plan.remote)
     seats = dict[Path, set[int]]()

@@ -77,12 +77,10 @@ class Launcher:
         return {server: self._pool(node, server, len(workers[node])) for server, workers in guests if node in workers}
 
     def pools(self) -> dict[int, list[PoolAddress]]:
-        """All pools of each node."""
+        """Those of the inference servers of each node."""
         found = defaultdict[int, list[PoolAddress]](list)
         for server in self._plan.servers:
             found[server.node].append(self.pool(server.index))
-        for relay in self._plan.request_relays:
-            found[relay.node] += self.guest_pools(relay.node).values()
         return found
 
     def seat(self, worker: Process) -> tuple[PoolAddress, int]:

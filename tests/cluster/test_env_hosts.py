@@ -137,11 +137,12 @@ def test_env_workers_on_a_host_without_a_server_ask_over_the_network(two_nodes: 
     assert (last["episodes/trained"], last["episodes/evaluated"], last["episodes/lost"]) == (8, 4, 0)
     assert all(ledger(m)["missing"] == 0 for m in metrics)
     assert not undocumented(set().union(*metrics)), "docs/metrics.md"
-    assert 0 < metrics[1]["network/latency_ms"] < 1000
+    latencies = [m["network/latency_ms"] for m in metrics if "network/latency_ms" in m]  # an update may need no answer
+    assert 0 < min(latencies) < 1000
     assert last["network/dropped"] == 0
     for m in metrics[1:]:
         assert 1 < m["learner/ratio_max"] + 1e-3 < 1.002, "they acted with the weights of the learner"
-    assert {path.stem for path in (tmp_path / "run/trace").iterdir()} >= {"gateway 0", "request relay 0"}
+    assert {path.stem for path in (tmp_path / "run/trace").iterdir()} >= {"gateway-0", "request-relay-0"}
 
 
 class HostSwapper(Callback):
@@ -155,7 +156,7 @@ class HostSwapper(Callback):
         if iteration == self.iteration:
             (victim,) = self.nodes.worker_nodes
             self.nodes.remove_node(victim, allow_graceful=False)
-            threading.Timer(10.0, self._join).start()
+            threading.Timer(3.0, self._join).start()
 
     def _join(self) -> None:
         command = [sys.executable, "-m", "vla_rl.commands.cli", "join", self.nodes.address]
@@ -183,7 +184,7 @@ def test_a_run_goes_on_after_its_env_host_was_taken_away_and_another_one_joined(
     metrics = run_training(config, callbacks=[swapper]).metrics
     said = capsys.readouterr().out
     last = metrics[-1]
-    assert (last["iteration"], last["restarts_of_run"]) == (5, 0)
+    assert (last["iteration"], last["restarts"], last["restarts_of_run"]) == (5, 0, 0)
     assert all(ledger(m)["missing"] == 0 for m in metrics)
     assert last["episodes/trained"] == 20
     assert last["episodes/evaluated"] == 4

@@ -6,6 +6,7 @@
 A place is a node of the plan. The numbers, rows and seeds of its env workers stay, whichever host has it.
 """
 
+import textwrap
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from vla_rl.core.records import EnvSpec
 from vla_rl.placement.plan import Plan, Process
 
 _LOOK_EVERY_S = 1.0
+_REASON = 160  # characters at most: Ray's own are long
 _AGAIN_S = 60.0  # until a host that has left, though its node lives, is tried again
 
 
@@ -147,7 +149,7 @@ class EnvHosts:
         self._crew.depart(self._workers[place], relay)
         self._network.leave(relay)
         self._session.leave(place)
-        reason = why.splitlines()[0] if why else "unknown"
+        reason = textwrap.shorten(why.splitlines()[0] if why else "unknown", _REASON, placeholder=" ...")
         self._crew.notify(f"env host {self._names[place]} has left, {len(self.places.playing)} play: {reason}")
 
     def _join(self, place: int, host: str) -> Steps:

@@ -146,16 +146,17 @@ def test_env_workers_on_a_host_without_a_server_ask_over_the_network(two_nodes: 
 
 
 class HostSwapper(Callback):
-    """After an iteration the env host is gone, as a machine that is taken away. Later another one joins."""
+    """After the first two iterations one env host each is gone, as a machine that is taken away. Then another one
+    joins."""
 
-    def __init__(self, nodes: RayNodes, iteration: int) -> None:
-        self.nodes, self.iteration = nodes, iteration
+    def __init__(self, nodes: RayNodes) -> None:
+        self.nodes = nodes
         self.joining: subprocess.Popen[str] | None = None
 
     def on_iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        if iteration == self.iteration:
-            (victim,) = self.nodes.worker_nodes
-            self.nodes.remove_node(victim, allow_graceful=False)
+        if iteration <= 2:
+            self.nodes.remove_node(next(iter(self.nodes.worker_nodes)), allow_graceful=False)
+        if iteration == 2:
             threading.Timer(3.0, self._join).start()
 
     def _join(self) -> None:
@@ -165,7 +166,7 @@ class HostSwapper(Callback):
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_run_goes_on_after_its_env_host_was_taken_away_and_another_one_joined(
+def test_a_run_goes_on_while_env_hosts_are_taken_away_and_another_one_joins(
     two_nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(heartbeat, "SILENCE_S", 2.0)
@@ -180,7 +181,8 @@ def test_a_run_goes_on_after_its_env_host_was_taken_away_and_another_one_joined(
             "log": {"dir": str(tmp_path), "name": "run", "video": False},
         }
     )
-    swapper = HostSwapper(two_nodes, iteration=1)
+    two_nodes.add_node(num_cpus=0, object_store_memory=200 << 20)
+    swapper = HostSwapper(two_nodes)
     metrics = run_training(config, callbacks=[swapper]).metrics
     said = capsys.readouterr().out
     last = metrics[-1]
@@ -188,11 +190,11 @@ def test_a_run_goes_on_after_its_env_host_was_taken_away_and_another_one_joined(
     assert all(ledger(m)["missing"] == 0 for m in metrics)
     assert last["episodes/trained"] == 20
     assert last["episodes/evaluated"] == 4
-    assert 1 <= last["episodes/lost"] <= 2, "those that the env worker played; they were played again"
+    assert 1 <= last["episodes/lost"] <= 4, "those that the env workers of both played; they were played again"
     assert last["placement/env_hosts"] == 1
     assert not undocumented(set().union(*metrics)), "docs/metrics.md"
-    assert said.count("has joined with 1 env workers; 1 play") == 2
-    assert said.count("has left, 0 play") == 1
+    assert said.count("has joined with 1 env workers") == 3
+    assert said.count("has left, ") == 2
     assert "waiting for env hosts" in said
     assert swapper.joining is not None
     swapper.joining.send_signal(signal.SIGINT)

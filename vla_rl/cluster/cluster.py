@@ -40,7 +40,7 @@ from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.rules import StoreRules
 
 _NOTICE_S = 2.0  # in which Ray tells of a death whose consequences were seen
-_HOST_NOTICE_S = 3.0  # in which it is seen that a process has died because its env host is gone
+_HOST_NOTICE_S = 10.0  # in which it is seen that a process has died because its env host is gone
 
 
 class Cluster:

@@ -13,6 +13,7 @@ CORE = [
     "imageio",
     "imageio-ffmpeg",
     "jinja2",
+    "lz4>=4.3,<5",
     "matplotlib",
     "msgpack",
     "numpy>=2",
@@ -23,6 +24,7 @@ CORE = [
     "psutil",
     "pydantic>=2.10",
     "pyyaml",
+    "pyzmq>=26,<28",  # with libsodium and CURVE in its wheels
     "ray>=2.45,<3",
     "rich>=13",
     "safetensors>=0.5",

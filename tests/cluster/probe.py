@@ -51,7 +51,7 @@ def hung_node(session: Any, actor: Any) -> dict:
     from vla_rl.cluster import ray_session
     from vla_rl.cluster.calls import ProcessDied
 
-    session._others, session._nodes = [actor], ["here, 10.0.0.1", "there, 10.0.0.2"]
+    session._others, session._nodes = {1: actor}, {0: "here, 10.0.0.1", 1: "there, 10.0.0.2"}
     start = time.monotonic()
     answers = [session.ask(1, "hang") for _ in range(3)]
     seconds = time.monotonic() - start
@@ -62,7 +62,7 @@ def hung_node(session: Any, actor: Any) -> dict:
     except ProcessDied as error:
         return {"hung": str(error), "hung_answers": answers, "hung_s": seconds}
     finally:
-        session._others = []
+        session._others = {}
     raise AssertionError("nothing was reported")
 
 

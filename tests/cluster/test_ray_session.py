@@ -23,13 +23,14 @@ from vla_rl.core.ipc.shared_memory import shared_root
 from vla_rl.core.machine import Machine
 from vla_rl.observability.callbacks import Callback
 from vla_rl.placement.plan import PlanError, Resources, layouts, make_plan
+from vla_rl.placement.resources import ENV_HOST
 
 
 def _config(**placement) -> RunConfig:
     return RunConfig.model_validate(
         {
             "env": {"name": "workload", "image_size": 48, "max_episode_steps": 16, "length_spread": 0.5},
-            "policy": {"size": "nano"},
+            "policy": {"name": "openvla_oft", "size": "nano"},
             "train": {"iterations": 3, "batch_episodes": 8, "eval_episodes": 4, "eval_every": 0, "max_staleness": 0}
             | {"checkpoint_every": 1},
             "algo": {"name": "ppo", "minibatches": 1},
@@ -142,8 +143,9 @@ def test_two_runs_do_not_take_the_same_gpus(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_node_that_is_still_starting_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, gone, joined = ({"Alive": alive} for alive in (True, False, True))
-    answers = iter([[here], [here, gone], [here, gone, joined]])
+    here, gone, joined, host = ({"Alive": alive, "Resources": {}} for alive in (True, False, True, True))
+    host["Resources"] = {ENV_HOST: 1.0}  # it will only simulate
+    answers = iter([[here], [here, gone], [here, host], [here, gone, joined]])
     monkeypatch.setattr(ray, "nodes", lambda: next(answers))
     ray_session._wait_for_nodes(2)
     assert next(answers, None) is None

@@ -33,7 +33,7 @@ def test_what_is_not_ready_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = _Ray()
     monkeypatch.setattr(startup, "ray", fake)
     monkeypatch.setattr("vla_rl.cluster.calls.ray", fake)
-    workers, start = [_worker("a"), _worker("b")], Startup(envs_per_worker=2)
+    workers, start = {0: _worker("a"), 5: _worker("b")}, Startup(envs_per_worker=2)
     start.expect("inference", ["server"])
     start.expect("learner", ["rank 0", "rank 1"])
     assert start.text(workers) == "simulators 0 of 4, inference 0 of 1, learner 0 of 2"

@@ -56,7 +56,7 @@ def _wait(mailbox: WorkerMailbox, count: int) -> set[int]:
     return answered
 
 
-UNKNOWN, BUSY, WAITS = (int(state) for state in WorkerState)
+UNKNOWN, BUSY, WAITS, ABSENT = (int(state) for state in WorkerState)
 NEVER = float("inf")
 
 
@@ -75,6 +75,10 @@ NEVER = float("inf")
         ([BUSY, WAITS, WAITS], {0: 9.0, 4: 0.015, 8: 0.0}, 0.005),
         ([BUSY, WAITS, WAITS], dict.fromkeys(range(6), 0.0), 0.0),  # half of the rows
         ([WAITS] * 3, {0: 0.0}, 0.0),  # nothing more can come
+        # nothing is expected of a worker whose host is not there
+        ([ABSENT, WAITS, ABSENT], {4: 0.0}, 0.0),
+        ([ABSENT, BUSY, ABSENT], {4: 0.0, 5: 0.0}, 0.0),
+        ([ABSENT, BUSY, WAITS], {4: 9.0, 5: 9.0, 6: 9.0}, NEVER),
     ],
 )
 def test_a_batch_waits_as_long_as_it_holds_up_nobody(states, ages_s, left):

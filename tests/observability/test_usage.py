@@ -4,6 +4,7 @@ import mmap
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
@@ -66,8 +67,33 @@ def test_the_slowest_worker_is_compared_with_the_median_one() -> None:
 
     fast, slow, idle = worker(1.0, 100), worker(3.0, 100), worker(0.0, 0)
     for workers, ratio in (([fast, slow, idle], 3.0), ([fast, fast, slow], 3.0), ([fast, worker(2.0, 200)], 1.0)):
-        assert Throughput().measure({"worker": workers})["throughput/slowest_worker"] == pytest.approx(ratio)
-    assert "throughput/slowest_worker" not in Throughput().measure({"worker": [slow, idle]})
+        assert Throughput().measure({"worker": dict(enumerate(workers))})["throughput/slowest_worker"] == pytest.approx(
+            ratio
+        )
+    assert "throughput/slowest_worker" not in Throughput().measure({"worker": {0: slow, 1: idle}})
+
+
+def test_workers_that_come_and_go_with_their_host_leave_the_others_rates_as_they_are() -> None:
+    measured = Throughput(_since=time.monotonic() - 1.0)
+    measured.measure({"worker": {0: {"chunks": 10.0}, 1: {"chunks": 50.0}}})
+    measured.measure({"worker": {0: {"chunks": 20.0}}})
+    assert measured.growth["worker"] == [{"chunks": 10.0}]
+    measured.measure({"worker": {0: {"chunks": 30.0}, 1: {"chunks": 5.0}}})
+    assert measured.growth["worker"] == [{"chunks": 10.0}, {"chunks": 5.0}], "a new one counts from zero"
+
+
+def test_the_network_is_measured_where_there_is_one() -> None:
+    relays = {
+        0: {"network_rows": 3.0, "network_s": 0.03, "network_bytes": 2.0**20, "network_repeated": 1.0, "dropped": 0.0},
+        1: {"network_rows": 1.0, "network_s": 0.05, "network_bytes": 2.0**20, "network_repeated": 0.0},
+    }
+    measured = Throughput(_since=time.monotonic() - 4.0).measure({"relay": relays, "gateway": {0: {"dropped": 2.0}}})
+    assert measured["network/latency_ms"] == pytest.approx(20.0)
+    assert measured["network/mib_per_s"] == pytest.approx(0.5, rel=0.1)
+    assert (measured["network/repeated"], measured["network/dropped"]) == (1.0, 2.0)
+    none_answered = Throughput().measure({"relay": {0: {"network_rows": 0.0}}, "gateway": {}})
+    assert "network/latency_ms" not in none_answered
+    assert not [name for name in Throughput().measure({"relay": {}, "gateway": {}}) if name.startswith("network/")]
 
 
 def test_swapped_memory_is_that_of_all_descendants(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from vla_rl.replay.rules import StoreRules
 
 RECIPE = str(ROOT / "configs/recipes/openvla_oft_lora_1gpu.yaml")
 ON = "1x8xH100:64cpu+20x32cpu"
-PLANNED_ONLY = "planned only: this version runs env workers on nodes with an inference server"
+PLANNED_ONLY = "planned only: this version runs on nodes with equally many devices"
 COSTS = Profile(
     name="made up",
     gpu="H100",
@@ -93,17 +93,12 @@ def test_env_workers_are_remote_only_where_no_core_is_left() -> None:
 
 def test_what_cannot_run_yet_is_refused() -> None:
     config = run_config(env_workers=12)
-    spec, refusals = (
-        env_spec(config.env),
-        {(2, 0): PLANNED_ONLY, (2, 1): "planned only: this version runs on nodes with"},
-    )
-    for devices, text in refusals.items():
-        plan = make_plan(config, Resources.on(tuple(Node(8, number) for number in devices), "cuda"))
-        with pytest.raises(
-            UserError, match=f"^{text}.*; use alike nodes with devices, and no more placement.env_workers"
-        ):
-            Cluster(config, plan, spec, StoreRules.of(config, spec))
-    assert make_plan(config, Resources(16, 4, "cuda", nodes=2)).planned_only is None
+    spec = env_spec(config.env)
+    plan = make_plan(config, Resources.on((Node(8, 2), Node(8, 1)), "cuda"))
+    with pytest.raises(UserError, match=rf"^{PLANNED_ONLY}; use alike nodes with devices, and others for env workers"):
+        Cluster(config, plan, spec, StoreRules.of(config, spec))
+    for machines in (Resources(16, 4, "cuda", nodes=2), Resources.on((Node(8, 2), Node(8, 0)), "cuda")):
+        assert make_plan(config, machines).planned_only is None
 
 
 # --- what remote env workers cost -----------------------------------------------------------------------------------
@@ -272,7 +267,7 @@ def test_a_plan_for_gpus_and_hosts_is_found_and_explained(tmp_path: Path, capsys
     assert PLANNED_ONLY not in shown
 
 
-def test_a_plan_says_which_env_workers_are_remote_and_that_it_cannot_run_yet(tmp_path: Path, capsys: Any) -> None:
+def test_a_plan_says_which_env_workers_are_remote(tmp_path: Path, capsys: Any) -> None:
     many = ["train.batch_episodes=16", "placement.mode=collocated", "placement.env_workers=200"]
     assert plan_on(ON, *many, "--json", str(tmp_path / "plan.json")) == 0
     record, shown = json.loads((tmp_path / "plan.json").read_text()), " ".join(capsys.readouterr().out.split())
@@ -282,4 +277,5 @@ def test_a_plan_says_which_env_workers_are_remote_and_that_it_cannot_run_yet(tmp
     assert "env worker, remote" in shown
     assert "cores of nodes 1-5" in shown
     assert "main memory of nodes 1-4: env workers 3.1" in shown
-    assert shown.endswith(PLANNED_ONLY)
+    assert shown.endswith("env workers of nodes 1-5 ask over the network (placement.nodes=1 placement.env_hosts=20)")
+    assert PLANNED_ONLY not in shown

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_rl.config.run_config import RunConfig
-from vla_rl.placement.plan import Layout, PlanError, Resources, choose_layout, layouts, make_plan
+from vla_rl.core.gpus import Gpu
+from vla_rl.core.machine import GIB, Machine
+from vla_rl.placement.plan import Layout, Plan, PlanError, Resources, choose_layout, layouts, make_plan
 
 
 def config(run: str = "async", learner: dict[str, Any] | None = None, **placement: Any) -> RunConfig:
@@ -139,3 +141,38 @@ def test_a_layout_describes_its_sharing() -> None:
     layout = Layout("hybrid", (0, 1), (2,), (0, 1, 2))
     assert layout.shared == {0, 1, 2}
     assert layout.describe() == "hybrid 2+1+3"
+
+
+def with_hosts(gpus: int, cpus: int, **placement: Any) -> Plan:
+    """The plan of one such machine and of hosts that only simulate."""
+    machine = Machine(cpus, 64 * GIB, (Gpu("H100", 80 * GIB),) * gpus)
+    run = config(ray_address="auto", **placement)
+    return make_plan(run, Resources.of(machine, run))
+
+
+def test_hosts_without_a_server_take_the_env_workers_that_have_no_core() -> None:
+    plan = with_hosts(2, 8, env_workers=12, env_hosts=2, env_host_cores=4, mode="collocated")
+    assert [machine.devices for machine in plan.machines] == [2, 0, 0]
+    assert [w.node for w in plan.workers] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [len(plan.workers_of(server)) for server in (0, 1)] == [6, 6]
+    assert plan.guests_of(0) == {1: [4, 6], 2: [8, 10]}
+    assert plan.workers_of(0) == [0, 2, 4, 6, 8, 10], "rows of guests follow each other"
+    assert [(p.role, p.index, p.node) for p in plan.links] == [
+        ("gateway", 0, 0),
+        ("gateway", 1, 0),
+        ("request relay", 0, 1),
+        ("request relay", 1, 2),
+    ]
+    assert plan.env_hosts == (1, 2)
+    assert plan.planned_only is None
+    assert with_hosts(2, 8, env_workers=12, env_hosts={"max": 2}, env_host_cores=4, mode="collocated") == plan
+    assert not with_hosts(2, 8, env_workers=4, env_hosts=2).links, "there is room beside the servers"
+
+
+def test_where_cores_are_devices_hosts_leave_them_to_inference_and_learner() -> None:
+    assert with_hosts(0, 4, env_workers=2).layout.describe() == "pipelined 1+1"
+    plan = with_hosts(0, 4, env_workers=4, env_hosts=1)
+    assert plan.layout.describe() == "pipelined 2+2"
+    assert plan.remote == plan.workers
+    more = with_hosts(0, 4, env_workers=5, env_hosts=1)
+    assert (len(more.layout.inference) + len(more.layout.learner), len(more.remote)) == (3, 4)

@@ -194,6 +194,22 @@ def test_an_episode_that_is_lost_alone_is_set_aside_with_its_group(make_store):
     assert _balanced(resumed)
 
 
+def test_no_episode_is_to_blame_for_the_loss_of_its_host(make_store):
+    store = make_store(max_staleness=0)
+    mine = [e.seed for e in store.take(0, 4, 0.0)]
+    for worker in range(4, 24, 4):
+        store.worker_lost(worker - 4, with_host=True)
+        assert [e.seed for e in store.take(worker, 4, 0.0)] == mine, "together, as often as that happens"
+    store.worker_lost(20)
+    assert [e.seed for e in store.take(24, 4, 0.0)] == mine
+    store.worker_lost(24)
+    (alone,) = store.take(28, 4, 0.0)
+    store.worker_lost(28, with_host=True)
+    assert [e.seed for e in store.take(32, 4, 0.0)] != [alone.seed], "it goes on to wait for its turn"
+    assert store.counters()["set_aside"] == 0
+    assert _balanced(store)
+
+
 def test_a_checkpoint_holds_lost_episodes_that_wait(make_store):
     store = make_store()
     seeds = [e.seed for e in store.take(0, 3, 0.0)]
@@ -295,7 +311,7 @@ def test_conservation_through_chaos(make_store, tmp_path, seed, groups):
                 played = trajectory(episode, version=version, success=rng.random() < 0.6)
                 store.add(worker, result(episode) if episode.evaluation else played)
             case "die" if rng.random() < 0.05:
-                store.worker_lost(worker)
+                store.worker_lost(worker, with_host=rng.random() < 0.5)
                 del running[worker]
                 running[worker + 3] = []  # its successor
             case "update":

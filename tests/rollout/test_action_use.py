@@ -25,7 +25,7 @@ def test_numbers_at_limits_and_in_the_middle_are_those_that_were_executed() -> N
         np.float32,
     )
     ActionUse(SPACE, meter).count(actions, np.array([2, 3]))
-    found = Throughput().measure({"worker": [meter.snapshot()]})
+    found = Throughput().measure({"worker": {0: meter.snapshot()}})
     assert found["rollout/action_saturation"] == pytest.approx(3 / 8), "0.495, -3 and 0.05"
     assert found["rollout/action_middle"] == pytest.approx(2 / 10), "5.05 and 0"
 
@@ -43,7 +43,7 @@ def test_an_expert_is_far_from_what_is_called_a_fault(task: str) -> None:
             result = env.step([0], action)
             use.count(action, result.num_steps)
             ended = bool(result.terminated[0] or result.truncated[0])
-    found = Throughput().measure({"worker": [meter.snapshot()]})
+    found = Throughput().measure({"worker": {0: meter.snapshot()}})
     assert 0.2 < found["rollout/action_saturation"] < 0.6
     assert 0.5 < found["rollout/action_middle"] < 0.8
 
@@ -51,4 +51,4 @@ def test_an_expert_is_far_from_what_is_called_a_fault(task: str) -> None:
 def test_without_a_number_there_is_no_share() -> None:
     meter = Meter()
     ActionUse(ActionSpace((GRIPPER,)), meter).count(np.ones((2, 3, 1)), np.array([3, 3]))
-    assert not [name for name in Throughput().measure({"worker": [meter.snapshot()]}) if "action" in name]
+    assert not [name for name in Throughput().measure({"worker": {0: meter.snapshot()}}) if "action" in name]

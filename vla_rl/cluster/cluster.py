@@ -8,7 +8,7 @@ knows nothing of Ray; ``vla_rl.cluster.processes`` builds them inside their proc
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,8 +20,10 @@ from ray.exceptions import RayError, RayTaskError
 from vla_rl.cluster.calls import ProcessDied, ProcessFailed, StoreLost, describe, failure_of, gather, user_error_of
 from vla_rl.cluster.deadlines import Deadlines
 from vla_rl.cluster.disks import Disks, Part
+from vla_rl.cluster.env_hosts import EnvHosts
 from vla_rl.cluster.held_folder import sweep_leftovers
 from vla_rl.cluster.launcher import Launcher
+from vla_rl.cluster.network import Network
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
 from vla_rl.cluster.processes.weight_relay import relay_source
 from vla_rl.cluster.ray_session import RaySession
@@ -38,6 +40,7 @@ from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.rules import StoreRules
 
 _NOTICE_S = 2.0  # in which Ray tells of a death whose consequences were seen
+_HOST_NOTICE_S = 10.0  # in which it is seen that a process has died because its env host is gone
 
 
 class Cluster:
@@ -53,7 +56,8 @@ class Cluster:
         self.status: Callable[[str], None] = lambda text: None  # called while processes start, with what is not ready
         self.meanwhile: Callable[[], None] = lambda: None  # called every few seconds while somebody waits
         self._incarnations = Counter[int]()  # how often each env worker was replaced
-        self._replacements = Replacements([f"{p.role} {p.index}" for p in (*plan.workers, *plan.servers, STORE)])
+        replaced = (*plan.workers, *plan.servers, *plan.links, STORE)
+        self._replacements = Replacements([f"{p.role} {p.index}" for p in replaced])
         self._survivors = Survivors()
         self.store: ActorHandle
         self._forget()
@@ -70,10 +74,13 @@ class Cluster:
         self._inference_offloaded = False
         self._unconnected: list[int] = []  # servers that were replaced while inference was offloaded
         self._to_replace: dict[Loop, float] = {}  # ended processes, and when to start them again
-        self._workers: list[ActorHandle] = []
+        self._unclear: dict[Loop, tuple[RayError | None, float]] = {}  # died with their env host, or are replaced soon
+        self._workers: dict[int, ActorHandle] = {}  # those of absent env hosts are not there
         self._servers: list[ActorHandle] = []
         self.learners: list[ActorHandle] = []
         self._relays: list[ActorHandle] = []
+        self._network: Network | None = None
+        self._hosts: EnvHosts | None = None
         self.world_model: ActorHandle | None = None
 
     def __enter__(self) -> Self:
@@ -111,7 +118,8 @@ class Cluster:
         """Ask all loops to stop, and give them a few seconds."""
         if ray.is_initialized():
             models = () if self.world_model is None else (self.world_model,)
-            stops = [a.stop.remote() for a in (*self._workers, *self._servers, *models)]
+            links = self._network.actors().values() if self._network else ()
+            stops = [a.stop.remote() for a in (*self._workers.values(), *self._servers, *models, *links)]
             if hasattr(self, "store"):
                 stops.append(self.store.stop.remote())
             ray.wait([*stops, *self._loops], num_returns=len(stops) + len(self._loops), timeout=5.0)
@@ -123,7 +131,7 @@ class Cluster:
         """
         if self._session.is_shared or self.config.placement.replan_every or not hasattr(self, "store"):
             return False
-        candidates: dict[Loop, ActorHandle] = {("env worker", i): worker for i, worker in enumerate(self._workers)}
+        candidates: dict[Loop, ActorHandle] = {("env worker", i): worker for i, worker in self._workers.items()}
         others = [self.store, *self.learners, *self._relays]
         others += [] if self.world_model is None else [self.world_model]
         for i, server in enumerate(self._servers):
@@ -147,8 +155,7 @@ class Cluster:
         """
         spec, plan, self._is_starting = self.spec, self.plan, True
         self._session.begin()
-        for node in {p.node for p in plan.servers}:
-            addresses = [self._launch.pool(p.index) for p in plan.servers if p.node == node]
+        for node, addresses in self._launch.pools().items():
             self._session.call(node, "create_pools", addresses, spec, self.config.policy.spec(spec))
         placement = self.config.placement
         stall_s = max(placement.stall_timeout_s, 2e-3 * placement.max_wait_ms)  # requests may wait for others so long
@@ -159,13 +166,19 @@ class Cluster:
             self._vital[learner.stay.remote()] = f"{p.role} {p.index}"
         self._servers = [kept.get(("inference server", p.index)) or self._launch.server(p) for p in plan.servers]
         self._start_store()
-        self._workers = [self._new_worker(p, kept.get(("env worker", p.index))) for p in plan.workers]
+        near = [p for p in plan.workers if not p.remote]
+        self._workers = {p.index: self._new_worker(p, kept.get(("env worker", p.index))) for p in near}
         builds = [
             server.build.remote(self._attaches(i))
             for i, server in enumerate(self._servers)
             if ("inference server", i) not in kept
         ]
         self._startup.expect("inference", builds)
+        compress = self.config.placement.env_host_compress
+        self._network = Network(self._launch, plan, len(spec.instructions), compress, self.deadlines.setup)
+        self._start_gateways(plan.gateways)
+        self._replacements.absent = {f"{p.role} {p.index}" for p in (*plan.remote, *plan.request_relays)}
+        self._hosts = EnvHosts(self, self._session, self._launch, self._network, self._supervision)
         if self.learners:
             self._set_up_learners(state, policy_version)
         self.get(builds, "the policy of the inference servers", self.deadlines.setup)
@@ -227,6 +240,42 @@ class Cluster:
         self.get(connection, "an inference server to be connected", self.deadlines.setup)
         self._loops[server.run.remote(self._supervision.address(process))] = "inference server", index
 
+    def _start_gateways(self, processes: Sequence[Process]) -> None:
+        """These, or new ones in their place."""
+        assert self._network is not None
+        self._loops |= self._network.start(processes, self.get, self._supervision.address)
+
+    def arrive(self, workers: Sequence[Process], relay: Process) -> None:
+        """See ``Crew``, as the next two."""
+        self._replacements.absent -= {f"{p.role} {p.index}" for p in (*workers, relay)}
+        self._workers |= {p.index: self._new_worker(p) for p in workers}
+
+    def depart(self, workers: Sequence[Process], relay: Process) -> None:
+        gone = {(p.role, p.index) for p in (*workers, relay)}
+        self._loops = {ref: loop for ref, loop in self._loops.items() if loop not in gone}
+        self._stranded = {ref: loop for ref, loop in self._stranded.items() if loop not in gone}
+        self._to_replace = {loop: when for loop, when in self._to_replace.items() if loop not in gone}
+        self._unclear = {loop: death for loop, death in self._unclear.items() if loop not in gone}
+        self._replacements.absent |= {f"{role} {index}" for role, index in gone}
+        for p in workers:
+            if (worker := self._workers.pop(p.index, None)) is not None:
+                ray.kill(worker)
+                self.store.worker_lost.remote(self._number(p.index), with_host=True)
+                self._incarnations[p.index] += 1
+
+    def keep(self, loop: ray.ObjectRef, process: Process) -> None:
+        self._loops[loop] = process.role, process.index
+
+    @property
+    def env_hosts(self) -> int:
+        """How many play."""
+        return len(self._hosts.places.playing) if self._hosts else 0
+
+    @property
+    def wanted(self) -> str:
+        """Which env hosts the run waits for (``EnvHosts.wanted``); empty if enough play."""
+        return self._hosts.wanted if self._hosts else ""
+
     def _attaches(self, server: int) -> bool:
         return bool(self.learners) and sharing_learner(self.config, self.plan, self.plan.servers[server]) is not None
 
@@ -239,12 +288,9 @@ class Cluster:
     def _new_worker(self, process: Process, kept: ActorHandle | None = None) -> ActorHandle:
         """Plays at once. ``kept``: a process that has played before."""
         worker = kept or self._launch.worker(process)
-        server = self.plan.server_of(process.index)
-        position = self.plan.workers_of(server).index(process.index)
         loop: ray.ObjectRef = worker.run.remote(
             self._number(process.index),
-            self._launch.pool(server),
-            position,
+            *self._launch.seat(process),
             self.plan,
             self.store,
             self._supervision.address(process),
@@ -268,9 +314,22 @@ class Cluster:
         while due := next((one for one, when in self._to_replace.items() if when <= now), None):
             del self._to_replace[due]  # first, since this is called again while a new server is waited for
             self._replace(*due)
+        if self._hosts is not None:
+            self._hosts.look()
+        while died := next((one for one, (_, until) in self._unclear.items() if until <= now), None):
+            failure, _ = self._unclear.pop(died)
+            self._ended(*died, failure)
         if self._is_starting:
             self.status(f"starting: {self.building() or 'connecting what is built'}")
         self.meanwhile()
+
+    def watch(self, seconds: float) -> None:
+        """Look after all processes for so long."""
+        ended, _ = ray.wait(list(self.loops), timeout=seconds)
+        self.look()
+        for ref in ended:
+            if ref in self.loops:
+                self.loop_ended(ref)
 
     def publish(self, policy_version: int, *, average: bool = False) -> None:
         """Weight sync: publish the learner's weights, or their ``average``, to the inference servers of all nodes.
@@ -330,7 +389,8 @@ class Cluster:
         if ref == self._store_stays:
             del self._vital[ref]
             return
-        if has_lost_another(failure):  # the worker itself is well, and is kept
+        place = self._place_of(*self._loops.get(ref, ("", 0)))
+        if has_lost_another(failure) and place is None:  # the worker itself is well, and is kept
             if self._loops[ref][0] != "env worker" or not self._has_lost_store():
                 raise ProcessDied(f"a process has lost the replay store: {describe(failure)}")
             self._stranded[ref] = self._loops.pop(ref)
@@ -340,12 +400,32 @@ class Cluster:
         role, index = self._loops.pop(ref)
         mistake = user_error_of(failure)
         if mistake is not None and not isinstance(mistake, RecoverableError):
+            if place is not None and self._hosts is not None and len(self._hosts.places.playing - {place}):
+                self._hosts.leave(place, str(mistake))  # it lacks something, and others do not
+                return
             raise mistake from None
         if role == "world model":  # what it has learned is in the last checkpoint
             kind = ProcessFailed if isinstance(failure, RayTaskError) else ProcessDied
             raise kind(f"the world model's process ended: {'it returned' if failure is None else describe(failure)}")
-        name = f"{role} {index}"
-        reason, now = self._replacements.admit(name, failure), time.monotonic()
+        is_cut_off = failure is not None and (not isinstance(failure, RayTaskError) or has_lost_another(failure))
+        if place is not None and is_cut_off:
+            self._unclear[role, index] = failure, time.monotonic() + _HOST_NOTICE_S
+        else:
+            self._ended(role, index, failure)
+
+    def _place_of(self, role: str, index: int) -> int | None:
+        """The place of a process on an env host."""
+        away = {"request relay": self.plan.request_relays, "env worker": self.plan.workers}.get(role, ())
+        return away[index].node if away and away[index].node in self.plan.env_hosts else None
+
+    def _ended(self, role: str, index: int, failure: RayError | None) -> None:
+        name, now = f"{role} {index}", time.monotonic()
+        try:
+            reason = self._replacements.admit(name, failure)
+        except (ProcessDied, ProcessFailed) as error:
+            if role != "request relay" or self._hosts is None:
+                raise
+            return self._hosts.leave(self.plan.request_relays[index].node, str(error))
         pause = self._replacements.pause(name, now)
         self.notify(f"{name} is replaced{f' in {pause:.0f} s' if pause else ''}: {reason}")
         if role == "env worker":
@@ -361,6 +441,11 @@ class Cluster:
         if role == "env worker":
             kept = self._workers[index] if is_alive else None
             self._workers[index] = self._new_worker(self.plan.workers[index], kept)
+        elif role == "gateway":
+            self._start_gateways([p for p in self.plan.gateways if p.index == index])
+        elif role == "request relay":
+            assert self._hosts is not None
+            self._hosts.renew(self.plan.request_relays[index])
         else:
             self._servers[index] = self._launch.server(self.plan.servers[index])
             self.get(
@@ -408,19 +493,20 @@ class Cluster:
         reason = self._replacements.admit(name, failure_of(self._store_stays))
         self.notify(f"{name} is replaced: {reason}")
         time.sleep(self._replacements.pause(name, time.monotonic()))
-        workers: dict[Loop, ActorHandle] = {("env worker", i): worker for i, worker in enumerate(self._workers)}
+        workers: dict[Loop, ActorHandle] = {("env worker", i): worker for i, worker in self._workers.items()}
         try:
             kept = Survivors.of(self._loops | self._stranded, workers, [self.store]).processes
         except RayError:
             return False
         self._loops = {ref: loop for ref, loop in self._loops.items() if loop not in workers}
         self._to_replace = {loop: when for loop, when in self._to_replace.items() if loop not in workers}
+        self._unclear = {loop: death for loop, death in self._unclear.items() if loop not in workers}
         self._stranded.clear()
         self._vital.pop(self._store_stays, None)
         self._start_store()
         self.call_store("restore", record, [])
         self.call_store("open")
-        self._workers = [self._new_worker(p, kept.get(("env worker", p.index))) for p in self.plan.workers]
+        self._workers = {i: self._new_worker(self.plan.workers[i], kept.get(("env worker", i))) for i in self._workers}
         return True
 
     def snapshot(self, folder: Path, metadata: dict[str, Any]) -> tuple[dict[str, Any], list[Part]]:
@@ -446,23 +532,31 @@ class Cluster:
 
     def notes(self) -> list[str]:
         """What env workers warn of since the last call, each text once; without those that do not answer at once."""
-        calls: list[Any] = [worker.notes.remote() for worker in self._workers]
+        calls: list[Any] = [worker.notes.remote() for worker in self._workers.values()]
         answered, _ = ray.wait(calls, num_returns=len(calls), timeout=_NOTICE_S) if calls else ([], [])
         texts = [text for ref in answered if failure_of(ref) is None for text in ray.get(ref)]
         return list(dict.fromkeys(texts))
 
-    def stats(self) -> dict[str, list[dict[str, float]]]:
-        """Meter totals of every process, and of the devices that several share."""
-        groups = {"worker": self._workers, "server": self._servers, "learner": self.learners}
+    def stats(self) -> dict[str, dict[int, dict[str, float]]]:
+        """Meter totals of every process that is there, by index, and of the devices that several share."""
+        servers, learners = dict(enumerate(self._servers)), dict(enumerate(self.learners))
+        groups = {"worker": self._workers, "server": servers, "learner": learners}
         if self.world_model is not None:
-            groups["world_model"] = [self.world_model]
+            groups["world_model"] = {0: self.world_model}
+        links = self._network.actors() if self._network else {}
+        for name, role in (("gateway", "gateway"), ("relay", "request relay")):
+            groups[name] = {p.index: actor for p, actor in links.items() if p.role == role}
         use = self._session.lock_use()
         shared = [use[name] for name in self.plan.locks if name in use]
-        return self._stats.ask(groups) | {"device": [{"held_s": u["held"], "waited_s": u["waited"]} for u in shared]}
+        held = {i: {"held_s": u["held"], "waited_s": u["waited"]} for i, u in enumerate(shared)}
+        return self._stats.ask(groups) | {"device": held}
 
     def spans(self) -> list[tuple[str, bytes]]:
         """What the processes have recorded since the last call: their names, and parts of their files."""
-        models = () if self.world_model is None else (self.world_model,)
-        planned = (*self.plan.processes, STORE)
-        actors = (*self._workers, *self._servers, *self.learners, *models, self.store)
-        return self._spans.ask({f"{p.role} {p.index}": a for p, a in zip(planned, actors, strict=True)})
+        plan, network = self.plan, self._network.actors() if self._network else {}
+        actors = {plan.workers[i]: worker for i, worker in self._workers.items()} | network | {STORE: self.store}
+        for planned, there in ((plan.servers, self._servers), (plan.learners, self.learners)):
+            actors |= dict(zip(planned, there, strict=True))
+        if plan.world_model is not None and self.world_model is not None:
+            actors[plan.world_model] = self.world_model
+        return self._spans.ask({f"{p.role} {p.index}": actor for p, actor in actors.items()})

@@ -1,5 +1,6 @@
 """How the processes of a run are made: the options of each Ray actor, and the paths at which they find each other."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from vla_rl.cluster.processes.common import working_in
 from vla_rl.cluster.processes.env_worker import EnvWorkerProcess
 from vla_rl.cluster.processes.inference import InferenceProcess
 from vla_rl.cluster.processes.learner import LearnerProcess
+from vla_rl.cluster.processes.network import GatewayProcess, RequestRelayProcess
 from vla_rl.cluster.processes.store import StoreProcess
 from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
 from vla_rl.cluster.processes.world_model import WorldModelProcess
@@ -30,6 +32,9 @@ class Launcher:
     def __init__(self, config: RunConfig, spec: EnvSpec, plan: Plan, session: RaySession) -> None:
         self._config, self._spec, self._plan, self._session = config, spec, plan, session
         self._server_class, self._learner_class = _roles(config)
+        self._server_of = plan.servers_by_worker()
+        self._workers_of = {server.index: plan.workers_of(server.index) for server in plan.servers}
+        self._guests_of = {server.index: plan.guests_of(server.index) for server in plan.servers}
 
     def learner(self, process: Process) -> ActorHandle:
         made = self._actor(self._learner_class, process)
@@ -50,14 +55,45 @@ class Launcher:
         """Of weights, to the process's node."""
         return self._actor(WeightRelayProcess, process, concurrency=17).remote(process, self.weights(process.node))
 
+    def link(self, process: Process) -> ActorHandle:
+        """A gateway or a request relay."""
+        made = self._actor(GatewayProcess if process.role == "gateway" else RequestRelayProcess, process)
+        return made.remote(process, self._config.log.trace)
+
     def world_model(self, process: Process) -> ActorHandle:
         made = self._actor(WorldModelProcess, process)
         return made.remote(self._config, self._spec, process, self._lock_server(process))
 
     def pool(self, server: int) -> PoolAddress:
-        """Where an inference server and its env workers meet."""
-        folder = self._session.folder(self._plan.servers[server].node)
-        return PoolAddress(str(folder), f"server{server}", self._plan.clients_of(server), self._plan.envs_per_worker)
+        """Where an inference server and its env workers meet; remote ones are guests there."""
+        plan = self._plan
+        workers, guests = len(self._workers_of[server]), sum(map(len, self._guests_of[server].values()))
+        clients = workers + (server == 0 and plan.world_model is not None)
+        return self._pool(plan.servers[server].node, server, clients, range(workers - guests, workers))
+
+    def guest_pools(self, node: int) -> dict[int, PoolAddress]:
+        """Where the remote env workers of a node meet their relay, by the inference server that they ask."""
+        guests = self._guests_of.items()
+        return {server: self._pool(node, server, len(workers[node])) for server, workers in guests if node in workers}
+
+    def pools(self) -> dict[int, list[PoolAddress]]:
+        """Those of the inference servers of each node."""
+        found = defaultdict[int, list[PoolAddress]](list)
+        for server in self._plan.servers:
+            found[server.node].append(self.pool(server.index))
+        return found
+
+    def seat(self, worker: Process) -> tuple[PoolAddress, int]:
+        """The pool of an env worker, and its position among that pool's workers."""
+        server = self._server_of[worker.index]
+        if worker.remote:
+            its = self._guests_of[server][worker.node]
+            return self._pool(worker.node, server, len(its)), its.index(worker.index)
+        return self.pool(server), self._workers_of[server].index(worker.index)
+
+    def _pool(self, node: int, server: int, clients: int, guests: range = range(0)) -> PoolAddress:
+        folder = str(self._session.folder(node))
+        return PoolAddress(folder, f"server{server}", clients, self._plan.envs_per_worker, guests)
 
     def weights(self, node: int) -> Path:
         """Of the published weights on a node."""
@@ -81,7 +117,7 @@ class Launcher:
 
 def _server_of(process: Process | None) -> str:
     """The kind of fork server from which a process comes."""
-    if process is None:
+    if process is None or process.role in ("gateway", "request relay"):
         return BASE
     return SIMULATOR if process.role == "env worker" else POLICY
 

@@ -27,6 +27,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import CODE, Machine, code_version
+from vla_rl.placement.resources import ENV_HOST
 
 _CONNECT_TIMEOUT_S = 10.0
 _JOIN_TIMEOUT_S = 60.0  # a node imports Ray before it joins, which takes long from a shared disk
@@ -44,7 +45,7 @@ class RaySession:
     """Ray, started or joined, and a ``Node`` on every machine; ``close`` ends it all."""
 
     def __init__(self, config: RunConfig, object_store_bytes: int) -> None:
-        """Raises UserError if the Ray cluster does not answer, or does not have the configured nodes.
+        """Raises UserError if the Ray cluster does not answer, or does not have ``placement.nodes`` nodes.
 
         Raises ProcessDied if a node is lost, which Ray may not have noticed yet.
         """
@@ -52,7 +53,7 @@ class RaySession:
         session = [HeldFolder(session_root())] if address is None else []
         self.is_shared = address is not None  # with other machines, or other runs
         self._here = Node(*session)
-        self._others: list[Any] = []
+        self._others: dict[int, Any] = {}  # the ``Node`` of each other node; env hosts come and go
         self._asked: dict[tuple[int, str], tuple[ray.ObjectRef, float]] = {}  # open calls, and since when
         try:
             if address is None:
@@ -62,21 +63,51 @@ class RaySession:
                 _join_ray(address)
                 _wait_for_nodes(config.placement.nodes)
             nodes = _nodes(config.placement.nodes)
-            self._ids = [node["NodeID"] for node in nodes]
-            self._nodes = [f"{node['NodeManagerHostname']}, {node['NodeManagerAddress']}" for node in nodes]
-            remote = ray.remote(Node)
-            self._others = [remote.options(**self.placed(n)).remote() for n in range(1, len(self._ids))]
-            folders = [other.get_folder.remote() for other in self._others]
-            self._roots = [self._here.folder, *(self._first_answer(n, ref) for n, ref in enumerate(folders, 1))]
-            self._folders = self._roots
+            self._count = len(nodes)
+            self._ids = {number: node["NodeID"] for number, node in enumerate(nodes)}
+            self._nodes = {number: name_of(node) for number, node in enumerate(nodes)}
+            self._others = {number: self._new_node(number) for number in range(1, self._count)}
+            folders = {number: other.get_folder.remote() for number, other in self._others.items()}
+            self._roots = {0: self._here.folder} | {n: self._first_answer(n, ref) for n, ref in folders.items()}
+            self._folders = dict(self._roots)
             self._gpus = self._claimed_gpus(config) if self.is_shared else [self._here.get_gpus()]
-            _require_same_code([other.get_code.remote() for other in self._others])
+            codes = [other.get_code.remote() for other in self._others.values()]
+            for code in ray.get(codes, timeout=CALL_TIMEOUT_S):
+                require_same_code(*code)
         except (RayActorError, GetTimeoutError) as error:
             self.close()
             raise ProcessDied(f"a node is lost: {describe(error)}") from None
         except BaseException:
             self.close()
             raise
+
+    def _new_node(self, node: int) -> Any:
+        return ray.remote(Node).options(**self.placed(node)).remote()
+
+    def join(self, node: int, ray_id: str, name: str) -> Any:
+        """Take this Ray node as the number ``node``; returns its ``Node``, which may be starting still."""
+        self._ids[node], self._nodes[node] = ray_id, name
+        self._others[node] = self._new_node(node)
+        return self._others[node]
+
+    def use(self, node: int, folder: Path) -> None:
+        """``folder``: as the node's ``Node.begin`` has returned it."""
+        self._folders[node], self._roots[node] = folder, folder.parent
+
+    def leave(self, node: int) -> None:
+        """End the ``Node`` of one that has joined, and know it no longer; its reaper removes its files."""
+        ray.kill(self._others.pop(node))
+        self._asked = {key: asked for key, asked in self._asked.items() if key[0] != node}
+
+    def others_alive(self) -> dict[str, dict[str, Any]]:
+        """What Ray says of living nodes that may only simulate for this run, by their ids."""
+        own = {self._ids[number] for number in range(self._count)}
+        return {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in own}
+
+    @property
+    def address(self) -> str:
+        """Where nodes join the Ray cluster."""
+        return str(ray.get_runtime_context().gcs_address)
 
     def _first_answer(self, node: int, ref: ray.ObjectRef) -> Any:
         """Of a node's ``Node``. Raises UserError if none can be made there, and RayActorError if the node is lost."""
@@ -95,13 +126,13 @@ class RaySession:
         devices = config.placement.devices
         count = len(self._here.get_gpus()) if devices is None else devices // config.placement.nodes
         if not self._here.get_gpus():
-            return [()] * len(self._ids)
-        self._claims = [GpuClaim.make(self.placed(node), count) for node in range(len(self._ids))]
+            return [()] * self._count
+        self._claims = [GpuClaim.make(self.placed(node), count) for node in range(config.placement.nodes)]
         return [claim.gpus() for claim in self._claims]
 
     def begin(self) -> None:
         """Give every node a new folder, for processes that start together. Raises ProcessDied if a node is lost."""
-        self._folders = [self.call(node, "begin") for node in range(len(self._ids))]
+        self._folders = {node: self.call(node, "begin") for node in range(self._count)}
 
     def folder(self, node: int) -> Path:
         """The node's folder in shared memory, since ``begin``."""
@@ -113,7 +144,7 @@ class RaySession:
 
     def gpus(self, node: int) -> tuple[Gpu, ...]:
         """Those that the run may use there."""
-        return self._gpus[node]
+        return self._gpus[node] if node < self._count else ()
 
     def placed(self, node: int) -> dict[str, Any]:
         """Options of an actor on ``node``. The plan counts cores and devices, so that Ray does not have to."""
@@ -125,7 +156,7 @@ class RaySession:
         if node == 0:
             return getattr(self._here, method)(*args)
         try:
-            return ray.get(getattr(self._others[node - 1], method).remote(*args), timeout=CALL_TIMEOUT_S)
+            return ray.get(getattr(self._others[node], method).remote(*args), timeout=CALL_TIMEOUT_S)
         except (RayActorError, GetTimeoutError) as error:
             raise self._lost(node, describe(error)) from None
         except RayTaskError as error:
@@ -139,7 +170,7 @@ class RaySession:
         if node == 0:
             return getattr(self._here, method)()
         if (node, method) not in self._asked:
-            self._asked[node, method] = getattr(self._others[node - 1], method).remote(), time.monotonic()
+            self._asked[node, method] = getattr(self._others[node], method).remote(), time.monotonic()
         ref, since = self._asked[node, method]
         is_late = time.monotonic() - since > CALL_TIMEOUT_S
         if not ray.wait([ref], timeout=_LAST_CHANCE_S if is_late else 0.0)[0]:
@@ -169,7 +200,7 @@ class RaySession:
     def lock_use(self) -> dict[str, dict[str, float]]:
         """Totals of every device of every node that was leased."""
         use: dict[str, dict[str, float]] = {}
-        for node in range(len(self._ids)):
+        for node in range(self._count):
             use |= self.call(node, "lock_use")
         return use
 
@@ -178,7 +209,7 @@ class RaySession:
         the run's processes there."""
         if ray.is_initialized():
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.get([other.close.remote() for other in self._others], timeout=CALL_TIMEOUT_S)
+                ray.get([other.close.remote() for other in self._others.values()], timeout=CALL_TIMEOUT_S)
             _end_at_once()
             ray.shutdown()
         self._here.close()
@@ -305,36 +336,52 @@ def _end_at_once() -> None:
             one.process.terminate = one.process.kill
 
 
-def _require_same_code(others: list[Any]) -> None:
-    """Raise UserError if a node imports other source files than this one."""
-    here = code_version()
-    for there, folder in ray.get(others, timeout=CALL_TIMEOUT_S):
-        if there != here:
-            raise UserError(
-                f"the nodes run different code: {CODE} here is not as {folder} there; install the same version of "
-                "vla_rl on every node"
-            )
+def require_same_code(there: str, folder: Path) -> None:
+    """Raise UserError if a node (``Node.get_code``) imports other source files than this one."""
+    if there != code_version():
+        raise UserError(
+            f"the nodes run different code: {CODE} here is not as {folder} there; install the same version of "
+            "vla_rl on every node"
+        )
+
+
+def name_of(node: dict[str, Any]) -> str:
+    """Host and address of what Ray says of a node."""
+    return f"{node['NodeManagerHostname']}, {node['NodeManagerAddress']}"
+
+
+def gpus_of(node: dict[str, Any]) -> float:
+    """What a node offers to learners and inference: -1 if it only simulates (``vla-rl join``)."""
+    resources: dict[str, float] = node["Resources"]
+    return -1.0 if ENV_HOST in resources else resources.get("GPU", 0.0)
 
 
 def _wait_for_nodes(wanted: int) -> None:
-    """Until so many have joined, but no longer than ``_JOIN_TIMEOUT_S``: they may be starting, as this run is."""
-    deadline = time.monotonic() + _JOIN_TIMEOUT_S
-    while sum(node["Alive"] for node in ray.nodes()) < wanted and time.monotonic() < deadline:
+    """Until so many that are like this one have joined, but no longer than ``_JOIN_TIMEOUT_S``: they may be starting,
+    as this run is."""
+    deadline, gpus = time.monotonic() + _JOIN_TIMEOUT_S, len(Machine.detect().gpus)
+    while sum(node["Alive"] and gpus_of(node) >= gpus for node in ray.nodes()) < wanted:
+        if time.monotonic() > deadline:
+            return
         time.sleep(0.5)
 
 
 def _nodes(wanted: int) -> list[dict[str, Any]]:
-    """What Ray says of the nodes to use, this machine first. Raises UserError if there are too few, or unequal ones."""
+    """What Ray says of the nodes for learners and inference: this machine, then those with most GPUs.
+
+    Raises UserError if there are too few, or unequal ones.
+    """
     here = ray.get_runtime_context().get_node_id()
-    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda n: (n["NodeID"] != here, n["NodeID"]))
+    alive = [node for node in ray.nodes() if node["Alive"] and (gpus_of(node) >= 0 or node["NodeID"] == here)]
     if len(alive) < wanted:
         raise UserError(f"placement.nodes={wanted}: the Ray cluster has {len(alive)} alive; use at most that many")
+    alive.sort(key=lambda node: (node["NodeID"] != here, -gpus_of(node), node["NodeID"]))
     gpus = len(Machine.detect().gpus)
     for node in alive[1:wanted]:
-        if (there := node["Resources"].get("GPU", 0)) < gpus:
+        if (there := gpus_of(node)) < gpus:
             name = node["NodeManagerHostname"]
             raise UserError(
                 f"placement.nodes={wanted}: {name} has {there:.0f} GPUs, this machine {gpus}; this version runs on "
-                "alike nodes (`vla-rl plan --on` plans for others)"
+                "alike nodes, and on others for env workers (placement.env_hosts; `vla-rl plan --on` plans for others)"
             )
     return alive[:wanted]

@@ -1,6 +1,6 @@
 """How far the processes of a cluster are with what they load and build."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -22,13 +22,13 @@ class Startup:
         """``calls`` end when ``what`` is built."""
         self._calls[what] = len(calls), list(calls)
 
-    def text(self, workers: Sequence[ActorHandle]) -> str:
+    def text(self, workers: Mapping[int, ActorHandle]) -> str:
         """Such as "simulators 2 of 4, learner 0 of 1": what is not complete; empty if all is ready. Waits for nothing.
 
-        ``workers``: the env workers there are now; one that was replaced has to be ready again.
+        ``workers``: the env workers there are now, by index; one that was replaced has to be ready again.
         """
         parts = []
-        ready = self._envs * sum(self._is_ready(i, worker) for i, worker in enumerate(workers))
+        ready = self._envs * sum(self._is_ready(i, worker) for i, worker in workers.items())
         if ready < self._envs * len(workers):
             parts.append(f"simulators {ready} of {self._envs * len(workers)}")
         for what, (count, calls) in self._calls.items():

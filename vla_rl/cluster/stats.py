@@ -1,6 +1,6 @@
 """What the meters of all processes say, and what they did when."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -18,16 +18,17 @@ class Stats:
     def __init__(self) -> None:
         self._last: dict[tuple[str, int], dict[str, float]] = {}  # answers, by group and index
 
-    def ask(self, groups: Mapping[str, Sequence[ActorHandle]]) -> dict[str, list[dict[str, float]]]:
-        """Totals of every process of each group; of one that does not answer in time, those of its last answer."""
+    def ask(self, groups: Mapping[str, Mapping[int, ActorHandle]]) -> dict[str, dict[int, dict[str, float]]]:
+        """Totals of every process of each group, by index; of one that does not answer in time, those of its last
+        answer."""
         calls: dict[Any, tuple[str, int]] = {
-            process.stats.remote(): (name, i) for name, group in groups.items() for i, process in enumerate(group)
+            process.stats.remote(): (name, i) for name, group in groups.items() for i, process in group.items()
         }
         answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_TIMEOUT_S)
         for ref in answered:
             if failure_of(ref) is None:
                 self._last[calls[ref]] = ray.get(ref)
-        return {name: [self._last.get((name, i), {}) for i in range(len(group))] for name, group in groups.items()}
+        return {name: {i: self._last.get((name, i), {}) for i in group} for name, group in groups.items()}
 
 
 class SpanCollector:

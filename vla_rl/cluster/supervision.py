@@ -3,6 +3,7 @@
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
+from pathlib import Path
 
 from ray.exceptions import RayError, RayTaskError
 
@@ -47,6 +48,7 @@ class Replacements:
     def __init__(self, names: Sequence[str]) -> None:
         """``names``: role and index of each process, as in "env worker 0"."""
         self.count = 0
+        self.absent = set[str]()  # those of places that no env host has
         self._names = tuple(names)
         self._in_vain: Counter[str] = Counter()  # deaths of each process since ``progressed``
         self._deaths = RestartRate(_DEATHS_EACH * len(names))
@@ -76,7 +78,8 @@ class Replacements:
                 times = f"{_ERRORS_EACH + 1} times within {_WINDOW_S:.0f} s"
                 raise ProcessFailed(f"{name} failed {times}: {self._first[name]}")
         role = name.rpartition(" ")[0]
-        if all(self._in_vain[n] >= _DEATHS_IN_VAIN for n in self._names if n.rpartition(" ")[0] == role):
+        peers = [n for n in self._names if n.rpartition(" ")[0] == role and n not in self.absent]
+        if all(self._in_vain[n] >= _DEATHS_IN_VAIN for n in peers):
             raise ProcessFailed(
                 f"{name} died {self._in_vain[name]} times without getting anywhere, as did every other {role}: {reason}"
             )
@@ -105,10 +108,29 @@ class Supervision:
         self._session, self._plan = session, plan
         self._stall_s, self._setup_s = stall_s, setup_s
         self._looked = 0.0
-        self._watched = [*plan.processes, *plan.relays, STORE]  # the rows of all nodes
+        self._watched = [*plan.processes, *plan.relays, *plan.links, STORE]  # the rows of all nodes
+        self._env_hosts = plan.env_hosts
+        self._lost: dict[int, str] = {}
         self._paths = {
-            node: session.call(node, "create_pulses", len(self._watched)) for node in {p.node for p in self._watched}
+            node: session.call(node, "create_pulses", self.rows)
+            for node in {p.node for p in self._watched} - set(plan.env_hosts)
         }
+
+    @property
+    def rows(self) -> int:
+        """How many a node must have (``Node.create_pulses``)."""
+        return len(self._watched)
+
+    def watch(self, node: int, path: Path | None) -> None:
+        """From now on, look after the place of an env host, which has its rows there; None: no longer."""
+        self._paths.pop(node, None)
+        if path is not None:
+            self._paths[node] = path
+
+    def take_lost(self) -> dict[int, str]:
+        """Env hosts that were found not to answer any more, and why."""
+        lost, self._lost = self._lost, {}
+        return lost
 
     def address(self, process: Process) -> PulseAddress:
         """Where the process shows its progress."""
@@ -117,7 +139,7 @@ class Supervision:
     def look(self) -> list[str]:
         """What was killed just now. Call often; looks at most once a second, and waits for no other node.
 
-        Raises ProcessDied if another node is lost, or Ray's own processes are.
+        Raises ProcessDied if a node with other processes is lost, or Ray's own processes are.
         """
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_S:
@@ -126,7 +148,14 @@ class Supervision:
         self._session.require_ray()
         killed = []
         for node in sorted(self._paths):  # this one first, whatever becomes of the others
-            for row, silent in (self._session.ask(node, "kill_overdue") or {}).items():
+            try:
+                overdue = self._session.ask(node, "kill_overdue") or {}
+            except ProcessDied as error:
+                if node not in self._env_hosts:
+                    raise
+                self._lost[node] = str(error)
+                continue
+            for row, silent in overdue.items():
                 process = self._watched[row]
                 killed.append(f"{process.role} {process.index} made no progress for {silent:.0f} s: killed")
         return killed

@@ -479,6 +479,14 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
             JSON,
         ),
     ),
+    "join": (
+        "join:join_command",
+        "let this machine simulate for the runs of a Ray cluster (placement.env_hosts), until Ctrl-C",
+        (
+            _option("address", metavar="ADDRESS", help="HOST:PORT of the running Ray cluster"),
+            _option("--node-ip-address", metavar="IP", help="of this machine, if the others reach it at this one only"),
+        ),
+    ),
 }
 BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
     "overlap": (
@@ -524,6 +532,11 @@ BENCHMARKS: dict[str, tuple[str, str, tuple]] = {
             PICTURE,
             JSON,
         ),
+    ),
+    "network": (
+        "benchmark.network:network_command",
+        "what the way over the network adds to a request for an action chunk",
+        (CONFIG, OVERRIDES, _count("--blocks", "in which all ways are measured", 7), JSON),
     ),
     "scaling": (
         "benchmark.scaling:scaling_command",

@@ -123,7 +123,7 @@ def _findings(report: NodeReport, first: NodeReport, count: int) -> Iterator[Fin
     if facts.versions.get("mujoco") != wanted.versions.get("mujoco"):
         yield Finding("", f"another mujoco than on {first.name}", "needed alike for tasks that use it")
     if report.gpus < first.gpus:
-        remedy = "leave the node out, or hide GPUs of the others (CUDA_VISIBLE_DEVICES, before `ray start`)"
+        remedy = "let it only simulate (placement.env_hosts), or hide GPUs of the others (CUDA_VISIBLE_DEVICES)"
         yield _missing(f"{report.gpus} GPUs, {first.gpus} on {first.name}; this version runs on alike nodes", remedy)
     if report.gpus and facts.gpu_problem:
         yield _missing("torch cannot use its GPUs", facts.gpu_problem)

@@ -277,6 +277,8 @@ def play_episodes(
             cluster.progressed()
         left = f", {minutes_left(time.monotonic() - start, done, len(episodes))}" if done else ""
         building = "" if done or not (found := cluster.building()) else f", {found} ready"
-        status(f"{title}: {done} of {len(episodes)} episodes{left}{building}")
+        waits = f"; waiting for env hosts, {wanted}" if (wanted := cluster.wanted) else ""
+        status(f"{title}: {done} of {len(episodes)} episodes{left}{building}{waits}")
+        deadline = time.monotonic() + STALL_S if wanted else deadline
         if time.monotonic() > deadline:
             raise StallError(f"no evaluation episode finished for {STALL_S:.0f} s ({done} of {len(episodes)} done)")

@@ -120,6 +120,10 @@ def _remarks(plan: Plan) -> Iterator[str]:
     """What is to be said of a plan besides."""
     if idle := set(range(plan.nodes)) - {p.node for p in plan.processes}:
         yield f"not used: {_nodes(idle)}"
+    if plan.remote:
+        hosts = sum(not machine.devices for machine in plan.machines)
+        keys = f"placement.nodes={plan.nodes - hosts} placement.env_hosts={hosts}"
+        yield f"env workers of {_nodes(w.node for w in plan.remote)} ask over the network ({keys})"
     if plan.planned_only:
         yield plan.planned_only
 
@@ -148,7 +152,8 @@ def _comparison(found: list[Candidate]) -> Table:
 def _devices(plan: Plan) -> list[int]:
     """All devices; cores of one node have one memory, and count once."""
     devices = sorted({d for p in plan.processes for d in p.devices})
-    return devices[: plan.nodes] if "cpu" in {p.kind for p in plan.processes if p.devices} else devices
+    nodes = sum(machine.devices > 0 for machine in plan.machines)
+    return devices[:nodes] if "cpu" in {p.kind for p in plan.processes if p.devices} else devices
 
 
 def _memory_table(plan: Plan, use: dict[int, dict[str, Parts]], room: float) -> Table:

@@ -134,6 +134,11 @@ class Trainer:
         """A reference to the next super-batch; None if the run is asked to stop meanwhile."""
         deadline, progress = time.monotonic() + STALL_S, -1
         while not self.stop.requested:
+            if wanted := self.cluster.wanted:
+                self.view.status(f"waiting for env hosts: {wanted}")
+                self.cluster.watch(1.0)
+                deadline = time.monotonic() + STALL_S
+                continue
             ref: Any = self.cluster.store.next_batch.remote(2.0)
             try:
                 with self.cluster.asking_store():
@@ -284,6 +289,8 @@ class Trainer:
         elapsed = self._elapsed()
         metrics |= {"time/seconds": elapsed, "restarts": float(self.cluster.restarts), "memory/gib": resident_gib()}
         metrics |= {"restarts_of_run": float(self.restarts), "memory/swap_gib": swapped_gib()}
+        if self.config.placement.env_hosts.max:
+            metrics["placement/env_hosts"] = float(self.cluster.env_hosts)
         if self.config.placement.replan_every:
             metrics["placement/migrations"] = float(self._replanner.migrations)
         metrics["machine/cpu"] = psutil.cpu_percent() / 100  # share of all cores since the previous iteration

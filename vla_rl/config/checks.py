@@ -208,11 +208,13 @@ def _replanning_needs_auto(config: RunConfig) -> Iterator[Problem]:
 
 
 def _nodes_need_a_cluster(config: RunConfig) -> Iterator[Problem]:
-    p, key = config.placement, ("placement", "nodes")
-    if p.nodes > 1 and p.ray_address is None:
-        yield Problem(key, "several machines need a running Ray cluster; set placement.ray_address", p.nodes)
-    if p.nodes > 1 and p.virtual is not None:
-        yield Problem(key, "virtual devices are all on this machine; use 1", p.nodes)
+    p = config.placement
+    for name, count, alone in (("nodes", p.nodes, 1), ("env_hosts", p.env_hosts.max, 0)):
+        key = ("placement", name)
+        if count > alone and p.ray_address is None:
+            yield Problem(key, "several machines need a running Ray cluster; set placement.ray_address", count)
+        if count > alone and p.virtual is not None:
+            yield Problem(key, f"virtual devices are all on this machine; use {alone}", count)
 
 
 def _address_has_a_form(config: RunConfig) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, Union, get_args
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from algos import AlgoConfig
 from algos.ppo import PPOConfig
@@ -25,6 +25,7 @@ from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
 # DeepSpeed's defaults, in weights; what ZeRO holds at a time on top of a rank's own part
 ZERO_BUCKET = 500_000_000  # whose gradients it reduces together
 ZERO_LIVE = 1_000_000_000  # that stage 3 gathers
+_MOST_HOSTS = 1000
 
 
 class SftConfig(ConfigGroup):
@@ -216,6 +217,37 @@ class LearnerConfig(ConfigGroup):
                 return 1.0
 
 
+class EnvHostsConfig(ConfigGroup):
+    """How many hosts only simulate (``placement.env_hosts``)."""
+
+    min: NonNegative = Field(0, le=_MOST_HOSTS, description="With fewer than that, the run waits and begins no update.")
+    max: NonNegative = Field(
+        0,
+        le=_MOST_HOSTS,
+        description="The plan has places for so many; placement.env_workers is for all of them.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_number(cls, given: Any) -> Any:
+        if not isinstance(given, int) or isinstance(given, bool):
+            return given
+        if not 0 <= given <= _MOST_HOSTS:
+            raise ValueError(f"{given} hosts: write a number of at least 0 and at most {_MOST_HOSTS}")
+        return {"min": given, "max": given}
+
+    @model_validator(mode="after")
+    def _range_is_not_empty(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min={self.min} is above max={self.max}; give both, or one number for both")
+        return self
+
+
+def _or_a_number(schema: dict[str, Any]) -> None:
+    number = {"type": "integer", "minimum": 0, "maximum": _MOST_HOSTS}
+    schema["anyOf"] = [number, {"$ref": schema.pop("$ref")}]
+
+
 class PlacementConfig(ConfigGroup):
     """What runs where, how many processes of each kind there are, and how inference batches form.
 
@@ -229,7 +261,23 @@ class PlacementConfig(ConfigGroup):
         "by the profile; without a profile collocated on one device, pipelined on several.",
     )
     nodes: Positive = Field(
-        1, description="Machines of the Ray cluster to use; all must be like this one, which is the first."
+        1,
+        description="Machines of the Ray cluster for inference and learner; all must be like this one, which is the "
+        "first.",
+    )
+    env_hosts: EnvHostsConfig = Field(
+        EnvHostsConfig(),
+        json_schema_extra=_or_a_number,
+        description="Further machines of the Ray cluster, which only simulate: they have no inference server, and "
+        "their env workers ask those of the others over the network. They may join and leave during a run. A number "
+        "stands for both min and max.",
+    )
+    env_host_cores: Annotated[Positive, Field(le=4096)] | None = Field(
+        None, description="Processor cores of each of these machines; null: as many as this one has."
+    )
+    env_host_compress: bool = Field(
+        False,
+        description="These machines compress what they send to inference (lz4, lossless): for slow links.",
     )
     ray_address: str | None = Field(
         None, description="A running Ray cluster: auto, or HOST:PORT; null: start Ray on this machine for the run."

@@ -43,7 +43,8 @@ class BatchRule:
     """When a batch fires. A request waits for others as long as that holds up nobody.
 
     * The batch is full.
-    * Half of all rows are pending, and a worker is busy with others: simulators and inference work at the same time.
+    * Half of the rows whose workers are there are pending, and a worker is busy with others: simulators and inference
+      work at the same time.
     * All workers wait, so that nothing more can come.
     * A request has waited ``max_wait_s``, and its worker is not known to be busy.
     """
@@ -56,9 +57,10 @@ class BatchRule:
 
         ``pending``: rows; ``requested_ns``, int64, and ``state``, as ``WorkerState``: [R], of all rows.
         """
-        busy = state == WorkerState.BUSY
-        enough = min(self.max_batch, math.ceil(len(state) / 2)) if busy.any() else self.max_batch
-        if len(pending) >= enough or (state == WorkerState.WAITS).all():
+        busy, absent = state == WorkerState.BUSY, state == WorkerState.ABSENT
+        half = math.ceil((len(state) - np.count_nonzero(absent)) / 2)
+        enough = min(self.max_batch, half) if busy.any() else self.max_batch
+        if len(pending) >= enough or (absent | (state == WorkerState.WAITS)).all():
             return 0.0
         held_up = [int(requested_ns[row]) for row in pending if not busy[row]]
         return max(0.0, self.max_wait_s - (now_ns - min(held_up)) * 1e-9) if held_up else math.inf

@@ -44,17 +44,18 @@ class Throughput:
 
     _since: float = field(default_factory=time.monotonic)
     _processors: ProcessorTime = field(default_factory=ProcessorTime)
-    _before: dict[str, list[Totals]] = field(default_factory=dict)
+    _before: dict[str, Mapping[int, Totals]] = field(default_factory=dict)
     growth: dict[str, list[Totals]] = field(default_factory=dict)  # of each process, in the last measurement
 
-    def measure(self, stats: Mapping[str, Sequence[Totals]]) -> dict[str, float]:
+    def measure(self, stats: Mapping[str, Mapping[int, Totals]]) -> dict[str, float]:
         """Metrics by name.
 
-        ``stats``: meter totals of each process by group (worker, server, learner, world_model, device).
+        ``stats``: meter totals of each process that is there, by its index, in groups (worker, server, learner, relay,
+        gateway, world_model, device).
         """
         now = time.monotonic()
         wall, self._since = now - self._since, now
-        growth = self.growth = {group: self._growth(group, list(totals)) for group, totals in stats.items()}
+        growth = self.growth = {group: self._growth(group, totals) for group, totals in stats.items()}
         workers, servers, learners = (growth.get(g, []) for g in ("worker", "server", "learner"))
         batches, rows = _total(servers, "batches"), _total(servers, "rows")
         return {
@@ -76,18 +77,15 @@ class Throughput:
             "time/iteration_cpu_s": self._processors.growth(),
             **_of_actions(workers),
             **_of_slowest(workers),
+            **_of_network(growth.get("relay", []), growth.get("gateway", []), wall),
             **_of_world_model(growth.get("world_model", []), wall),
             **({"busy/shared_devices": _share(growth["device"], ("held_s",), wall)} if growth.get("device") else {}),
             **({"busy/learner_offload": _share(learners, _OFFLOAD, wall)} if _total(learners, "offload_s") else {}),
         }
 
-    def _growth(self, group: str, totals: list[Totals]) -> list[Totals]:
-        before = self._before.get(group, [])
-        self._before[group] = totals
-        if before and len(before) != len(totals):  # a process did not answer, and it is unknown which
-            return [{} for _ in totals]
-        before = before or [{} for _ in totals]
-        return [_difference(t, b) for t, b in zip(totals, before, strict=True)]
+    def _growth(self, group: str, totals: Mapping[int, Totals]) -> list[Totals]:
+        before, self._before[group] = self._before.get(group, {}), totals
+        return [_difference(grown, before.get(index, {})) for index, grown in totals.items()]
 
 
 def _of_world_model(models: Sequence[Totals], wall: float) -> dict[str, float]:
@@ -97,6 +95,19 @@ def _of_world_model(models: Sequence[Totals], wall: float) -> dict[str, float]:
         "throughput/imagined_per_s": _total(models, "imagined") / wall,
         "busy/imagine": _share(models, ("imagine_s", "frames_s"), wall),
         "busy/model_train": _share(models, ("model_train_s", "frame_train_s"), wall),
+    }
+
+
+def _of_network(relays: Sequence[Totals], gateways: Sequence[Totals], wall: float) -> dict[str, float]:
+    """Of requests between nodes; no latency where none was answered."""
+    if not relays:
+        return {}
+    answered = _total(relays, "network_rows")
+    found = {"network/latency_ms": 1e3 * _total(relays, "network_s") / answered} if answered else {}
+    return found | {
+        "network/mib_per_s": _total(relays, "network_bytes") / 2**20 / wall,
+        "network/repeated": _total(relays, "network_repeated"),
+        "network/dropped": _total([*relays, *gateways], "dropped"),
     }
 
 

@@ -162,10 +162,15 @@ def _wandb_has_a_key(config: RunConfig) -> Iterator[Problem]:
 
 def _plan_exists(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     try:
-        make_plan(config, Resources.of(machine, config))
+        plan = make_plan(config, Resources.of(machine, config))
     except PlanError as error:
         group, name = error.key.split(".")
         yield Problem((group, name), error.text, getattr(getattr(config, group), name))
+        return
+    hosts = config.placement.env_hosts
+    if idle := hosts.max - len(plan.env_hosts):
+        text = f"{idle} of at most {hosts.max} hosts have no env worker: raise placement.env_workers, or lower max"
+        yield Problem(("placement", "env_hosts"), text, hosts.max)
 
 
 def _simulator_has_gpu(config: RunConfig, machine: Machine) -> Iterator[Problem]:
@@ -176,7 +181,7 @@ def _simulator_has_gpu(config: RunConfig, machine: Machine) -> Iterator[Problem]
 
 def _processes_fit(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     placement = config.placement
-    needed = placement.env_workers / placement.nodes * WORKER_BYTES
+    needed = placement.env_workers / (placement.nodes + placement.env_hosts.max) * WORKER_BYTES
     if needed > machine.memory:
         text = (
             f"so many processes take {needed / GIB:.0f} GiB of memory at least, and this machine has "

@@ -39,7 +39,7 @@ WORKER_BYTES = 100 << 20  # an env worker, before its simulator
 def host_use(plan: Plan, memory: Memory, config: RunConfig, spec: EnvSpec, node: int = 0) -> dict[str, Parts]:
     """GiB that lie in a node's main memory, by role and by what it holds them for."""
     on_cores = "cpu" in {p.kind for p in plan.processes if p.devices}
-    found = memory_use(plan, memory, config, node) if on_cores else {}
+    found = memory_use(plan, memory, config, node) if on_cores and plan.machines[node].devices else {}
     shared = SharedMemoryNeeds.of(config, spec, plan).total / GIB if node == 0 else 0.0
     workers = sum(worker.node == node for worker in plan.workers)
     found["env workers"] = {"processes": workers * WORKER_BYTES / GIB}

@@ -12,7 +12,8 @@ as a whole. Simulators that run on cores (LIBERO) have processes of their own an
 
 With several nodes, these take turns in the numbering of devices: however the devices are divided, every node has its
 part of each role. An env worker and its inference server run on one node, because they share memory. Nodes without a
-device take the env workers for which the others have no core left; these workers are remote.
+device take the env workers for which the others have no core left; these workers are remote. A request relay on their
+node and a gateway on their server's node carry their requests (``vla_rl.inference.network``).
 """
 
 import math
@@ -66,7 +67,9 @@ class Layout:
 class Process:
     """One process of the plan."""
 
-    role: str  # "env worker", "inference server", "learner", "world model", "weight relay" or "replay store"
+    # "env worker", "inference server", "learner", "world model", "weight relay", "request relay", "gateway" or
+    # "replay store"
+    role: str
     index: int
     kind: Kind  # where it computes
     devices: tuple[int, ...]  # empty: on cores, without a lease
@@ -85,7 +88,8 @@ STORE = Process("replay store", 0, "cpu", (), 1, None)  # of every plan
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All processes except the driver, the replay store and the weight relays that follow from where the others are."""
+    """All processes except the driver, the replay store and those between nodes, which follow from where the others
+    are (``relays``, ``links``)."""
 
     layout: Layout
     workers: tuple[Process, ...]
@@ -113,10 +117,13 @@ class Plan:
         return tuple(worker for worker in self.workers if worker.remote)
 
     @property
+    def env_hosts(self) -> tuple[int, ...]:
+        """Nodes with remote env workers: places of hosts that may join and leave."""
+        return tuple(sorted({worker.node for worker in self.remote}))
+
+    @property
     def planned_only(self) -> str | None:
         """Why this version cannot run the plan; None if it can."""
-        if self.remote:
-            return "planned only: this version runs env workers on nodes with an inference server"
         if len({machine.devices for machine in self.machines if machine.devices}) > 1:
             return "planned only: this version runs on nodes with equally many devices"
         return None
@@ -124,15 +131,30 @@ class Plan:
     def require_runtime(self) -> None:
         """Raise UserError if this version cannot run the plan."""
         if (reason := self.planned_only) is not None:
-            raise UserError(
-                f"{reason}; use alike nodes with devices, and no more placement.env_workers than their cores"
-            )
+            raise UserError(f"{reason}; use alike nodes with devices, and others for env workers (placement.env_hosts)")
 
     @property
     def relays(self) -> tuple[Process, ...]:
         """They bring weights to the nodes of inference servers where the learner's first rank does not run."""
         away = sorted({s.node for s in self.servers} - {self.learners[0].node}) if self.learners else []
         return tuple(Process("weight relay", i, "cpu", (), 1, None, node) for i, node in enumerate(away))
+
+    @property
+    def gateways(self) -> tuple[Process, ...]:
+        """Beside each inference server that remote env workers ask, and with its index."""
+        return tuple(
+            Process("gateway", s.index, "cpu", (), 1, None, s.node) for s in self.servers if self.guests_of(s.index)
+        )
+
+    @property
+    def request_relays(self) -> tuple[Process, ...]:
+        """One on each node with remote env workers."""
+        return tuple(Process("request relay", i, "cpu", (), 1, None, node) for i, node in enumerate(self.env_hosts))
+
+    @property
+    def links(self) -> tuple[Process, ...]:
+        """What carries the requests of remote env workers."""
+        return (*self.gateways, *self.request_relays)
 
     @property
     def locks(self) -> list[str]:
@@ -159,7 +181,17 @@ class Plan:
         return len(self.workers_of(server)) + (server == 0 and self.world_model is not None)
 
     def workers_of(self, server: int) -> list[int]:
-        return [worker for worker, its in enumerate(self.servers_by_worker()) if its == server]
+        """The env workers that ask it, in the order of its rows: the remote ones last, node by node."""
+        asking = [worker for worker, its in enumerate(self.servers_by_worker()) if its == server]
+        return sorted(asking, key=lambda index: self.workers[index].remote * (1 + self.workers[index].node))
+
+    def guests_of(self, server: int) -> dict[int, list[int]]:
+        """The remote env workers that ask it, by their node, in the order of its rows."""
+        guests = defaultdict[int, list[int]](list)
+        for worker in self.workers_of(server):
+            if self.workers[worker].remote:
+                guests[self.workers[worker].node].append(worker)
+        return dict(guests)
 
     def node_of(self, device: int) -> int:
         return homes(self.machines)[device]
@@ -245,8 +277,9 @@ def usable_devices(config: RunConfig, resources: Resources) -> int:
     """
     there = resources.devices
     if resources.kind == "cpu":
-        least = min(2 * resources.nodes, resources.cores)
-        there = max(least, resources.cores - config.placement.env_workers)
+        near = [machine.cores for machine in resources.machines if machine.devices]
+        away = resources.cores - sum(near)  # cores of nodes that only simulate
+        there = max(min(2 * len(near), sum(near)), sum(near) - max(0, config.placement.env_workers - away))
     wanted = config.placement.devices
     if wanted is not None and wanted > there:
         raise PlanError("placement.devices", f"there are {there} ({resources.kind}) to divide; use at most that many")

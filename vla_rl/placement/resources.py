@@ -13,6 +13,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import GIB, Machine
 
 Kind = Literal["cuda", "cpu", "virtual"]
+ENV_HOST = "vla_rl_env_host"  # Ray's resource of a node that only simulates, whatever it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,16 @@ class Resources:
     def of(cls, machine: Machine, config: RunConfig) -> Self:
         """Without a GPU, the cores are the devices; ``placement.devices`` says how many virtual devices there are.
 
-        ``machine``: one of the nodes, which are alike.
+        ``machine``: one of the nodes with devices, which are alike. After them come those that only simulate, whose
+        memory is not known: as many as may be there at a time.
         """
         placement, memory = config.placement, machine.memory / GIB
         if placement.virtual is not None:
             return cls.on((Node(placement.env_workers, placement.devices or 1, memory),), "virtual")
         node = Node(machine.cpus, len(machine.gpus) or machine.cpus, memory)
-        return cls.on((node,) * placement.nodes, "cuda" if machine.gpus else "cpu")
+        host = Node(placement.env_host_cores or machine.cpus, 0)
+        nodes = (node,) * placement.nodes + (host,) * placement.env_hosts.max
+        return cls.on(nodes, "cuda" if machine.gpus else "cpu")
 
 
 def _shares(total: int, nodes: int) -> list[int]:

@@ -23,10 +23,15 @@ class Retries:
         """Those that wait for a worker."""
         return iter(self._waiting)
 
-    def lost(self, episode: EpisodeSpec) -> int:
-        """How often it has been lost: after the second time it waits here, after the third it is forgotten."""
+    def lost(self, episode: EpisodeSpec, blame: bool = True) -> int:
+        """How often it has been lost: after the second time it waits here, after the third it is forgotten.
+
+        Without ``blame`` this time does not count.
+        """
         content = _content(episode)
-        times = self._losses[content] = self._losses.get(content, 0) + 1
+        times = self._losses.get(content, 0) + blame
+        if blame:
+            self._losses[content] = times
         if times == 2:
             self._waiting.append(episode)
         elif times > 2:

@@ -120,28 +120,28 @@ class ReplayStore:
             self._bundles.add(episode_id, imagined, passed, waits)
             self._changed.notify_all()
 
-    def worker_lost(self, worker: int) -> int:
+    def worker_lost(self, worker: int, with_host: bool = False) -> int:
         """A worker died: count its episodes as lost, and schedule them again. Returns how many.
 
         One that is lost twice is played alone in its worker. If that is lost, too, it crashes its simulator: it is set
-        aside.
+        aside. ``with_host``: the worker is lost with its host, for which no episode is to blame.
         """
         with self._changed:
             self._dead.add(worker)
             self._retries.worker_lost(worker)
             lost = [e for owner, e in self._running.values() if owner == worker]
-            self._lose(lost)
+            self._lose(lost, blame=not with_host)
             self._changed.notify_all()
             return len(lost)
 
-    def _lose(self, episodes: Sequence[EpisodeSpec]) -> None:
+    def _lose(self, episodes: Sequence[EpisodeSpec], *, blame: bool) -> None:
         for episode in episodes:
             del self._running[episode.id]
             if episode.group in self._given_up and not episode.evaluation:
                 self._retries.ended(episode)
                 continue
-            times = self._retries.lost(episode)
-            if times == 1:
+            times = self._retries.lost(episode, blame)
+            if times < 2:
                 (self._evaluations if episode.evaluation else self._due).append(episode)
             elif times > 2:
                 self._put_aside(episode)

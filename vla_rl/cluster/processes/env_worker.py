@@ -20,12 +20,16 @@ class StoreClient:
 
     def __init__(self, store: ActorHandle) -> None:
         self._store = store
+        self._sent: list[Any] = []  # calls that bring episodes to it
 
     def take(self, worker: int, count: int, timeout: float) -> list[EpisodeSpec]:
         return ray.get(self._store.take.remote(worker, count, timeout), timeout=timeout + CALL_TIMEOUT_S)
 
     def add(self, worker: int, finished: Trajectory | EpisodeResult) -> None:
-        self._store.add.remote(worker, finished)
+        """Raises RayActorError if an earlier episode has not arrived: this worker then ends, and that one is lost."""
+        arrived, self._sent = ray.wait(self._sent, num_returns=len(self._sent), timeout=0.0) if self._sent else ([], [])
+        ray.get(arrived)
+        self._sent.append(self._store.add.remote(worker, finished))
 
 
 class EnvWorkerProcess(Traced):

@@ -20,6 +20,8 @@ ROLES = {
     "learner": "LearnerProcess",
     "replay store": "StoreProcess",
     "world model": "WorldModelProcess",
+    "gateway": "GatewayProcess",
+    "request relay": "RequestRelayProcess",
 }
 _STOP_S = 300.0  # for the update under way, and the last checkpoint
 

@@ -6,6 +6,9 @@ that has died is never taken for an answer to its successor: a row is pending ex
 
 Doorbells only wake. What has arrived is read from the rows, also when nobody has rung for a while: a process may be
 killed between its writing and its ringing.
+
+Workers of other nodes are *guests* of a pool: one process writes their requests into its rows and hears one doorbell
+for all of them (``vla_rl.inference.network``).
 """
 
 import time
@@ -29,6 +32,7 @@ class WorkerState(IntEnum):
     UNKNOWN = 0  # may ask at any time
     BUSY = 1  # has work besides its open requests
     WAITS = 2  # asks for nothing before an answer comes
+    ABSENT = 3  # is not there: its host has left, or has not joined yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class PoolAddress:
     name: str
     workers: int
     envs_per_worker: int
+    guests: range = range(0)  # workers that run on other nodes
 
     @property
     def rows(self) -> int:
@@ -53,7 +58,11 @@ class PoolAddress:
 
     def bell(self, worker: int | None) -> Path:
         """The doorbell of a worker; None: of the server."""
-        return Path(self.folder) / f"{self.name}.{'server' if worker is None else f'worker{worker}'}.bell"
+        if worker is None:
+            owner = "server"
+        else:
+            owner = "guests" if worker in self.guests else f"worker{worker}"
+        return Path(self.folder) / f"{self.name}.{owner}.bell"
 
 
 def create_pool(address: PoolAddress, spec: EnvSpec, policy: PolicySpec) -> SharedArrays:
@@ -85,19 +94,33 @@ def create_pool(address: PoolAddress, spec: EnvSpec, policy: PolicySpec) -> Shar
     return arrays
 
 
+def request_columns(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Those of a pool's arrays that make up a request."""
+    names = [f.name for f in fields(Observation)] + ["greedy"]
+    return {name: array for name, array in arrays.items() if name in names or name.startswith(_DRAWS)}
+
+
+def answer_columns(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Those of a pool's arrays that make up an answer."""
+    names = ("actions", "logprobs", "values", "policy_version")
+    return {name: array for name, array in arrays.items() if name in names or name.startswith(_RECORD)}
+
+
 class WorkerMailbox:
     """A worker's side: its own rows, addressed by the env id within the worker."""
 
-    def __init__(self, address: PoolAddress, worker: int) -> None:
+    def __init__(self, address: PoolAddress, worker: int, count: int = 1) -> None:
+        """``count``: of workers from ``worker`` on whose rows these are, which have one doorbell (guests)."""
         self._pool = SharedArrays.attach(address.memory)
         first = worker * address.envs_per_worker
-        rows = slice(first, first + address.envs_per_worker)
+        rows = slice(first, first + count * address.envs_per_worker)
         self._first = first
         self._arrays = {name: array[rows] for name, array in self._pool.arrays.items()}
         self._server = Doorbell(address.bell(None))
         self._bell = Doorbell(address.bell(worker))
         self._open = set[int]()  # env ids with a request whose answer has not been returned
         self.observation = Observation(**{f.name: self._arrays[f.name] for f in fields(Observation)})
+        self.requests, self.answers = request_columns(self._arrays), answer_columns(self._arrays)
         # Requests of an earlier process in this place are void, and no answer to them may match a ticket of this one.
         self._arrays["ticket"][:] = time.monotonic_ns()
         self._arrays["answered"][:] = self._arrays["ticket"]
@@ -112,6 +135,10 @@ class WorkerMailbox:
         for name, numbers in draws.items():
             self._arrays[_DRAWS + name][index] = numbers
         self._arrays["greedy"][index] = greedy
+        self.submit(index)
+
+    def submit(self, index: np.ndarray) -> None:
+        """Ask for what ``requests`` holds for these environments, int [n]."""
         self._arrays["requested_ns"][index] = time.monotonic_ns()
         self._arrays["ticket"][index] += 1
         self._open.update(index.tolist())
@@ -139,6 +166,14 @@ class WorkerMailbox:
             return self.wait(timeout)
         finally:
             self._arrays["worker_state"][:] = WorkerState.BUSY
+
+    def show(self, rows: slice, states: np.ndarray) -> None:
+        """Tell the server what the workers of these rows do, as ``WorkerState``: int8 [n]."""
+        state = self._arrays["worker_state"][rows]
+        changed = state != states
+        state[:] = states
+        if (states[changed] == WorkerState.WAITS).any():
+            self._server.ring([WAKE])
 
     def fileno(self) -> int:
         """Of the doorbell: readable when ``wait`` has something to return, for event loops."""
@@ -168,7 +203,8 @@ class ServerMailbox:
         self._address = address
         self._pool = SharedArrays.attach(address.memory)
         self._bell = Doorbell(address.bell(None))
-        self._workers = [Doorbell(address.bell(w)) for w in range(address.workers)]
+        bells = {path: Doorbell(path) for path in map(address.bell, range(address.workers))}
+        self._workers = [bells[address.bell(w)] for w in range(address.workers)]
         self.arrays = self._pool.arrays
         self.draws = _part(self.arrays, _DRAWS)
         self._record = _part(self.arrays, _RECORD)
@@ -193,6 +229,10 @@ class ServerMailbox:
     def wake(self) -> None:
         self._bell.ring([WAKE])
 
+    def fileno(self) -> int:
+        """As ``WorkerMailbox.fileno``."""
+        return self._bell.fileno()
+
     def answer(self, rows: Sequence[int], tickets: np.ndarray, batch: ActionBatch) -> None:
         """Write answers and wake the workers. Row i of ``batch`` answers the request ``tickets[i]`` of ``rows[i]``."""
         index = np.asarray(rows)
@@ -201,6 +241,10 @@ class ServerMailbox:
         for name, array in self._record.items():
             array[index] = batch.record[name]
         self.arrays["policy_version"][index] = batch.policy_version
+        self.deliver(index, tickets)
+
+    def deliver(self, index: np.ndarray, tickets: np.ndarray) -> None:
+        """Wake the workers for answers that are in ``arrays``: of the rows ``index``, int [n], to these ``tickets``."""
         self.arrays["answered"][index] = tickets
         owners, each = index // self._address.envs_per_worker, self._address.envs_per_worker
         for worker in np.unique(owners).tolist():

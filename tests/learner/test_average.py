@@ -186,7 +186,7 @@ def _on_ranks(rank: int, world_size: int, port: int, folder: Path) -> list[tuple
 @pytest.mark.slow
 def test_two_ranks_hold_one_average(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    first, second = run_ranks(_on_ranks, 2, tmp_path, tmp_path)
+    first, second = run_ranks(_on_ranks, 2, tmp_path)
     for name, (average, whole), (same, _) in zip(("zero 1, bf16", "zero 3"), first, second, strict=True):
         assert_equal(average, same)
         assert_equal(average, whole)

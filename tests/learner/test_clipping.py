@@ -143,7 +143,7 @@ def _on_ranks(rank: int, world_size: int, port: int, folder: Path) -> list[dict[
 
 @pytest.mark.slow
 def test_two_ranks_clip_like_one(tmp_path: Path, expected: dict) -> None:
-    first, second = run_ranks(_on_ranks, 2, tmp_path, tmp_path)
+    first, second = run_ranks(_on_ranks, 2, tmp_path)
     assert first == second
     for name, metrics in zip(STAGES, first, strict=True):
         assert_clipped_apart(tmp_path / name, metrics, LIMITS["the larger one"], expected)

@@ -196,6 +196,7 @@ CHANGES: dict[str, Any] = {
 
 OF_THE_LEARNER = {"name", "epochs", "minibatches", "target_kl", "entropy_decay"}
 OF_THE_LEARNER |= {"bc_coef", "bc_demos", "bc_batch", "bc_memory"}
+OF_THE_LEARNER |= {"value_memory", "value_steps", "value_batch", "value_memory_lr"}
 
 
 @pytest.mark.parametrize("key", CHANGES)

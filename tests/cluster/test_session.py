@@ -68,13 +68,10 @@ def test_a_node_that_hangs_holds_the_driver_up_for_no_time_and_is_lost_in_the_en
 
 
 def test_a_node_that_runs_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With Ray replaced by calls that have all ended."""
-    monkeypatch.setattr(ray_session.ray, "get", lambda answers, timeout: answers)
     monkeypatch.setattr(ray_session, "code_version", lambda: "ours")
-    ray_session._require_same_code([])
-    ray_session._require_same_code([("ours", Path("/a")), ("ours", Path("/b"))])
+    ray_session.require_same_code("ours", Path("/a"))
     with pytest.raises(UserError, match=rf"different code: {ROOT} here is not as /b there; install the same version"):
-        ray_session._require_same_code([("ours", Path("/a")), ("theirs", Path("/b"))])
+        ray_session.require_same_code("theirs", Path("/b"))
 
 
 def test_nothing_is_left_of_a_session(seen: dict) -> None:

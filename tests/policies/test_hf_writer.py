@@ -349,7 +349,7 @@ def test_what_the_command_refuses(
     assert export(checkpoint, "--format", "openvla-oft", "--output", tmp_path / "new") == 2
     assert "name the published checkpoint that training began with: --source FOLDER" in capsys.readouterr().err
     assert export(checkpoint, "--format", "openvla-oft", "--output", tmp_path, "--source", base) == 2
-    assert f"--output {tmp_path} exists" in capsys.readouterr().err
+    assert f"the output {tmp_path} exists" in capsys.readouterr().err
     assert export(base, "--format", "lora", "--output", tmp_path / "new") == 2
     assert "adapters.safetensors is missing: all weights were trained" in capsys.readouterr().err
     assert export(base, "--format", "openvla", "--output", tmp_path / "new", "--views", "2") == 2

@@ -29,7 +29,9 @@ def join_command(args: Any) -> int:
     host, _, port = args.address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"{args.address!r} is no address of a Ray cluster: write HOST:PORT, as `ray start` prints it")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a host gets before it is taken away
+    # SIGTERM is what a host gets before it is taken away; shells start background processes with SIGINT ignored
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     try:
         while True:
             _wait_for(host.strip("[]"), int(port))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -52,6 +53,9 @@ def play(made: Setting) -> list[tuple]:
             seen, *rest = env.step(rng.integers(0, NUM_BINS, env.action_space.shape))
             found.append((seen, *rest))
             ended = rest[1] or rest[2]
+    env.close()
+    del env
+    gc.collect()  # a context that is freed later would end while another one draws
     return found
 
 

@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
+import imageio
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests import ROOT
 from vla_rl.commands.cli import main
-from vla_rl.commands.run_folder import write_film
 
 RED, GREEN, BLUE = (200, 40, 40), (40, 160, 40), (40, 40, 200)
 LEFT, RIGHT = (12 + 128, 56 + 128), (280 + 128, 56 + 128)  # x and y of the middle of a film
@@ -20,7 +20,7 @@ def film(path: Path, color: tuple[int, int, int], frames: int) -> None:
     """On noise, the color. Of 32 pixels, which are shown eight times as large."""
     noise = np.random.default_rng(0).integers(0, 256, (frames, 32, 32, 3), np.uint8)
     noise[:, 8:24, 8:24] = color
-    assert write_film(path, list(noise))
+    imageio.mimwrite(path, list(noise), fps=20, codec="libx264", macro_block_size=2)
 
 
 @pytest.fixture

@@ -4,13 +4,6 @@
 #   bash scripts/build_docs.sh [ARGUMENTS OF mkdocs build]      PYTHON=/path/to/python3 names the interpreter
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-readonly venv=.venv-docs
-readonly stamp=$venv/complete # the hash of the list, written last
-if ! sha256sum --status -c "$stamp" 2>/dev/null; then
-    rm -rf "$venv"
-    "${PYTHON:-python3}" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-docs.txt
-    sha256sum requirements-docs.txt >"$stamp"
-fi
+bash scripts/tool_environment.sh docs
 export NO_MKDOCS_2_WARNING=1 # about another program, in each build
-exec "$venv/bin/python" -m mkdocs build --strict "$@"
+exec .venv-docs/bin/python -m mkdocs build --strict "$@"

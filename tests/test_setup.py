@@ -22,6 +22,7 @@ SCRIPTS = (
     *("scripts/train_libero_ppo.sh", "scripts/train_libero_grpo.sh", "scripts/train_libero_world_model.sh"),
     *("scripts/train_maniskill_ppo.sh", "scripts/train_metaworld_ppo.sh", "scripts/check_serving.sh"),
     *("scripts/benchmark_peers.sh", "scripts/train_libero_offpolicy.sh", "scripts/screenshots.sh"),
+    "scripts/tool_environment.sh",
 )
 # Dependencies of hf-libero, robosuite and bddl that nothing imports (see requirements.txt).
 LEFT_OUT = {"robomimic", "thop", "hf-egl-probe", "jupytext", "opencv-python", "pytest"}

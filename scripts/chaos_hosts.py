@@ -1,10 +1,10 @@
-"""A run over several hosts, out of Linux namespaces, while hosts and links fail; a table of what each harm has cost.
+"""A run whose simulators are on other hosts, out of Linux namespaces, while hosts and links fail; what each harm costs.
 
-    python scripts/chaos_hosts.py [CONFIG] [KEY=VALUE ...] [--hosts 2] [--harms kill,cut_5] [--seconds 60] [--json FILE]
+    python scripts/chaos_hosts.py [CONFIG] [KEY=VALUE ...] [--hosts 4] [--harms kill,late] [--seconds 60] [--json FILE]
 
-Needs root (tests/hosts). The first host is Ray's head and the driver's; harm comes to the others. Whoever operates the
-hosts is played, too: a new host joins for one that was killed, Ray is started again where it has ended, and the command
-is resumed if it ends. Exit status 1 if the run did not get over a harm, or an episode was missing.
+Needs root (tests/hosts). The first host is Ray's head, and has driver, learner and inference. The others only simulate
+(`vla-rl join`, placement.env_hosts), and harm comes to them. Who operates the command is played, too: it is resumed if
+it ends. Exit status 1 if the run did not get over a harm, was restarted, or an episode was missing.
 """
 
 import argparse
@@ -12,30 +12,31 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests import ROOT
+from tests.hosts.fleet import Fleet
 from tests.hosts.network import Host, Network, obstacle
-from tests.hosts.ray_hosts import join, start_ray
 from vla_rl.commands.chaos.training_run import TrainingRun, adds_up, ledger
-from vla_rl.commands.metadata import machine_record
+from vla_rl.commands.metadata import git_commit, machine_record
 from vla_rl.core.errors import RunError
 from vla_rl.core.files import write_json
 
-DEADLINE_S = 900.0  # for the next trained batch
+DEADLINE_S = 300.0  # for the next trained batch, and for hosts that come back
 _POLL_S = 0.5
 _FOLDER = "/tmp/runs/run"
+_FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")  # Debian's libfaketime
 _RESTARTED, _REPLACED = "the run is restarted from", " is replaced"  # lines of a run
-T = TypeVar("T")
 
 
 class HostRun(TrainingRun):
@@ -54,8 +55,10 @@ class HostRun(TrainingRun):
         self.starts += 1
 
     def go_on(self) -> None:
-        """Start the command again if it has ended."""
+        """Start the command again if it has ended. Raises RunError if it was refused."""
         if self.process.poll() is not None:
+            if not (self.folder / "config.yaml").is_file():
+                raise RunError(self.tail())
             self.start()
 
     def ask_to_end(self) -> None:
@@ -65,62 +68,32 @@ class HostRun(TrainingRun):
                 driver.terminate()
 
 
-class Fleet:
-    """The hosts of a run, and who operates them."""
-
-    def __init__(self, network: Network, count: int) -> None:
-        self._network, self._number = network, 0
-        self.head, *self.others = (self._new() for _ in range(count))
-        self.address = start_ray(self.head, self.others)
-
-    def _new(self) -> Host:
-        self._number += 1
-        return self._network.host(f"host{self._number}")
-
-    def replace(self, host: Host) -> None:
-        """Its power fails, and there is another one, which has not joined yet."""
-        host.kill()
-        self.others[self.others.index(host)] = self._new()
-
-    def look_after(self) -> None:
-        """Start Ray where it does not run."""
-        idle = [host for host in self.others if "raylet" not in host.processes()]
-        for host in idle:
-            host.run("ray", "stop", "--force")
-        join(self.head, idle)
-
-
 @dataclass(frozen=True, slots=True)
 class Harm:
     """Something that happens to a fleet for some seconds."""
 
     what: str
     begin: Callable[[Fleet], None] = lambda fleet: None
-    end: Callable[[Fleet], None] | None = None
+    end: Callable[[Fleet], None] = lambda fleet: None
     seconds: float | None = None  # None: as many as the command says
-    restarts: bool = False  # whether the run has to restart
 
 
-def _shape(**shape: float) -> Callable[[Fleet], None]:
-    def begin(fleet: Fleet) -> None:
-        for host in fleet.others:
-            host.shape(**shape)
-
-    return begin
-
-
-def _cut(seconds: float) -> Harm:
-    what = f"one host cut off for {seconds:.0f} s"
-    return Harm(what, lambda fleet: fleet.others[-1].cut_off(), lambda fleet: fleet.others[-1].join(), seconds)
+def _another_clock(fleet: Fleet) -> None:
+    fleet.replace(LD_PRELOAD=str(_FAKETIME), FAKETIME="+10m", FAKETIME_DONT_FAKE_MONOTONIC="1")
 
 
 HARMS = {
-    "kill": Harm("one host killed, another joins", lambda fleet: fleet.replace(fleet.others[-1]), None, 0, True),
-    "cut_5": _cut(5),
-    "cut_60": _cut(60),
-    "loss": Harm("1 % loss", _shape(loss=0.01), _shape()),
-    "delay": Harm("50 ms round trip", _shape(round_trip_ms=50), _shape()),
-    "rate": Harm("100 Mbit/s", _shape(mbit=100), _shape()),
+    "kill": Harm("power of one host fails", Fleet.lose),
+    "late": Harm("another host joins", Fleet.replace),
+    "preempt": Harm("one host is told to go, then another joins", Fleet.take_away, Fleet.replace),
+    "cut_5": Harm("one host cut off for 5 s", Fleet.cut_off, Fleet.reconnect, 5),
+    "cut_60": Harm("one host cut off for 60 s", Fleet.cut_off, Fleet.reconnect, 60),
+    "cut": Harm("one host cut off for ever; another joins after 90 s", Fleet.cut_off, Fleet.replace, 90),
+    "loss": Harm("1 % loss", lambda fleet: fleet.shape(loss=0.01), Fleet.shape),
+    "delay": Harm("50 ms round trip", lambda fleet: fleet.shape(round_trip_ms=50), Fleet.shape),
+    "rate": Harm("100 Mbit/s", lambda fleet: fleet.shape(mbit=100), Fleet.shape),
+    "disk": Harm("disk of one host full", Fleet.fill_disk, Fleet.empty_disk),
+    "clock": Harm("a host joins whose clock is 10 minutes ahead", _another_clock),
 }
 
 
@@ -129,52 +102,67 @@ class Outcome:
     """What a harm has cost."""
 
     what: str
-    seconds: float  # until the next trained batch, since the harm began; of one that cuts a host off, since it ended
+    longest: float  # seconds without a trained batch, until the first one after the harm
+    back: float  # seconds from the end of the harm until all hosts played that can
     restarts: int  # of the run
     replaced: int  # processes
     resumed: int  # how often the command had to be started again
-    steps_per_s: float  # control steps that were trained on, until the harm was over and a batch was trained
+    lost: int  # episodes that are played again
+    steps_per_s: float  # control steps that were trained on during the harm
     ledger: dict[str, int]  # at the last batch
 
 
 def torment(run: HostRun, fleet: Fleet, harms: Sequence[str], seconds: float) -> Iterator[Outcome]:
     """Train for ``seconds`` without harm, then under one harm after the other.
 
-    Raises RunError if no batch is trained in time.
+    Raises RunError if no batch is trained in time, or a host does not come back.
     """
     run.start()
-    _next_batch(run, fleet, 0.0)
+    _wait(run, partial(_trained, run, fleet, 0.0), "all hosts play")
     for harm in (Harm("no harm"), *(HARMS[name] for name in harms)):
-        before, began = _counts(run), time.time()
+        counts, began = _counts(run), time.time()
         harm.begin(fleet)
         _pass(run, seconds if harm.seconds is None else harm.seconds)
-        if harm.end is not None and harm.seconds is not None:
-            harm.end(fleet)
-        since = began if harm.seconds is None or harm.restarts else time.time()
-        if harm.restarts:  # a batch from before the run has noticed does not count
-            _wait(run, fleet, partial(_came_back, run, before))
-        trained = _next_batch(run, fleet, time.time() if harm.restarts else since)
-        until, records = time.time(), run.records()
-        steps = sum(record["rollout/env_steps"] for record in records if began < record["time"] <= until)
-        restarts, replaced, resumed = (after - earlier for after, earlier in zip(_counts(run), before, strict=True))
-        rate, balance = steps / (until - began), ledger(records[-1])
-        yield Outcome(harm.what, trained["time"] - since, restarts, replaced, resumed, rate, balance)
-        if harm.end is not None and harm.seconds is None:
-            harm.end(fleet)
-        _next_batch(run, fleet, time.time())
+        ended = time.time()
+        harm.end(fleet)
+        back = _wait(run, partial(_trained, run, fleet, ended), f"{harm.what}: all hosts play")
+        yield _outcome(harm, run, counts, (began, ended, back))
     run.stop()
+
+
+def _trained(run: HostRun, fleet: Fleet, when: float) -> float | None:
+    """When the first batch after ``when`` was trained while all hosts played that can."""
+    can = len(fleet.others) - fleet.gone
+    times = (r["time"] for r in run.records() if r["time"] > when and r["placement/env_hosts"] == can)
+    return next(times, None)
+
+
+def _outcome(harm: Harm, run: HostRun, counts: Sequence[int], times: tuple[float, float, float]) -> Outcome:
+    began, ended, back = times
+    records = run.records()
+    trained = [record["time"] for record in records]
+    first = max(i for i, when in enumerate(trained) if when <= began)
+    last = min(i for i, when in enumerate(trained) if when > ended)
+    during = records[first + 1 : last + 1]
+    restarts, replaced, resumed = (after - before for after, before in zip(_counts(run), counts, strict=True))
+    before, balance = ledger(records[first]), ledger(records[-1])
+    return Outcome(
+        what=harm.what,
+        longest=max(later - earlier for earlier, later in pairwise(trained[first : last + 1])),
+        back=back - ended,
+        restarts=restarts,
+        replaced=replaced,
+        resumed=resumed,
+        lost=balance["lost"] - before["lost"],
+        steps_per_s=sum(record["rollout/env_steps"] for record in during) / (trained[last] - trained[first]),
+        ledger=balance,
+    )
 
 
 def _counts(run: HostRun) -> tuple[int, int, int]:
     """How often the run was restarted, a process was replaced, and the command was started, so far."""
     said = run.log.read_text(errors="replace")
     return said.count(_RESTARTED), said.count(_REPLACED), run.starts
-
-
-def _came_back(run: HostRun, before: tuple[int, int, int]) -> bool | None:
-    """True when the run was restarted, or its command was started again, since then; else None."""
-    (restarts, _, starts), (restarts_before, _, starts_before) = _counts(run), before
-    return restarts + starts > restarts_before + starts_before or None
 
 
 def _pass(run: HostRun, seconds: float) -> None:
@@ -185,69 +173,74 @@ def _pass(run: HostRun, seconds: float) -> None:
         time.sleep(min(_POLL_S, max(0.0, end - time.monotonic())))
 
 
-def _next_batch(run: HostRun, fleet: Fleet, when: float) -> Mapping[str, float]:
-    """The record of the first batch that was trained after ``when``."""
-    return _wait(run, fleet, lambda: run.trained_after(when))
-
-
-def _wait(run: HostRun, fleet: Fleet, ready: Callable[[], T | None]) -> T:
-    """The first answer of ``ready``; the hosts and the command are looked after meanwhile."""
+def _wait(run: HostRun, ready: Callable[[], float | None], what: str) -> float:
+    """The first answer of ``ready``; the command is resumed if it ends. Raises RunError if there is none in time."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         if (answer := ready()) is not None:
             return answer
-        run.go_on()
-        fleet.look_after()
-        time.sleep(_POLL_S)
-    raise RunError(f"no batch was trained for {DEADLINE_S:.0f} s; the run has said:\n{run.tail()}")
+        _pass(run, _POLL_S)
+    raise RunError(f"not within {DEADLINE_S:.0f} s: {what}; the run has said:\n{run.tail()}")
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """In Markdown. Throughput is also given as a share of that without harm, which comes first."""
     lines = [
-        "| what happened | s until the next batch | restarts | replaced | resumed | steps/s | | missing episodes |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| what happened | longest wait for a batch, s | all hosts back after, s | restarts | resumed | replaced |"
+        " played again | steps/s | | missing |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for one in outcomes:
         share = one.steps_per_s / outcomes[0].steps_per_s if outcomes[0].steps_per_s else 0.0
-        numbers = f"{one.seconds:.1f} | {one.restarts} | {one.replaced} | {one.resumed} | {one.steps_per_s:.1f}"
-        lines.append(f"| {one.what} | {numbers} | {share:.0%} | {one.ledger['missing']} |")
+        numbers = f"{one.longest:.1f} | {one.back:.1f} | {one.restarts} | {one.resumed} | {one.replaced} | {one.lost}"
+        lines.append(f"| {one.what} | {numbers} | {one.steps_per_s:.1f} | {share:.0%} | {one.ledger['missing']} |")
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    harms = [name for name in HARMS if name != "clock" or _FAKETIME.exists()]
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("config", nargs="?", default=str(ROOT / "configs/tabletop.yaml"))
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--hosts", type=int, default=2, help="how many, all of which the run uses")
-    parser.add_argument("--harms", default=",".join(HARMS), help="in this order")
+    parser.add_argument("--hosts", type=int, default=4, help="how many, the first included")
+    parser.add_argument("--harms", type=lambda text: text.split(","), default=harms, help="in this order")
     parser.add_argument("--seconds", type=float, default=60.0, help="of a harm that lasts, and without harm")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(arguments)
-    harms = args.harms.split(",")
-    if unknown := [name for name in harms if name not in HARMS]:
+    if unknown := [name for name in args.harms if name not in HARMS]:
         parser.error(f"--harms: {unknown[0]!r} is none; choose from {', '.join(HARMS)}")
-    if args.hosts < 2:
-        parser.error("--hosts: harm comes to hosts that are not the first; use at least 2")
+    if "clock" in args.harms and not _FAKETIME.exists():
+        parser.error(f"--harms clock: {_FAKETIME} is not there; install libfaketime")
+    if args.hosts < 3:
+        parser.error("--hosts: harm comes to one that only simulates, while another one goes on; use at least 3")
     if reason := obstacle():
         parser.error(f"no hosts can be made here: {reason}")
-    outcomes = []
+    outcomes, about = [], {"machine": machine_record(), "git_commit": git_commit()}
     try:
         with TemporaryDirectory() as folder, Network() as network:
-            fleet = Fleet(network, args.hosts)
-            values = [*args.overrides, f"placement.nodes={args.hosts}", f"placement.ray_address={fleet.address}"]
-            run = HostRun(fleet.head, [str(Path(args.config).absolute()), *values], Path(folder, "run.log"))
-            for outcome in torment(run, fleet, harms, args.seconds):
-                print(f"{outcome.what}: {outcome.seconds:.1f} s until the next trained batch", flush=True)
+            fleet = Fleet(network, args.hosts - 1)
+            run = HostRun(fleet.head, _command(args, fleet), Path(folder, "run.log"))
+            for outcome in torment(run, fleet, args.harms, args.seconds):
+                print(f"{outcome.what}: {outcome.longest:.1f} s without a trained batch", flush=True)
                 outcomes.append(outcome)
+                if args.json is not None:
+                    write_json(args.json, about | {"outcomes": [asdict(one) for one in outcomes]})
     except RunError as error:
         print(f"the run did not get over it: {error}", file=sys.stderr)
     if outcomes:
         print(table(outcomes))
-    if args.json is not None:
-        write_json(args.json, {"machine": machine_record(), "outcomes": [asdict(one) for one in outcomes]})
-    return 0 if len(outcomes) == len(harms) + 1 and all(adds_up(one.ledger) for one in outcomes) else 1
+    complete = len(outcomes) == len(args.harms) + 1
+    return int(not complete or any(one.restarts or one.resumed or not adds_up(one.ledger) for one in outcomes))
+
+
+def _command(args: argparse.Namespace, fleet: Fleet) -> list[str]:
+    """Arguments of `vla-rl train`: as many env workers as other hosts; no end and no evaluations of its own."""
+    others = args.hosts - 1
+    hosts = [f"placement.env_hosts={{min: 1, max: {others}}}", "placement.env_host_cores=1"]
+    hosts.append(f"placement.env_workers={others}")
+    endless = ["train.iterations=1000000", "train.eval_every=0", f"placement.ray_address={fleet.address}"]
+    return [str(Path(args.config).absolute()), *hosts, *endless, *args.overrides]
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
                                                 ──veth── host "b" 10.77.0.2
 
 A host sees the machine's files, but can write only to its own ``/tmp`` and ``/dev/shm``, so hosts exchange nothing by a
-disk. As on many real machines, its own name means 127.0.1.1, other hosts' names mean nothing, and there is a second
-network, whose address is the same on all hosts. There is no default route.
+disk. Its monotonic clock is its own. As on many real machines, its own name means 127.0.1.1, other hosts' names mean
+nothing, and there is a second network, whose address is the same on all hosts. There is no default route.
 
 No namespace has a name outside of the processes in it, and these end with the process that made them, however it ends:
 nothing can be left, and users at the same time do not meet.
@@ -26,7 +26,8 @@ from tests import ROOT
 
 _WIRE = Path(__file__).with_name("wire.py")
 _TOOLS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"}
-_SPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
+_SPACES = ("--net", "--uts", "--ipc", "--mount", "--pid", "--time")
+_UPTIME_S = 100_000  # by which the uptime of a host differs from that of the one before
 _READY_S = 20.0
 
 # what the first process of a host does. Children that nobody waits for are buried by the kernel, since SIGCHLD is
@@ -69,12 +70,16 @@ def obstacle() -> str | None:
 class _Space:
     """Namespaces of their own, and the process that keeps them."""
 
-    def __init__(self, name: str, spaces: Sequence[str], script: str, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, spaces: Sequence[str], script: str, environment: Mapping[str, str], uptime_s: int = 0
+    ) -> None:
         self.name, self._spaces = name, spaces
         # setpriv: unshare ends with this process; --kill-child: what it has forked, and with it all of the host
         bound = ["setpriv", "--pdeathsig", "KILL", "unshare", *spaces, "--fork", "--kill-child"]
         if "--pid" in spaces:
             bound.append("--mount-proc")
+        if uptime_s:
+            bound += [f"--monotonic={uptime_s}", f"--boottime={uptime_s}"]
         self._keeper = subprocess.Popen(
             [*bound, "sh", "-c", script],
             env={**os.environ, **environment},
@@ -108,7 +113,8 @@ class Network:
     """A switch with hosts; a context manager that leaves nothing behind."""
 
     def __enter__(self) -> Self:
-        self.hosts: list[Host] = []
+        self.hosts: list[Host] = []  # that have not been killed
+        self._made = 0
         self.switch = _Space("the switch", ["--net"], "echo ready; exec sleep infinity", {})
         try:
             self.switch.ip("link", "add", "br0", "type", "bridge")
@@ -119,14 +125,15 @@ class Network:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for host in self.hosts:
+        for host in list(self.hosts):
             host.kill()
         self.switch.end()
 
     def host(self, name: str, shared: str = "2g", disk: str = "2g") -> "Host":
         """Start another host. ``name``: 10 characters at most. ``shared``, ``disk``: sizes of its /dev/shm and /tmp,
         which take memory as they are used."""
-        host = Host(self, name, len(self.hosts) + 1, shared, disk)
+        self._made += 1
+        host = Host(self, name, self._made, shared, disk)
         self.hosts.append(host)
         host.plug_in()
         return host
@@ -141,7 +148,7 @@ class Host:
         self._network = network
         self._cable: subprocess.Popen | None = None
         sizes = {"SHARED": shared, "DISK": disk}
-        self._space = _Space(name, _SPACES, _SET_UP, {"NAME": name, "CODE": str(ROOT), **sizes})
+        self._space = _Space(name, _SPACES, _SET_UP, {"NAME": name, "CODE": str(ROOT), **sizes}, number * _UPTIME_S)
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "XDG_", "PYTEST_"))}
         commands = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         own = {"HOME": "/tmp/home", "TMPDIR": "/tmp", "PYTHONPATH": str(ROOT), "PATH": commands}
@@ -231,3 +238,5 @@ class Host:
             self._cable.kill()
             self._cable.wait()
         self._space.end()
+        with contextlib.suppress(ValueError):
+            self._network.hosts.remove(self)

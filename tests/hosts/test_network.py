@@ -54,6 +54,8 @@ def _round_trip_s(here: Host, there: Host) -> float | None:
 def test_hosts_share_no_disk_no_memory_and_no_name(hosts: tuple[Host, Host]) -> None:
     first, second = hosts
     assert [host.run("hostname") for host in hosts] == ["left\n", "right\n"]
+    uptimes = [float(host.run("cat", "/proc/uptime").split()[0]) for host in hosts]
+    assert uptimes[1] - uptimes[0] > 99_000, "nor a clock of what has passed since they were started"
     for folder in ("/tmp", "/dev/shm"):
         first.run("touch", f"{folder}/mine")
         assert first.path(f"{folder}/mine").exists()

@@ -588,7 +588,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def _add(
     commands: Any, name: str, handler: Callable[[argparse.Namespace], int] | str, summary: str, arguments: tuple
 ) -> None:
-    parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    end = "" if summary.endswith("?") else "."
+    parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}{end}")
     parser.set_defaults(handler=handler)
     for names, options in arguments:
         parser.add_argument(*names, **options)

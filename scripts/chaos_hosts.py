@@ -9,6 +9,7 @@ it ends. Exit status 1 if the run did not get over a harm, was restarted, or an 
 
 import argparse
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -206,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hosts", type=int, default=4, help="how many, the first included")
     parser.add_argument("--harms", type=lambda text: text.split(","), default=harms, help="in this order")
     parser.add_argument("--seconds", type=float, default=60.0, help="of a harm that lasts, and without harm")
+    parser.add_argument("--keep", type=Path, help="copy what the run has said, and its metrics, into this folder")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(arguments)
     if unknown := [name for name in args.harms if name not in HARMS]:
@@ -221,17 +223,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with TemporaryDirectory() as folder, Network() as network:
             fleet = Fleet(network, args.hosts - 1)
             run = HostRun(fleet.head, _command(args, fleet), Path(folder, "run.log"))
-            for outcome in torment(run, fleet, args.harms, args.seconds):
-                print(f"{outcome.what}: {outcome.longest:.1f} s without a trained batch", flush=True)
-                outcomes.append(outcome)
-                if args.json is not None:
-                    write_json(args.json, about | {"outcomes": [asdict(one) for one in outcomes]})
+            with _kept(run, args.keep):
+                for outcome in torment(run, fleet, args.harms, args.seconds):
+                    print(f"{outcome.what}: {outcome.longest:.1f} s without a trained batch", flush=True)
+                    outcomes.append(outcome)
+                    if args.json is not None:
+                        write_json(args.json, about | {"outcomes": [asdict(one) for one in outcomes]})
     except RunError as error:
         print(f"the run did not get over it: {error}", file=sys.stderr)
     if outcomes:
         print(table(outcomes))
     complete = len(outcomes) == len(args.harms) + 1
     return int(not complete or any(one.restarts or one.resumed or not adds_up(one.ledger) for one in outcomes))
+
+
+@contextlib.contextmanager
+def _kept(run: HostRun, folder: Path | None) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in (run.log, run.folder / "metrics.jsonl"):
+                shutil.copy(file, folder)
 
 
 def _command(args: argparse.Namespace, fleet: Fleet) -> list[str]:

@@ -28,7 +28,7 @@ from vla_rl.cluster.processes.common import CALL_TIMEOUT_S
 from vla_rl.cluster.processes.weight_relay import relay_source
 from vla_rl.cluster.ray_session import RaySession
 from vla_rl.cluster.startup import Startup
-from vla_rl.cluster.stats import SpanCollector, Stats
+from vla_rl.cluster.stats import Inquiry, Stats
 from vla_rl.cluster.supervision import Replacements, Supervision
 from vla_rl.cluster.survivors import Loop, Survivors, has_lost_another
 from vla_rl.config.run_config import RunConfig
@@ -39,6 +39,7 @@ from vla_rl.placement.plan import STORE, Plan, Process, sharing_learner
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.replay.rules import StoreRules
 
+_SPANS_S, _NOTES_S = 1.0, 2.0  # in which processes say what they have recorded, and warn of
 _NOTICE_S = 2.0  # in which Ray tells of a death whose consequences were seen
 _HOST_NOTICE_S = 10.0  # in which it is seen that a process has died because its env host is gone
 
@@ -68,7 +69,8 @@ class Cluster:
         self._vital: dict[ray.ObjectRef, str] = {}  # calls that end with processes without which nothing goes on
         self._stranded: dict[ray.ObjectRef, Loop] = {}  # of env workers that have lost the store
         self._stats = Stats()
-        self._spans = SpanCollector()
+        self._spans = Inquiry[str]("take_spans", _SPANS_S)
+        self._notes = Inquiry[int]("notes", _NOTES_S)
         self._startup = Startup(self.plan.envs_per_worker)
         self._is_starting = False
         self._inference_offloaded = False
@@ -532,10 +534,7 @@ class Cluster:
 
     def notes(self) -> list[str]:
         """What env workers warn of since the last call, each text once; without those that do not answer at once."""
-        calls: list[Any] = [worker.notes.remote() for worker in self._workers.values()]
-        answered, _ = ray.wait(calls, num_returns=len(calls), timeout=_NOTICE_S) if calls else ([], [])
-        texts = [text for ref in answered if failure_of(ref) is None for text in ray.get(ref)]
-        return list(dict.fromkeys(texts))
+        return list(dict.fromkeys(text for _, texts in self._notes.ask(self._workers) for text in texts))
 
     def stats(self) -> dict[str, dict[int, dict[str, float]]]:
         """Meter totals of every process that is there, by index, and of the devices that several share."""

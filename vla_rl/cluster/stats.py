@@ -1,7 +1,7 @@
-"""What the meters of all processes say, and what they did when."""
+"""What the meters of all processes say, what they did when, and what they warn of."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Any, Generic, TypeVar
 
 import ray
 from ray.actor import ActorHandle
@@ -9,37 +9,46 @@ from ray.actor import ActorHandle
 from vla_rl.cluster.calls import failure_of
 
 _TIMEOUT_S = 5.0
-_SPANS_TIMEOUT_S = 1.0
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Inquiry(Generic[Name]):
+    """Asks processes the same again and again. Who is silent is waited for once, and not asked again before it has
+    answered: a host that is cut off does not hold up each iteration."""
+
+    def __init__(self, method: str, timeout_s: float = _TIMEOUT_S) -> None:
+        self._method, self._timeout_s = method, timeout_s
+        self._open: dict[Any, tuple[Name, ActorHandle]] = {}  # by call
+
+    def ask(self, processes: Mapping[Name, ActorHandle]) -> list[tuple[Name, Any]]:
+        """Names and answers, older answers of a process first; also those that come late, of an earlier call."""
+        found = self._answers()
+        silent = {id(process) for _, process in self._open.values()}
+        asked = {name: process for name, process in processes.items() if id(process) not in silent}
+        calls = {getattr(process, self._method).remote(): (name, process) for name, process in asked.items()}
+        self._open |= calls
+        if calls:
+            ray.wait(list(calls), num_returns=len(calls), timeout=self._timeout_s)
+        return found + self._answers()
+
+    def _answers(self) -> list[tuple[Name, Any]]:
+        if not self._open:
+            return []
+        ended, _ = ray.wait(list(self._open), num_returns=len(self._open), timeout=0.0)
+        named = [(self._open.pop(ref)[0], ref) for ref in ended]
+        return [(name, ray.get(ref)) for name, ref in named if failure_of(ref) is None]
 
 
 class Stats:
     """Meter totals of processes that started together."""
 
     def __init__(self) -> None:
+        self._inquiry = Inquiry[tuple[str, int]]("stats")
         self._last: dict[tuple[str, int], dict[str, float]] = {}  # answers, by group and index
 
     def ask(self, groups: Mapping[str, Mapping[int, ActorHandle]]) -> dict[str, dict[int, dict[str, float]]]:
         """Totals of every process of each group, by index; of one that does not answer in time, those of its last
         answer."""
-        calls: dict[Any, tuple[str, int]] = {
-            process.stats.remote(): (name, i) for name, group in groups.items() for i, process in group.items()
-        }
-        answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_TIMEOUT_S)
-        for ref in answered:
-            if failure_of(ref) is None:
-                self._last[calls[ref]] = ray.get(ref)
+        named = {(name, i): process for name, group in groups.items() for i, process in group.items()}
+        self._last |= dict(self._inquiry.ask(named))
         return {name: {i: self._last.get((name, i), {}) for i in group} for name, group in groups.items()}
-
-
-class SpanCollector:
-    """What processes record (``log.trace``). An answer that comes late is part of the next call's."""
-
-    def __init__(self) -> None:
-        self._asked: dict[Any, str] = {}
-
-    def ask(self, processes: Mapping[str, ActorHandle]) -> list[tuple[str, bytes]]:
-        """Names of processes, and parts of their files (``SpanLog.take``)."""
-        self._asked |= {process.take_spans.remote(): name for name, process in processes.items()}
-        answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=_SPANS_TIMEOUT_S)
-        named = [(self._asked.pop(ref), ref) for ref in answered]
-        return [(name, ray.get(ref)) for name, ref in named if failure_of(ref) is None]

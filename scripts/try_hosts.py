@@ -60,9 +60,9 @@ def measure(fleet: Fleet, way: str, seed: int, args: argparse.Namespace) -> Meas
         values += [f"train.iterations={args.iterations}", "train.eval_episodes=0", "log.video=false"]
     if way != ONE:
         fleet.shape(**shape_of(way))
-    sent = _sent(fleet)
+    sent = sum(host.sent_bytes() for host in fleet.others)
     fleet.head.run("vla-rl", "train", args.config, *args.overrides, *values, timeout=_RUN_S)
-    sent = _sent(fleet) - sent
+    sent = sum(host.sent_bytes() for host in fleet.others) - sent
     fleet.shape()
     run = fleet.head.path("/tmp/runs/run")
     records = read_records(run / "metrics.jsonl")
@@ -80,12 +80,7 @@ def shape_of(way: str) -> dict[str, float]:
     return {"round_trip_ms": float(way)} if float(way) else {}
 
 
-def _sent(fleet: Fleet) -> float:
-    """Bytes that the other hosts have sent so far."""
-    return float(sum(int(h.path("/sys/class/net/eth0/statistics/tx_bytes").read_text()) for h in fleet.others))
-
-
-def _summary(way: str, seed: int, records: Sequence[Mapping[str, float]], sent: float) -> Measured:
+def _summary(way: str, seed: int, records: Sequence[Mapping[str, float]], sent: int) -> Measured:
     timed = [record for record in records if record["iteration"] > _WARM_UP]
     seconds = sum(record["time/iteration_s"] for record in timed)
     chunks = sum(record["rollout/chunks"] for record in timed)

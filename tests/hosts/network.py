@@ -191,6 +191,11 @@ class Host:
         """Where this process finds a file of the host."""
         return Path(f"/proc/{self._space.pid}/root", str(path).lstrip("/"))
 
+    def sent_bytes(self) -> int:
+        """What it has sent to other hosts so far."""
+        line = next(line for line in self.run("cat", "/proc/net/dev").splitlines() if "eth0:" in line)
+        return int(line.partition(":")[2].split()[8])
+
     def shape(self, *, round_trip_ms: float = 0.0, loss: float = 0.0, mbit: float = 0.0) -> None:
         """From now on the host's cable adds so much to each round trip, loses this share of the packets each way, and
         carries ``mbit`` million bits per second each way; without arguments, it is as it was at the start."""

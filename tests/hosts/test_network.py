@@ -80,10 +80,12 @@ def test_a_cable_is_slow_or_thin_or_cut(hosts: tuple[Host, Host]) -> None:
     second.join()
     assert 0.06 <= _round_trip_s(first, second) < 0.09
     second.shape(mbit=20, loss=0.01)
+    before = second.sent_bytes()
     taking = first.start(sys.executable, "-S", "-c", _SEND, stdout=subprocess.PIPE)
     time.sleep(0.3)
     second.run(sys.executable, "-S", "-c", _TAKE, first.address)
     assert 10 < float(taking.communicate(timeout=20)[0]) < 20.5
+    assert 2 << 20 < second.sent_bytes() - before < 4 << 20
     second.shape()
     assert _round_trip_s(first, second) < 0.02
 

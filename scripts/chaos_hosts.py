@@ -36,7 +36,7 @@ from vla_rl.core.files import write_json
 DEADLINE_S = 300.0  # for the next trained batch, and for hosts that come back
 _POLL_S = 0.5
 _FOLDER = "/tmp/runs/run"
-_FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")  # Debian's libfaketime
+_FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")  # Debian's libfaketime
 _RESTARTED, _REPLACED = "the run is restarted from", " is replaced"  # lines of a run
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from scripts import chaos_hosts, try_hosts
 from scripts.chaos_hosts import Outcome
-from scripts.try_hosts import Measured, shape_of
+from scripts.try_hosts import Measured
+from tests.hosts.network import shape_of
 
 
 def test_the_table_compares_with_the_time_without_harm() -> None:

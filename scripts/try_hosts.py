@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests import ROOT
 from tests.hosts.fleet import Fleet
-from tests.hosts.network import Network, obstacle
+from tests.hosts.network import Network, obstacle, shape_of
 from vla_rl.commands.chaos.training_run import ledger
 from vla_rl.commands.metadata import git_commit, machine_record
 from vla_rl.core.files import write_json
@@ -71,13 +71,6 @@ def measure(fleet: Fleet, way: str, seed: int, args: argparse.Namespace) -> Meas
         shutil.copy(run / "metrics.jsonl", args.keep / f"{way.replace(' ', '_')}-seed{seed}.jsonl")
     shutil.rmtree(run)
     return _summary(way, seed, records, sent)
-
-
-def shape_of(way: str) -> dict[str, float]:
-    """Arguments of ``Host.shape``: "10" is a round trip of 10 ms, "100mbit" a rate. Raises ValueError."""
-    if way.endswith("mbit"):
-        return {"mbit": float(way.removesuffix("mbit"))}
-    return {"round_trip_ms": float(way)} if float(way) else {}
 
 
 def _summary(way: str, seed: int, records: Sequence[Mapping[str, float]], sent: int) -> Measured:

@@ -67,6 +67,13 @@ def obstacle() -> str | None:
     return None
 
 
+def shape_of(link: str) -> dict[str, float]:
+    """Arguments of ``Host.shape``: "10" is a round trip of 10 ms, "100mbit" a rate. Raises ValueError."""
+    if link.endswith("mbit"):
+        return {"mbit": float(link.removesuffix("mbit"))}
+    return {"round_trip_ms": float(link)} if float(link) else {}
+
+
 class _Space:
     """Namespaces of their own, and the process that keeps them."""
 

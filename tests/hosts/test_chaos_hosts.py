@@ -4,9 +4,10 @@ from types import ModuleType
 
 import pytest
 
-from scripts import chaos_hosts, try_hosts
+from scripts import chaos_hosts, link_rates, try_hosts
 from scripts.chaos_hosts import Outcome
-from scripts.try_hosts import Measured, shape_of
+from scripts.try_hosts import Measured
+from tests.hosts.network import shape_of
 
 
 def test_the_table_compares_with_the_time_without_harm() -> None:
@@ -26,6 +27,12 @@ def test_ways_are_compared_within_a_seed() -> None:
     lines = try_hosts.table(runs).splitlines()
     assert lines[2] == "| one host | 55.0 | 1.00 | 10.0 | 1.5 | 8.0 | 3.5 | 2.0 | 25 → 81, 25 → 82 |"
     assert lines[3].startswith("| 10 | 28.0 | 0.55 |")
+
+
+def test_shares_are_of_a_plain_connection_in_the_same_turn() -> None:
+    rates = {"raw": [100.0, 50.0, 80.0], "weights": [90.0, 45.0, 80.0], "episodes": [50.0, 25.0, 20.0]}
+    line = link_rates.table({"100mbit": rates}).splitlines()[-1]
+    assert line == "| 100mbit | 80 | 80 | 90% | 25 | 50% |"
 
 
 def test_cables() -> None:

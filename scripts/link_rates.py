@@ -101,7 +101,8 @@ def transfer(address: str, mib: int, times: int) -> dict[str, list[float]]:
     nbytes, found = mib << 20, dict[str, list[float]](raw=[], weights=[], episodes=[])
     with tempfile.TemporaryDirectory() as folder:
         learner, other = _on(here, Learner, Path(folder, "published"), nbytes), _on(there, Other)
-        relay = _on(there, WeightRelayProcess, Process("weight relay", 1, "cpu", (), 1, None), Path("/tmp/relayed"))
+        relayed = Path(folder).with_suffix(".relayed")  # a name that is new on the other host, too
+        relay = _on(there, WeightRelayProcess, Process("weight relay", 1, "cpu", (), 1, None), relayed)
         ray.get(learner.publish.remote(0))
         ray.get(relay.connect.remote(learner))
         with socket.create_server((nodes[here], 0)) as server:

@@ -92,6 +92,8 @@ FAULTS: list[tuple[str, str, dict[str, Value], dict[str, Any]]] = [
 SPEED: list[tuple[str, dict[str, Value]]] = [
     ("memory-bound", {"memory/gib": 7.5}),
     ("memory-bound", {"memory/swap_gib": 1.0}),
+    ("cores-bound", {"busy/env_workers": 0.4, "busy/learner": 0.97, "machine/cpu": 0.85}),
+    ("cores-bound", {"busy/env_workers": 0.98, "busy/learner": 0.9, "machine/cpu": 0.99}),
     ("simulator-bound", {"busy/env_workers": 0.98, "busy/learner": 0.9}),
     ("inference-bound", {"busy/env_workers": 0.6, "busy/inference": 0.95, "busy/learner": 0.3}),
     ("learner-bound", {"busy/env_workers": 0.6, "busy/learner": 0.95}),
@@ -111,9 +113,19 @@ def test_a_planted_fault_is_named_first(cause: str, name: str, changes: dict, co
 
 @pytest.mark.parametrize(("cause", "changes"), SPEED)
 def test_what_limits_the_speed_is_no_fault(cause: str, changes: dict) -> None:
-    quiet: dict[str, Value] = {"busy/learner": 0.5, "busy/env_workers": 0.5}
-    found = judge(planted(PPO, quiet | changes, about={"machine": {"memory_gib": 8.0}}))
+    quiet: dict[str, Value] = {"busy/learner": 0.5, "busy/env_workers": 0.5, "machine/cpu": 0.5}
+    found = judge(planted(PPO, quiet | changes, about={"machine": {"memory_gib": 8.0, "gpus": []}}))
     assert [(finding.cause, finding.kind) for finding in found] == [(cause, "speed")]
+
+
+def test_cores_are_no_limit_where_a_gpu_computes_or_others_use_them() -> None:
+    full: dict[str, Value] = {"busy/env_workers": 0.4, "busy/learner": 0.97, "machine/cpu": 0.95}
+    for about in ({"machine": {"gpus": ["NVIDIA H200"]}}, {}):
+        assert [finding.cause for finding in judge(planted(PPO, full, about=about))] == ["learner-bound"]
+    idle = full | {"busy/learner": 0.5, "busy/env_workers": 0.5, "busy/inference": 0.1}
+    assert not judge(planted(PPO, idle, about={"machine": {"gpus": []}}))
+    (finding,) = judge(planted(PPO, full, {"algo": {"updates_per_step": 0.05}}, {"machine": {"gpus": []}}))
+    assert "algo.updates_per_step=0.05" in finding.remedy
 
 
 def test_the_remedy_for_a_busy_learner_is_one_of_its_own_keys() -> None:
@@ -122,6 +134,9 @@ def test_the_remedy_for_a_busy_learner_is_one_of_its_own_keys() -> None:
     for algo, remedy in (({}, "learner.micro_batch"), ({"updates_per_step": 0.05}, "algo.updates_per_step=0.05")):
         (finding,) = judge(planted(PPO, busy, {"algo": algo}))
         assert remedy in finding.remedy
+    (finding,) = judge(planted(PPO, busy | {"machine/cpu": 0.5}, about={"machine": {"gpus": []}}))
+    assert "more cores" in finding.remedy
+    assert "micro_batch" not in finding.remedy, "larger ones are slower there"
 
 
 def test_a_clone_that_was_learned_by_heart(tmp_path: Path) -> None:

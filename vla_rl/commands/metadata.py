@@ -14,6 +14,7 @@ from typing import Any
 
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.files import json_or_empty
+from vla_rl.core.gpus import GpuReport
 from vla_rl.core.records import EnvSpec
 
 _PACKAGES = (
@@ -66,12 +67,13 @@ def package_versions() -> dict[str, str | None]:
 
 
 def machine_record() -> dict[str, Any]:
-    """This machine's system, processor and memory, JSON-able: part of every result."""
+    """This machine's system, processor, memory and GPUs, JSON-able: part of every result."""
     return {
         "system": platform.platform(),
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpus": [gpu.name for gpu in GpuReport.detect().gpus],
     }
 
 

@@ -54,6 +54,7 @@ CAUSES = (
     Cause("The data are too stale", updates.data_too_stale, ("learner/ess|episodes/stale",)),
     Cause("The value head explains nothing", updates.value_head_explains_nothing, (_EXPLAINED,), "likely"),
     Cause("Memory is short", speed.memory_bound, ("memory/gib",), "speed"),
+    Cause("The processor's cores limit the speed", speed.cores_bound, ("machine/cpu",), "speed"),
     Cause("Simulators limit the speed", speed.simulator_bound, (speed.SIMULATORS,), "speed"),
     Cause("Inference limits the speed", speed.inference_bound, (speed.INFERENCE,), "speed"),
     Cause("The learner limits the speed", speed.learner_bound, (speed.LEARNER,), "speed"),

@@ -5,6 +5,7 @@ from vla_rl.observability.why.recorded import Recorded, Verdict
 SIMULATORS, INFERENCE, LEARNER = "busy/env_workers", "busy/inference", "busy/learner"
 _BUSY = 0.85  # share of the time
 _FREE_CORES = 0.8  # machine/cpu below which more processes would find cores
+_ROLES = (SIMULATORS, INFERENCE, LEARNER)
 _FULL = 0.9  # of the machine's memory
 _SWAPPED_GIB = 0.25
 _SLOW = 1.5  # times what the median worker takes for a control step
@@ -24,6 +25,23 @@ def memory_bound(run: Recorded) -> Verdict | None:
     return Verdict(
         f"{evidence}.",
         "Lower placement.env_workers, placement.envs_per_worker, learner.micro_batch or train.batch_episodes.",
+    )
+
+
+def cores_bound(run: Recorded) -> Verdict | None:
+    """On a machine without GPUs, roles share the cores: that one of them is always busy does not make it the limit."""
+    in_use = run.typical("machine/cpu")
+    if not _without_gpus(run) or not in_use >= _FREE_CORES:
+        return None
+    shares = _shares(run)
+    if not shares or max(shares.values()) < _BUSY:
+        return None  # others use the cores, or the run waits for something else
+    rate = run.setting("algo.updates_per_step")  # off-policy: no epochs over what is new
+    less = "train.reuse and algo.epochs" if rate is None else f"algo.updates_per_step={rate:g}"
+    return Verdict(
+        f"{in_use:.0%} of all cores are in use: {_listed(shares)}",
+        f"More cores help, or less work for each chunk ({less}, the policy's size, images). "
+        "vla-rl benchmark limit CONFIG tells what each part costs, and what cannot be saved.",
     )
 
 
@@ -47,17 +65,29 @@ def inference_bound(run: Recorded) -> Verdict | None:
 def learner_bound(run: Recorded) -> Verdict | None:
     if (rate := run.setting("algo.updates_per_step")) is not None:  # off-policy: no epochs over what is new
         return _bound(run, LEARNER, f"Lower algo.updates_per_step={rate:g}: simulators wait for the learner's steps.")
-    return _bound(
-        run, LEARNER, "Raise learner.micro_batch, give it more devices (vla-rl plan CONFIG), or lower train.reuse."
-    )
+    wider = "Give it more cores" if _without_gpus(run) else "Raise learner.micro_batch, give it more devices"
+    return _bound(run, LEARNER, f"{wider} (vla-rl plan CONFIG), or lower train.reuse.")
 
 
 def _bound(run: Recorded, role: str, remedy: str) -> Verdict | None:
-    """Of several that are busy, the busiest is the limit."""
-    shares = {name: run.typical(name) for name in (SIMULATORS, INFERENCE, LEARNER) if len(run.values(name))}
-    if not shares or shares.get(role, 0.0) < max(_BUSY, *shares.values()):
+    """Of several that are busy, the busiest is the limit, unless all share the cores."""
+    shares = _shares(run)
+    if not shares or shares.get(role, 0.0) < max(_BUSY, *shares.values()) or cores_bound(run) is not None:
         return None
-    return Verdict(", ".join(f"{name} {share:.0%}" for name, share in shares.items()) + ".", remedy)
+    return Verdict(_listed(shares), remedy)
+
+
+def _without_gpus(run: Recorded) -> bool:
+    """False also where it is not known."""
+    return bool(run.metadata.get("machine", {}).get("gpus") == [])
+
+
+def _shares(run: Recorded) -> dict[str, float]:
+    return {name: run.typical(name) for name in _ROLES if len(run.values(name))}
+
+
+def _listed(shares: dict[str, float]) -> str:
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items()) + "."
 
 
 def slow_env_worker(run: Recorded) -> Verdict | None:

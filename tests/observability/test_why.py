@@ -122,6 +122,10 @@ def test_cores_are_no_limit_where_a_gpu_computes_or_others_use_them() -> None:
     full: dict[str, Value] = {"busy/env_workers": 0.4, "busy/learner": 0.97, "machine/cpu": 0.95}
     for about in ({"machine": {"gpus": ["NVIDIA H200"]}}, {}):
         assert [finding.cause for finding in judge(planted(PPO, full, about=about))] == ["learner-bound"]
+    few = full | {"machine/cpu": 0.25, "time/iteration_s": 10.0, "time/iteration_cpu_s": 19.0}  # in a container
+    about: Any = {"machine": {"gpus": [], "cores": 2}}
+    (finding,) = judge(planted(PPO, few, about=about))
+    assert finding.evidence.startswith("95% of the cores are in use: ")
     idle = full | {"busy/learner": 0.5, "busy/env_workers": 0.5, "busy/inference": 0.1}
     assert not judge(planted(PPO, idle, about={"machine": {"gpus": []}}))
     (finding,) = judge(planted(PPO, full, {"algo": {"updates_per_step": 0.05}}, {"machine": {"gpus": []}}))

@@ -1,10 +1,13 @@
 """What limits the speed of a run: no faults."""
 
+import math
+
 from vla_rl.observability.why.recorded import Recorded, Verdict
 
 SIMULATORS, INFERENCE, LEARNER = "busy/env_workers", "busy/inference", "busy/learner"
 _BUSY = 0.85  # share of the time
 _FREE_CORES = 0.8  # machine/cpu below which more processes would find cores
+_FULL_CORES = 0.75  # of the run's; roles wait for each other now and then
 _ROLES = (SIMULATORS, INFERENCE, LEARNER)
 _FULL = 0.9  # of the machine's memory
 _SWAPPED_GIB = 0.25
@@ -30,8 +33,8 @@ def memory_bound(run: Recorded) -> Verdict | None:
 
 def cores_bound(run: Recorded) -> Verdict | None:
     """On a machine without GPUs, roles share the cores: that one of them is always busy does not make it the limit."""
-    in_use = run.typical("machine/cpu")
-    if not _without_gpus(run) or not in_use >= _FREE_CORES:
+    in_use = max(run.typical("machine/cpu"), _own_cores(run))
+    if not _without_gpus(run) or not in_use >= _FULL_CORES:
         return None
     shares = _shares(run)
     if not shares or max(shares.values()) < _BUSY:
@@ -39,7 +42,7 @@ def cores_bound(run: Recorded) -> Verdict | None:
     rate = run.setting("algo.updates_per_step")  # off-policy: no epochs over what is new
     less = "train.reuse and algo.epochs" if rate is None else f"algo.updates_per_step={rate:g}"
     return Verdict(
-        f"{in_use:.0%} of all cores are in use: {_listed(shares)}",
+        f"{in_use:.0%} of the cores are in use: {_listed(shares)}",
         f"More cores help, or less work for each chunk ({less}, the policy's size, images). "
         "vla-rl benchmark limit CONFIG tells what each part costs, and what cannot be saved.",
     )
@@ -80,6 +83,12 @@ def _bound(run: Recorded, role: str, remedy: str) -> Verdict | None:
 def _without_gpus(run: Recorded) -> bool:
     """False also where it is not known."""
     return bool(run.metadata.get("machine", {}).get("gpus") == [])
+
+
+def _own_cores(run: Recorded) -> float:
+    """The share of the cores that the run may use, and uses: a container, or taskset, may give it few."""
+    cores = run.metadata.get("machine", {}).get("cores", math.inf)
+    return run.typical("time/iteration_cpu_s") / run.typical("time/iteration_s") / cores
 
 
 def _shares(run: Recorded) -> dict[str, float]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from tests import ROOT
 from vla_rl.commands.cli import main
 from vla_rl.observability import plots
 from vla_rl.observability.plots import smoothed
@@ -122,3 +123,17 @@ def test_counters_of_several_sessions_go_on():
     totals = plots.with_totals([*metrics[:1], {"iteration": 9}, *metrics[1:]])
     assert [m.get("episodes/played") for m in totals] == [5.0, None, 9.0, 12.0, 13.0]
     assert [m["time/trained_s"] for m in totals] == [2.0, 2.0, 4.0, 6.0, 8.0]
+
+
+def test_runs_as_rows_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(ROOT / f"docs/results/hosts/{name}-seed1.jsonl") for name in ("one_host", "over_hosts")]
+    assert main(["plot", *runs, "--table", "markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| run | updates | episodes | minutes | greedy, before | greedy, after |")
+    assert lines[2].startswith("| one_host-seed1 | 40 | 2,560 | 2.5 | 23 (16 to 32) | 65 (55 to 74) | ")
+    assert len(lines) == 4
+    assert main(["plot", *runs, "--table", "latex"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == r"\begin{tabular}{lrrrrrrr}"
+    assert lines[4].startswith(r"one\_host-seed1 & 40 & 2,560 & 2.5 & 23 (16 to 32) & 65 (55 to 74) & ")
+    assert lines[-1] == r"\end{tabular}"

@@ -348,6 +348,11 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int] | str, str, tuple]
                 help="what to draw over",
             ),
             _file("--output", "the picture", Path("curves.png")),
+            _option(
+                "--table",
+                choices=("markdown", "latex"),
+                help="instead, print runs as a table: success before and after, episodes, minutes",
+            ),
             _file(
                 "--animate",
                 "instead, animate one run in this webp or gif file: films of its first and last evaluation, the curve",

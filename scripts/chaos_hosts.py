@@ -89,7 +89,7 @@ HARMS = {
     "preempt": Harm("one host is told to go, then another joins", Fleet.take_away, Fleet.replace),
     "cut_5": Harm("one host cut off for 5 s", Fleet.cut_off, Fleet.reconnect, 5),
     "cut_60": Harm("one host cut off for 60 s", Fleet.cut_off, Fleet.reconnect, 60),
-    "cut": Harm("one host cut off for ever; another joins after 90 s", Fleet.cut_off, Fleet.replace, 90),
+    "cut": Harm("one host cut off and never back; another joins after 90 s", Fleet.cut_off, Fleet.replace, 90),
     "loss": Harm("1 % loss", lambda fleet: fleet.shape(loss=0.01), Fleet.shape),
     "delay": Harm("50 ms round trip", lambda fleet: fleet.shape(round_trip_ms=50), Fleet.shape),
     "rate": Harm("100 Mbit/s", lambda fleet: fleet.shape(mbit=100), Fleet.shape),

@@ -3,8 +3,8 @@
     python scripts/try_hosts.py CONFIG [KEY=VALUE ...] [--hosts 3] [--seeds 1,2,3] [--links 0,10,50,100mbit]
                                 [--iterations N] [--keep FOLDER] [--json FILE]
 
-Needs root (tests/hosts). "one host": env workers are beside learner and inference, and ask by shared memory. Otherwise
-they are on the other hosts (placement.env_hosts), which share no disk and no memory with the first. ``--links`` names
+Needs root (tests/hosts). "one host": env workers are on the learner's host, and ask by shared memory. Otherwise they
+are on the other hosts (placement.env_hosts), which share no disk and no memory with the first. ``--links`` names
 their cables: milliseconds of a round trip, or a rate. All ways take turns, seed by seed. With ``--iterations`` runs are
 short and without evaluations.
 """

@@ -5,7 +5,7 @@ import subprocess
 from typing import Any
 
 from tests.hosts.network import Host, Network
-from tests.hosts.ray_hosts import start_ray
+from tests.hosts.ray_hosts import start_ray, trust
 
 _DISK = "400m"  # of a host that simulates
 
@@ -68,7 +68,7 @@ class Fleet:
     def _join(self, **environment: str) -> Host:
         self._number += 1
         host = self._network.host(f"host{self._number}", disk=_DISK)
-        host.environment |= {key: value for key, value in self.head.environment.items() if key.startswith("RAY_AUTH")}
+        trust(self.head, host)
         host.environment |= environment
         silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         host.start("vla-rl", "join", self.address, "--node-ip-address", host.address, **silent)

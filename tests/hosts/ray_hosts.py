@@ -26,12 +26,17 @@ def join(head: Host, others: Sequence[Host], store_mib: int = 150) -> None:
     """Let further hosts join, all at once. Raises AssertionError with what one that fails has said."""
     joining = []
     for host in others:
-        host.environment |= {key: value for key, value in head.environment.items() if key.startswith("RAY_AUTH")}
+        trust(head, host)
         there = [f"--node-ip-address={host.address}", f"--address={head.address}:{PORT}"]
         joining.append(host.start(*_start(store_mib), *there, stdout=PIPE, stderr=STDOUT))
     for host, running in zip(others, joining, strict=True):
         said, _ = running.communicate(timeout=_STARTED_S)
         assert running.returncode == 0, f"{host.name}: {said}"
+
+
+def trust(head: Host, host: Host) -> None:
+    """Give a host the cluster's token."""
+    host.environment |= {key: value for key, value in head.environment.items() if key.startswith("RAY_AUTH")}
 
 
 def _start(store_mib: int) -> list[str]:

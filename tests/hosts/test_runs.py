@@ -7,7 +7,7 @@ import pytest
 
 from tests import ROOT
 from tests.hosts.network import Host, Network
-from tests.hosts.ray_hosts import start_ray
+from tests.hosts.ray_hosts import start_ray, trust
 from vla_rl.commands.chaos.training_run import ledger
 from vla_rl.commands.checkpoints import Checkpoints
 from vla_rl.observability.metrics_file import read_records
@@ -45,7 +45,7 @@ def test_the_doctor_sees_a_slow_link_and_a_machine_that_has_not_joined(
         assert 20e6 / 8 < rate < 100e6 / 8
 
     outside = network.host("outside")
-    outside.environment |= {key: value for key, value in first.environment.items() if key.startswith("RAY_AUTH")}
+    trust(first, outside)
     refused = outside.start("vla-rl", "doctor", "--cluster", address, stdout=PIPE, stderr=STDOUT)
     said, _ = refused.communicate(timeout=60)
     assert refused.returncode == 2

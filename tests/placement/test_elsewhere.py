@@ -267,6 +267,16 @@ def test_a_plan_for_gpus_and_hosts_is_found_and_explained(tmp_path: Path, capsys
     assert PLANNED_ONLY not in shown
 
 
+def test_hosts_that_make_a_run_slower_are_left_out(tmp_path: Path, capsys: Any) -> None:
+    """Few environments may play at once, and those of hosts without a GPU are slower."""
+    file, chunks = tmp_path / "plan.json", []
+    for machines in ("1xH200:16cpu", "1xH200:16cpu+4x64cpu"):
+        assert main(["plan", "libero_ppo", "--on", machines, "--json", str(file)]) == 0
+        chunks.append(json.loads(file.read_text())["chunks_per_s"])
+    assert chunks[0] == chunks[1]
+    assert "not used: nodes 1-4" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_plan_says_which_env_workers_are_remote(tmp_path: Path, capsys: Any) -> None:
     many = ["train.batch_episodes=16", "placement.mode=collocated", "placement.env_workers=200"]
     assert plan_on(ON, *many, "--json", str(tmp_path / "plan.json")) == 0

@@ -10,9 +10,10 @@ from vla_rl.observability.callbacks import Callback
 
 
 @contextmanager
-def short_run(config: RunConfig, iterations: int, callbacks: Sequence[Callback] = ()) -> Iterator[Path]:
+def short_run(config: RunConfig, iterations: int | None, callbacks: Sequence[Callback] = ()) -> Iterator[Path]:
     """Train without evaluations and loggers; the run's folder exists within the block.
 
+    ``iterations``: None if a callback ends the run.
     Raises UserError if simulator or policy cannot be built, KeyboardInterrupt if the run was stopped early.
     """
     from vla_rl.commands.train import run_training
@@ -20,7 +21,7 @@ def short_run(config: RunConfig, iterations: int, callbacks: Sequence[Callback] 
 
     with tempfile.TemporaryDirectory() as folder:
         values = {
-            "train.iterations": iterations,
+            "train.iterations": iterations or 10**6,
             "train.eval_episodes": 0,
             "train.checkpoint_every": 10**6,
             "train.max_minutes": None,
@@ -34,6 +35,6 @@ def short_run(config: RunConfig, iterations: int, callbacks: Sequence[Callback] 
         }
         run_training(config.with_values(values), callbacks=callbacks, temporary=True)
         path = Path(folder) / "short_run"
-        if read_metrics(path)[-1]["iteration"] < iterations:
+        if read_metrics(path)[-1]["iteration"] < (iterations or 0):
             raise KeyboardInterrupt
         yield path

@@ -73,8 +73,10 @@ def with_env_workers(config: RunConfig, spec: EnvSpec, machine: Machine, resourc
     """The config with an env worker on each core that helps, by ``placement.profile``.
 
     These are the cores of nodes with devices, except two for each device, and those of the fewest other nodes with
-    which cores no longer limit the best plan, by its bound. There are at most as many as episodes under way.
-    ``machine``: a node with devices. Raises PlanError if no plan fits.
+    which cores no longer limit the best plan, by its bound. There are at most as many as episodes under way. If the
+    plan without other nodes is faster in the simulation, they are left out: a core without a device draws slowly, and
+    ``train.max_staleness`` may let few environments play at once. ``machine``: a node with devices. Raises PlanError
+    if no plan fits.
     """
     profile = profile_of(config, spec, machine)
     workload = workload_of(config, spec, profile)
@@ -91,7 +93,11 @@ def with_env_workers(config: RunConfig, spec: EnvSpec, machine: Machine, resourc
         cores = max((seconds for name, seconds in use.items() if name.endswith("cores")), default=0.0)
         return cores <= _SPARE * max(seconds for name, seconds in use.items() if not name.endswith("cores"))
 
-    return using(bisect_left(range(len(others)), True, key=suffice))
+    def seconds(hosts: int) -> float:
+        return min(c.simulated or 0.0 for c in search(using(hosts), resources, profile, workload, _mode(config)))
+
+    enough = bisect_left(range(len(others)), True, key=suffice)
+    return using(min(0, enough, key=seconds))
 
 
 def profile_of(config: RunConfig, spec: EnvSpec, machine: Machine) -> Profile:

@@ -24,7 +24,6 @@ from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import figure, read_metrics
 from vla_rl.placement.checks import load_checked_config
 
-_COOLDOWN = 2  # last iterations, whose episodes have all been played before
 DRIVER = "driver"
 ONCE = (DRIVER, "StoreProcess", "LearnerProcess", "raylet", "gcs_server")  # of which a run, or its machine, has one
 
@@ -50,19 +49,34 @@ class Cost:
 
 
 class ProcessorTimes(Callback):
-    """Seconds of processor time by kind of process, after each iteration."""
+    """Seconds of processor time by kind of process, after each iteration. Ends the run when all has been measured.
 
-    def __init__(self) -> None:
+    The measurement begins when all env workers have been there for an iteration, and after ``warm_up`` iterations.
+    """
+
+    def __init__(self, workers: int, warm_up: int, iterations: int) -> None:
+        self._workers, self._warm_up, self._iterations = workers, warm_up, iterations
+        self.first: int | None = None  # the iteration after which the measurement begins
         self.after: dict[int, Mapping[str, float]] = {}
 
-    def on_iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
+    @property
+    def last(self) -> int:
+        """The last iteration that is measured."""
+        return (self.first or 10**6) + self._iterations
+
+    def on_iteration(self, iteration: int, metrics: Mapping[str, float]) -> bool:
         """See ``Callback``."""
-        root, total = psutil.Process(), Counter[str]()
+        root, total, there = psutil.Process(), Counter[str](), Counter[str]()
         for process in [root, *root.children(recursive=True)]:
             with suppress(psutil.Error):  # it has ended
                 times = process.cpu_times()
-                total[DRIVER if process == root else kind_of(process.cmdline())] += times.user + times.system
+                kind = DRIVER if process == root else kind_of(process.cmdline())
+                total[kind] += times.user + times.system
+                there[kind] += 1
         self.after[iteration] = total
+        if self.first is None and there["EnvWorkerProcess"] >= self._workers:
+            self.first = max(iteration + 1, self._warm_up)
+        return iteration == self.last
 
 
 def kind_of(command: Sequence[str]) -> str:
@@ -94,18 +108,19 @@ def cost_of(config: RunConfig, workers: int, iterations: int) -> Cost:
     many = config.with_values(
         {"placement.env_workers": workers, "train.batch_episodes": config.train.batch_episodes * workers}
     )
-    times, first = (
-        ProcessorTimes(),
-        config.max_staleness + 3,
-    )  # until what was played before the first update is trained
-    with short_run(many, first + iterations + _COOLDOWN, [times]) as run:
-        measured = [m for m in read_metrics(run) if first < m["iteration"] <= first + iterations]
+    warm_up = config.max_staleness + 3  # until what was played before the first update is trained
+    times = ProcessorTimes(workers, warm_up, iterations)
+    with short_run(many, None, [times]) as run:
+        first, last = times.first or 0, times.last
+        if last not in times.after:
+            raise KeyboardInterrupt  # which the run takes for a wish to stop with a checkpoint
+        measured = [m for m in read_metrics(run) if first < m["iteration"] <= last]
     seconds = sum(m["time/iteration_s"] for m in measured)
 
     def played(name: str) -> float:
         return sum(m[f"throughput/{name}_per_s"] * m["time/iteration_s"] for m in measured)
 
-    before, after = times.after[first], times.after[first + iterations]
+    before, after = times.after[first], times.after[last]
     spent = {kind: 1e3 * (after[kind] - before.get(kind, 0.0)) / played("episodes") for kind in after}
     return Cost(
         workers=workers,

@@ -68,7 +68,11 @@ def test_learners_and_inference_get_the_nodes_with_most_gpus(monkeypatch: pytest
         ray_session._nodes(2)
 
 
-def test_rows_of_remote_workers_are_where_their_gateway_looks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("most", "gateways"), [(1, 4), (4, 3), (64, 2)])
+def test_rows_of_remote_workers_are_where_their_gateway_looks(
+    most: int, gateways: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_rl.placement.plan.GATEWAY_WORKERS", most)
     config = RunConfig.model_validate({"placement": {"env_workers": 13, "mode": "collocated", "envs_per_worker": 2}})
     plan = make_plan(config, Resources.on((Node(8, 2), Node(4, 0), Node(4, 0)), "cuda"))
     session: Any = SimpleNamespace(folder=lambda node: tmp_path / str(node))
@@ -83,17 +87,28 @@ def test_rows_of_remote_workers_are_where_their_gateway_looks(tmp_path: Path) ->
         pool, position = launch.seat(worker)
         assert pool in pools
         assert pool.folder == str(tmp_path / str(worker.node))
-        assert position not in pool.guests
+        assert not any(position in guests for guests in pool.guests)
         seats.setdefault(pool.memory, set()).add(position)
     assert sum(map(len, seats.values())) == len(plan.workers), "none has another's rows"
-    for server in (0, 1):
-        home, guests = launch.pool(server), plan.guests_of(server)
-        assert list(home.guests) == list(range(home.workers))[-sum(map(len, guests.values())) :]
-        rows = iter(home.guests)
+    carried = set[tuple[int, int]]()
+    for gateway in plan.gateways:
+        server, guests = plan.guest_groups[gateway.index]
+        assert gateway.node == plan.servers[server].node
+        assert len(guests) == 1 or sum(map(len, guests.values())) <= most
+        rows = iter(launch.guests(gateway.index))
+        bells = {launch.pool(server).bell(row) for row in launch.guests(gateway.index)}
         for node, workers in guests.items():  # as ``GatewayProcess.listen`` is told
             for position, worker in enumerate(workers):
                 assert launch.seat(plan.workers[worker]) == (launch.guest_pools(node)[server], position)
                 assert plan.workers_of(server)[next(rows)] == worker
+                carried.add((server, worker))
+        assert next(rows, None) is None
+        assert len(bells) == 1, "a gateway waits for one"
+    assert len({launch.pool(server).bell(row) for server in (0, 1) for row in range(launch.pool(server).workers)}) == (
+        len(plan.gateways) + len(plan.workers) - len(plan.remote)
+    )
+    assert carried == {(plan.server_of(worker.index), worker.index) for worker in plan.remote}
+    assert len(plan.gateways) == gateways
 
 
 class LinkKiller(Callback):
@@ -170,6 +185,7 @@ def test_a_run_goes_on_while_env_hosts_are_taken_away_and_another_one_joins(
     two_nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(heartbeat, "SILENCE_S", 2.0)
+    monkeypatch.setattr("vla_rl.placement.plan.GATEWAY_WORKERS", 1)  # so that each host has a gateway of its own
     config = RunConfig.model_validate(
         {
             "env": {"name": "tabletop", "tasks": ["reach"]},

@@ -1,6 +1,7 @@
 """How the processes of a run are made: the options of each Ray actor, and the paths at which they find each other."""
 
 from collections import defaultdict
+from itertools import accumulate, pairwise, starmap
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Launcher:
         self._server_of = plan.servers_by_worker()
         self._workers_of = {server.index: plan.workers_of(server.index) for server in plan.servers}
         self._guests_of = {server.index: plan.guests_of(server.index) for server in plan.servers}
+        self.guest_groups = plan.guest_groups  # by gateway
 
     def learner(self, process: Process) -> ActorHandle:
         made = self._actor(self._learner_class, process)
@@ -67,9 +69,16 @@ class Launcher:
     def pool(self, server: int) -> PoolAddress:
         """Where an inference server and its env workers meet; remote ones are guests there."""
         plan = self._plan
-        workers, guests = len(self._workers_of[server]), sum(map(len, self._guests_of[server].values()))
+        workers = len(self._workers_of[server])
+        groups = [sum(map(len, nodes.values())) for its, nodes in self.guest_groups if its == server]
+        ends = accumulate(groups, initial=workers - sum(groups))
         clients = workers + (server == 0 and plan.world_model is not None)
-        return self._pool(plan.servers[server].node, server, clients, range(workers - guests, workers))
+        return self._pool(plan.servers[server].node, server, clients, tuple(starmap(range, pairwise(ends))))
+
+    def guests(self, gateway: int) -> range:
+        """The workers of a gateway, by their position in the pool of its inference server."""
+        server = self.guest_groups[gateway][0]
+        return self.pool(server).guests[gateway - [its for its, _ in self.guest_groups].index(server)]
 
     def guest_pools(self, node: int) -> dict[int, PoolAddress]:
         """Where the remote env workers of a node meet their relay, by the inference server that they ask."""
@@ -91,7 +100,7 @@ class Launcher:
             return self._pool(worker.node, server, len(its)), its.index(worker.index)
         return self.pool(server), self._workers_of[server].index(worker.index)
 
-    def _pool(self, node: int, server: int, clients: int, guests: range = range(0)) -> PoolAddress:
+    def _pool(self, node: int, server: int, clients: int, guests: tuple[range, ...] = ()) -> PoolAddress:
         folder = str(self._session.folder(node))
         return PoolAddress(folder, f"server{server}", clients, self._plan.envs_per_worker, guests)
 

@@ -25,7 +25,7 @@ class Network:
         self._launch, self._plan, self._tasks = launch, plan, tasks
         self._compress, self._setup_s = compress, setup_s
         self._actors: dict[Process, ActorHandle] = {}
-        self._endpoints: dict[int, str] = {}  # by inference server
+        self._endpoints: dict[tuple[int, int], str] = {}  # by the inference server and the node of those who ask it
         if plan.links:
             from vla_rl.inference.network.sockets import Keys
 
@@ -41,13 +41,15 @@ class Network:
         self._actors |= {gateway: self._launch.link(gateway) for gateway in gateways}
         listening: list[Any] = [self._listen(gateway) for gateway in gateways]
         endpoints = get(listening, "gateways to listen", self._setup_s)
-        self._endpoints |= {gateway.index: at for gateway, at in zip(gateways, endpoints, strict=True)}
+        mine = {gateway: self._launch.guest_groups[gateway.index] for gateway in gateways}
+        for (server, nodes), endpoint in zip(mine.values(), endpoints, strict=True):
+            self._endpoints |= {(server, node): endpoint for node in nodes}
         loops: dict[Any, Loop] = {
             self._actors[gateway].run.remote(address(gateway)): (gateway.role, gateway.index) for gateway in gateways
         }
         for relay in self._plan.request_relays:
             if relay in self._actors:
-                self._connect(relay, {gateway.index for gateway in gateways})
+                self._connect(relay, {server for server, nodes in mine.values() if relay.node in nodes})
         return loops
 
     def start_relay(self, relay: Process, pulse: PulseAddress, keep: Callable[[ray.ObjectRef, Process], None]) -> Steps:
@@ -59,7 +61,7 @@ class Network:
         pools = self._launch.guest_pools(relay.node)
         yield actor.open.remote(pools, self._of_relays, self._compress)
         keep(actor.run.remote(pulse), relay)
-        self._connect(relay, set(self._endpoints))
+        self._connect(relay, set(pools))
         yield actor.reach.remote(self._of(relay), CALL_TIMEOUT_S)
 
     def leave(self, relay: Process) -> None:
@@ -67,7 +69,7 @@ class Network:
         if (actor := self._actors.pop(relay, None)) is not None:
             ray.kill(actor)
         for process, gateway in self._actors.items():
-            if process.role == "gateway":
+            if process.role == "gateway" and relay.node in self._launch.guest_groups[process.index][1]:
                 gateway.leave.remote(relay.node)
 
     def actors(self) -> dict[Process, ActorHandle]:
@@ -75,9 +77,10 @@ class Network:
         return dict(self._actors)
 
     def _listen(self, gateway: Process) -> Any:
-        workers = {node: len(guests) for node, guests in self._plan.guests_of(gateway.index).items()}
-        pool = self._launch.pool(gateway.index)
-        return self._actors[gateway].listen.remote(pool, workers, self._tasks, self._of_gateways)
+        server, nodes = self._launch.guest_groups[gateway.index]
+        workers = {node: len(guests) for node, guests in nodes.items()}
+        pool, guests = self._launch.pool(server), self._launch.guests(gateway.index)
+        return self._actors[gateway].listen.remote(pool, guests, workers, self._tasks, self._of_gateways)
 
     def _connect(self, relay: Process, servers: set[int]) -> None:
         for server, endpoint in self._of(relay).items():
@@ -86,4 +89,4 @@ class Network:
 
     def _of(self, relay: Process) -> dict[int, str]:
         """Where the gateways of a relay listen, by inference server."""
-        return {server: self._endpoints[server] for server in self._launch.guest_pools(relay.node)}
+        return {server: self._endpoints[server, relay.node] for server in self._launch.guest_pools(relay.node)}

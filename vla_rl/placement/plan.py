@@ -83,6 +83,7 @@ class Process:
         return "cuda" if self.kind == "cuda" and self.devices else "cpu"
 
 
+GATEWAY_WORKERS = 64  # a gateway's core carries the requests of about as many (docs/results/hosts.md)
 STORE = Process("replay store", 0, "cpu", (), 1, None)  # of every plan
 
 
@@ -141,10 +142,9 @@ class Plan:
 
     @property
     def gateways(self) -> tuple[Process, ...]:
-        """Beside each inference server that remote env workers ask, and with its index."""
-        return tuple(
-            Process("gateway", s.index, "cpu", (), 1, None, s.node) for s in self.servers if self.guests_of(s.index)
-        )
+        """Beside each inference server that remote env workers ask, as many as ``guest_groups`` has."""
+        asked = (self.servers[server] for server, _ in self.guest_groups)
+        return tuple(Process("gateway", index, "cpu", (), 1, None, s.node) for index, s in enumerate(asked))
 
     @property
     def request_relays(self) -> tuple[Process, ...]:
@@ -192,6 +192,23 @@ class Plan:
             if self.workers[worker].remote:
                 guests[self.workers[worker].node].append(worker)
         return dict(guests)
+
+    @property
+    def guest_groups(self) -> tuple[tuple[int, dict[int, list[int]]], ...]:
+        """Of each gateway: the inference server beside it, and the env workers whose requests it carries, by node.
+
+        A gateway takes node after node, until it has ``GATEWAY_WORKERS`` workers.
+        """
+        groups = list[tuple[int, dict[int, list[int]]]]()
+        for server in self.servers:
+            room = 0
+            for node, workers in self.guests_of(server.index).items():
+                if len(workers) > room:
+                    groups.append((server.index, {}))
+                    room = GATEWAY_WORKERS
+                groups[-1][1][node] = workers
+                room -= len(workers)
+        return tuple(groups)
 
     def node_of(self, device: int) -> int:
         return homes(self.machines)[device]

@@ -35,7 +35,8 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.policy, self.running = EchoPolicy(), list[tuple[Any, threading.Thread]]()
         self.of_gateways, self.of_relays = Keys.pair()
-        self.home = self._pool(folder / "home", NEAR + sum(GUESTS.values()), range(NEAR, NEAR + sum(GUESTS.values())))
+        guests = range(NEAR, NEAR + sum(GUESTS.values()))
+        self.home = self._pool(folder / "home", guests.stop, (guests,))
         self.away = {node: self._pool(folder / f"node{node}", workers) for node, workers in GUESTS.items()}
         self.near = WorkerMailbox(self.home, 0)
         self.far = {
@@ -43,7 +44,7 @@ class Site:
         }
 
     @staticmethod
-    def _pool(folder: Path, workers: int, guests: range = range(0)) -> PoolAddress:
+    def _pool(folder: Path, workers: int, guests: tuple[range, ...] = ()) -> PoolAddress:
         folder.mkdir()
         address = PoolAddress(str(folder), "server0", workers, EACH, guests)
         create_pool(address, SPEC, POLICY)

@@ -43,14 +43,14 @@ class _LinkProcess(Traced):
 
 
 class GatewayProcess(_LinkProcess):
-    def listen(self, address: PoolAddress, workers: Mapping[int, int], tasks: int, keys: Any) -> str:
+    def listen(self, address: PoolAddress, guests: range, workers: Mapping[int, int], tasks: int, keys: Any) -> str:
         """Listen at this node's address, for relays on the nodes of ``workers`` (how many there are); returns where.
 
-        ``keys``: ``Keys`` of the gateways.
+        ``guests``: their positions in the pool at ``address``; ``keys``: ``Keys`` of the gateways.
         """
         from vla_rl.inference.network.gateway import Gateway
 
-        mailbox = WorkerMailbox(address, address.guests.start, len(address.guests))
+        mailbox = WorkerMailbox(address, guests.start, len(guests))
         host = ray.util.get_node_ip_address()
         self._link = Gateway(mailbox, workers, address.envs_per_worker, tasks, host, keys)
         return self._link.endpoint

@@ -154,7 +154,7 @@ def _ask(mailbox: WorkerMailbox, meter: Meter, seen: list[Observation], policy: 
 def _line(spec: EnvSpec, policy: PolicySpec, compress: bool | None) -> Iterator[tuple[WorkerMailbox, Meter]]:
     """A worker's mailbox and the relay's meter, with all that is behind them. ``compress`` None: no network."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        home = PoolAddress(folder, "home", 1, 1, range(0 if compress is None else 1))
+        home = PoolAddress(folder, "home", 1, 1, () if compress is None else (range(1),))
         create_pool(home, spec, policy)
         server = InferenceServer(_InstantPolicy(policy), ServerMailbox(home), BatchRule(1, 0.0))
         stack.enter_context(_running(server))

@@ -46,7 +46,7 @@ class PoolAddress:
     name: str
     workers: int
     envs_per_worker: int
-    guests: range = range(0)  # workers that run on other nodes
+    guests: tuple[range, ...] = ()  # workers that run on other nodes; those of a range have one doorbell
 
     @property
     def rows(self) -> int:
@@ -61,7 +61,8 @@ class PoolAddress:
         if worker is None:
             owner = "server"
         else:
-            owner = "guests" if worker in self.guests else f"worker{worker}"
+            group = next((i for i, workers in enumerate(self.guests) if worker in workers), None)
+            owner = f"worker{worker}" if group is None else f"guests{group}"
         return Path(self.folder) / f"{self.name}.{owner}.bell"
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from tests.learner.learner_tools import SPEC
 from vla_rl.cluster import calls, env_hosts
@@ -301,6 +301,15 @@ def test_a_request_relay_that_fails_again_and_again_costs_its_host_and_not_the_r
     ((place, why),) = left
     assert place == PLAN.request_relays[1].node
     assert "failed 3 times" in why
+
+
+def test_a_store_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(ref: str, timeout: float) -> None:
+        raise GetTimeoutError
+
+    monkeypatch.setattr(env_worker, "ray", SimpleNamespace(get=late))
+    with pytest.raises(StallError, match=r"the replay store has not answered for \d+ s"):
+        env_worker.StoreClient(_remote(lambda method: "a call")).take(0, 1, 5.0)
 
 
 def test_an_env_worker_whose_episode_did_not_arrive_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ def test_how_long_a_stage_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     activity.set("starting: learner 1 of 1")
     assert activity.text() == "starting, for 12 min: learner 1 of 1"
     assert heartbeat.duration(3.5 * 3600) == "3.5 h"
+    assert heartbeat.duration(12 * 86400) == "12 days"
 
 
 def test_a_terminal_shows_a_run_from_the_first_moment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,12 @@ SILENCE_S = 15.0  # longest time without a line
 
 
 def duration(seconds: float) -> str:
-    """In the unit that suits it: ``31 s``, ``12 min``, ``3.5 h``."""
+    """In the unit that suits it: ``31 s``, ``12 min``, ``3.5 h``, ``12 days``."""
     if seconds < 99.5:
         return f"{max(0.0, seconds):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.0f} days"
 
 
 class Activity:

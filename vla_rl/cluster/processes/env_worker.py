@@ -6,10 +6,11 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from vla_rl.cluster.processes.common import CALL_TIMEOUT_S, Notes, PulseAddress, Traced, device_lease
 from vla_rl.config.run_config import RunConfig
+from vla_rl.core.errors import StallError
 from vla_rl.core.ipc.mailbox import PoolAddress
 from vla_rl.core.records import EpisodeResult, EpisodeSpec, Trajectory
 from vla_rl.placement.plan import Plan, Process
@@ -23,7 +24,13 @@ class StoreClient:
         self._sent: list[Any] = []  # calls that bring episodes to it
 
     def take(self, worker: int, count: int, timeout: float) -> list[EpisodeSpec]:
-        return ray.get(self._store.take.remote(worker, count, timeout), timeout=timeout + CALL_TIMEOUT_S)
+        """Raises StallError if the store says nothing."""
+        limit = timeout + CALL_TIMEOUT_S
+        try:
+            return ray.get(self._store.take.remote(worker, count, timeout), timeout=limit)
+        except GetTimeoutError:
+            text = f"the replay store has not answered for {limit:.0f} s: is the machine overloaded?"
+            raise StallError(text) from None
 
     def add(self, worker: int, finished: Trajectory | EpisodeResult) -> None:
         """Raises RayActorError if an earlier episode has not arrived: this worker then ends, and that one is lost."""

@@ -139,7 +139,7 @@ def _table(costs: Sequence[Cost]) -> Table:
     table.add_row("chunks/s", *(f"{cost.chunks_per_s:.4g}" for cost in costs))
     table.add_row("episodes/s", *(f"{cost.episodes_per_s:.3g}" for cost in costs))
     table.add_row("cores in use", *(f"{cost.machine:.0%}" for cost in costs), end_section=True)
-    for kind in sorted({kind for cost in costs for kind in cost.milliseconds}):
+    for kind in sorted({kind for cost in costs for kind, spent in cost.milliseconds.items() if spent >= 0.005}):
         table.add_row(kind, *(f"{cost.milliseconds.get(kind, 0.0):.2f}" for cost in costs))
     table.add_row("sum", *(f"{sum(cost.milliseconds.values()):.2f}" for cost in costs), end_section=True)
     table.add_row("first limit", *(cost.first_limit[0] for cost in costs))

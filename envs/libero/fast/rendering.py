@@ -77,6 +77,7 @@ class Renderer:
         self._corners = bounds[:, :1] + np.array(list(product((-1, 1), repeat=3))) * bounds[:, 1:]  # [shapes, 8, 3]
         self._mirror = _find_mirror(self._canvas.scene)
         self._fills: list[Callable[[], None]] = []  # of the last image
+        self.is_compared = False  # whether the last image was drawn a second time, to compare
         self.wrong_pixels = 0  # of the lean drawing that was found to be wrong; there are none after it
 
     @property
@@ -96,6 +97,7 @@ class Renderer:
         self._canvas.use()
         kept = out[::-1, ::-1]
         self._fills.clear()
+        self.is_compared = False
         for drawing in self._plan(camera):
             self._draw(camera, drawing)
             left, right, bottom, top = drawing.window
@@ -117,6 +119,7 @@ class Renderer:
 
     def _compare(self, camera: int, drawing: _Pass, comparison: _Comparison) -> None:
         """Draw fully what was drawn lean. If they differ, there are no lean drawings any more."""
+        self.is_compared = True
         lean, start = self._canvas.pixels.copy(), time.perf_counter()
         self._draw_fully(camera, drawing)
         comparison.full = min(comparison.full, time.perf_counter() - start)

@@ -9,7 +9,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests import ROOT
-from vla_rl.commands.cli import COMMANDS
+from vla_rl.commands.command_table import COMMANDS
 
 SETUP = (ROOT / "setup.py").read_text()
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))

@@ -16,7 +16,8 @@ from vla_rl.commands.chaos.faults import FAULTS
 from vla_rl.commands.chaos.report import is_sound, summarize, write_report
 from vla_rl.commands.chaos.resources import draw_resources, sampled
 from vla_rl.commands.chaos.training_run import TrainingRun, adds_up, ledger
-from vla_rl.commands.cli import FAULT_NAMES, main
+from vla_rl.commands.cli import main
+from vla_rl.commands.command_table import FAULT_NAMES
 from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.shared_memory import shared_root
 

@@ -23,7 +23,8 @@ class UpdateWork:
     minibatches: int  # optimizer steps of each
     extra_passes: int  # forward passes over each chunk
     reference: bool  # whether the initial policy is kept
-    step_rows: int = 0  # chunks of an optimizer step, all in one pass; 0: any number, in passes of learner.micro_batch
+    step_rows: int = 0  # chunks of an optimizer step; 0: any number, in passes of learner.micro_batch
+    pass_rows: int = 0  # of these, chunks that pass the policy at a time
 
 
 class AlgoConfigBase(ConfigGroup):

@@ -80,6 +80,11 @@ class OffPolicyConfig(AlgoConfigBase):
         0.15, description="The critic's optimizer steps for each control step of new episodes."
     )
     batch: Positive = Field(256, description="Chunks of one of these steps.")
+    micro_batch: Positive | None = Field(
+        None,
+        description="Chunks that pass the policy at a time; null: the batch. Fewer take less memory for the same "
+        "gradient. A step of the actor then passes its batch twice.",
+    )
     memory_gib: PositiveFloat = Field(4.0, description="Size of the replay memory; the oldest episodes are forgotten.")
     critic_successes: Fraction | None = Field(
         0.5, description="Share of the critic's chunks from successful episodes; null: whatever it is in the memory."
@@ -125,7 +130,11 @@ class OffPolicyConfig(AlgoConfigBase):
         rated = self.updates_per_step * chunk_size * self.batch  # chunks of the critic's steps
         passes = max(1, round(rated / self.actor_every))
         extra = round(self.critic_passes * rated) + 1
-        return UpdateWork(epochs=passes, minibatches=1, extra_passes=extra, reference=False, step_rows=self.batch)
+        at_once = min(self.batch, self.micro_batch or self.batch)
+        if at_once < self.batch:
+            extra += passes
+        rows = {"step_rows": self.batch, "pass_rows": at_once}
+        return UpdateWork(epochs=passes, minibatches=1, extra_passes=extra, reference=False, **rows)
 
     @property
     def critic_passes(self) -> int:

@@ -56,6 +56,15 @@ def test_every_kind_of_policy_clones_the_choice_and_resumes_exactly(tmp_path: Pa
     assert not any(name.startswith("value_head") for name in moved)
 
 
+def test_a_batch_in_parts_makes_the_same_choice_and_step() -> None:
+    whole, parts = choosing("tokens"), choosing("tokens", "algo.micro_batch=3")
+    one, other = (learner.update(acted(learner)) for learner in (whole, parts))
+    assert one["learner/optimizer_steps"] > 0
+    for name in one:
+        assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+    assert all(np.allclose(x, weights(parts)[name], atol=2e-5) for name, x in weights(whole).items())
+
+
 def transitions(learner: ChoiceLearner, success: bool) -> Transitions:
     """One state, 16 times; executed chunks are at one end of the range, of which one step was executed."""
     seen, task = some_states(1)

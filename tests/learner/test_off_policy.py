@@ -134,9 +134,30 @@ def test_the_critic_warms_up_before_the_actor_moves(changes: list[str]) -> None:
     assert not any(name.startswith("value_head") for name in moved)
 
 
+@pytest.mark.parametrize("algo", ["td3_bc", "sac"])
+def test_a_batch_in_parts_has_the_gradient_of_the_whole(algo: str) -> None:
+    changes = ["policy.channels=16", "algo.critic_warmup=0", "algo.critic_reads=features"]  # 16 = 7 + 7 + 2
+    whole, parts = made(*changes, algo=algo), made(*changes, "algo.micro_batch=7", algo=algo)
+    before = weights(whole)
+    largest = []
+    parts.policy.register_forward_hook(lambda _, __, output: largest.append(len(output.logprobs)))
+    one, other = (learner.update(acted()) for learner in (whole, parts))
+    assert max(largest) == 7
+    assert other["learner/optimizer_steps"] == one["learner/optimizer_steps"] > 0
+    assert other.keys() == one.keys()
+    for name in one:
+        assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+    moved = 0.0
+    for name, x in weights(whole).items():
+        moved = max(moved, float(np.abs(x - before[name]).max()))
+        assert np.allclose(x, weights(parts)[name], atol=2e-5), name
+    assert moved > 1e-3, "a step of Adam is as long as the learning rate"
+
+
+@pytest.mark.parametrize("changes", [[], ["algo.micro_batch=5"]])
 @pytest.mark.parametrize("reads", ["features", "images"])
-def test_the_policys_passes_are_those_that_the_planner_counts(reads: str) -> None:
-    learner = made("algo.critic_warmup=0", "algo.updates_per_step=1", f"algo.critic_reads={reads}")
+def test_the_policys_passes_are_those_that_the_planner_counts(reads: str, changes: list[str]) -> None:
+    learner = made("algo.critic_warmup=0", "algo.updates_per_step=1", f"algo.critic_reads={reads}", *changes)
     learner.update(acted())
     rows = {True: 0, False: 0}  # by whether they have gradients
 

@@ -130,7 +130,7 @@ def test_the_value_heads_memory_is_what_it_keeps() -> None:
     assert expected_memory(config.with_values({"algo.value_memory": 0}), spec, machine(80)).kept == 0.0
 
 
-def test_off_policy_at_7b_passes_a_whole_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_policy_at_7b_passes_a_whole_batch_at_once_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever learner.micro_batch is; the critic is small beside the policy."""
     few, many = run(batch=8), run(batch=256)
     learner = held(few, machine(80))["learner"]
@@ -139,8 +139,11 @@ def test_off_policy_at_7b_passes_a_whole_batch_at_once(monkeypatch: pytest.Monke
     )
     assert learner["critic"] == pytest.approx(0.085, abs=0.001), "the members read 4096 features"
     assert fitted(few, machine(80)).learners
-    with pytest.raises(PlanError, match=r"activations .*lower algo\.batch"):
+    with pytest.raises(PlanError, match=r"activations .*lower algo\.micro_batch"):
         fitted(many.with_values({"learner.activation_checkpointing": False}), machine(80))
+    in_parts = many.with_values({"algo.micro_batch": 8})
+    assert held(in_parts, machine(80))["learner"]["activations"] == learner["activations"]
+    assert fitted(in_parts, machine(80)).learners
     monkeypatch.setattr(Machine, "detect", lambda: Machine(32, 40 * GIB, (Gpu("any", 80 * GIB),)))
     assert plan_run(few, LIBERO).learners
     with pytest.raises(PlanError, match=r"^algo\.memory_gib: .*episodes 40\.0"):

@@ -9,8 +9,8 @@ from torch import Tensor
 from algos.best_of_n import BestOfN
 from algos.td_losses import best_candidate, chunk_return, td_aim
 from vla_rl.core.records import Record
-from vla_rl.learner.off_policy import OffPolicyLearner
-from vla_rl.policies.base.policy import PolicyInput, PolicyOutput
+from vla_rl.learner.off_policy import ActorAim, OffPolicyLearner, some
+from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.replay.memory import Transitions
 
 
@@ -34,7 +34,7 @@ class ChoiceLearner(OffPolicyLearner):
         td, q = critic.towards(state, actions, aim)
         return self.algorithm.critic_loss(td, target_q, critic.value(state)), q
 
-    def _actor_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, PolicyOutput, dict[str, float]]:
+    def _actor_aim(self, t: Transitions, rng: np.random.Generator) -> ActorAim:
         assert self._critic is not None
         before, success = self._seen(t.before, t.task), self._tensor(t.success)
         drawn = [self._drawn_chunks(before, rng) for _ in range(self.algorithm.config.candidates)]
@@ -47,16 +47,15 @@ class ChoiceLearner(OffPolicyLearner):
         best, rows = choice.cpu().numpy(), np.arange(len(choice))
         every = [*drawn, t.record]
         record = {name: np.stack([one[name] for one in every])[best, rows] for name in t.record}
-        output = self._choices(before, record)
         of_policy = choice < len(drawn)
-        loss = self.algorithm.actor_loss(output.logprobs, self._executed(t) | of_policy[:, None])
+        counted = self._executed(t) | of_policy[:, None]
         least = rated.min(dim=2).values
         metrics = {
             "actor_q": least.mean().item(),
             "choice_gain": (least.max(dim=1).values - least.mean(dim=1)).mean().item(),
             "chosen_executed": 1.0 - of_policy.float().mean().item(),
         }
-        return loss, output, metrics
+        return ActorAim(before, record, lambda x: (self.algorithm.actor_loss(x.logprobs, counted), metrics))
 
     def _drawn_chunks(self, seen: PolicyInput, rng: np.random.Generator) -> Record:
         """The record of one chunk in each state, drawn as inference draws it."""
@@ -65,6 +64,11 @@ class ChoiceLearner(OffPolicyLearner):
         draws = {name: self._tensor(replace(x, shape=(n, *x.shape)).draw(rng)) for name, x in numbers.items()}
         greedy = torch.zeros(n, dtype=torch.bool, device=self._device)
         self.policy.eval()
-        decided = self.policy.act(seen, draws, greedy, self._temperature)
+        decided = [
+            self.policy.act(
+                some(seen, part), {name: x[part] for name, x in draws.items()}, greedy[part], self._temperature
+            ).record
+            for part in self._parts(n)
+        ]
         self.policy.train()
-        return {name: x.cpu().numpy() for name, x in decided.record.items()}
+        return {name: torch.cat([record[name] for record in decided]).cpu().numpy() for name in decided[0]}

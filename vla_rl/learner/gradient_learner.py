@@ -1,6 +1,7 @@
 """Actors that follow the gradient of the critic, through chunks that depend on what the policy states."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from algos.off_policy import Acted, GradientAlgorithm
 from algos.td_losses import chunk_return, executed_mean, td_aim
 from vla_rl.learner.chunk_critic import EnsembleCritic
 from vla_rl.learner.entropy_weight import EntropyWeight
-from vla_rl.learner.off_policy import OffPolicyLearner
+from vla_rl.learner.off_policy import ActorAim, OffPolicyLearner
 from vla_rl.policies.base.policy import PolicyOutput
 from vla_rl.replay.memory import Transitions
 
@@ -62,10 +63,14 @@ class GradientLearner(OffPolicyLearner):
         near = [self.algorithm.chunks_near(means, now.deviations, noise) for noise in self._normal(rng, *shape)]
         return torch.stack([critic.rate(state, chunk) for chunk in (*uniform, *near)], dim=1)
 
-    def _actor_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, PolicyOutput, dict[str, float]]:
+    def _actor_aim(self, t: Transitions, rng: np.random.Generator) -> ActorAim:
+        return ActorAim(self._seen(t.before, t.task), t.record, partial(self._actor_loss, t, rng))
+
+    def _actor_loss(
+        self, t: Transitions, rng: np.random.Generator, output: PolicyOutput
+    ) -> tuple[Tensor, dict[str, float]]:
         assert self._critic is not None
         before = self._seen(t.before, t.task)
-        output = self._choices(before, t.record)
         means = _means(output)
         chunks = self.algorithm.chunks(means, output.deviations, self._normal(rng, *means.shape))
         with torch.no_grad():
@@ -78,7 +83,7 @@ class GradientLearner(OffPolicyLearner):
         loss = self.algorithm.actor_loss(acted, self._entropy.alpha)
         entropy = executed_mean(output.entropy.detach(), executed).item()
         self._entropy.step(entropy)
-        return loss, output, {"actor_q": q.mean().item(), "entropy": entropy, "alpha": self._entropy.alpha}
+        return loss, {"actor_q": q.mean().item(), "entropy": entropy, "alpha": self._entropy.alpha}
 
     def _normal(self, rng: np.random.Generator, *shape: int) -> Tensor:
         return self._tensor(rng.standard_normal(shape).astype(np.float32))

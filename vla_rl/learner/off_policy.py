@@ -11,9 +11,9 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,15 @@ from vla_rl.replay.memory import (
 
 _STREAM = 6  # separates its draws from those of other learners
 _CRITIC, _MEMORY = "off_policy.safetensors", "memory.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class ActorAim:
+    """States, decisions there, and the loss of what the policy says of them, with further metrics."""
+
+    seen: PolicyInput
+    record: Mapping[str, Array]
+    loss: Callable[[PolicyOutput], tuple[Tensor, dict[str, float]]]
 
 
 class OffPolicyLearner(TrainedPolicy, ABC):
@@ -168,10 +177,20 @@ class OffPolicyLearner(TrainedPolicy, ABC):
     def _actor_step(self, t: Transitions, rng: np.random.Generator) -> dict[str, float]:
         """One optimizer step of the policy. Returns its metrics."""
         with self._timer.time("micro_batch", len(t.actions)):
-            loss, output, metrics = self._actor_loss(t, rng)
-            unused = 0.0 * (output.values.sum() + output.logprobs.sum())  # engines expect a gradient of every weight
-            self._engine.set_gradient_accumulation_boundary(True)
-            self._engine.backward(loss + unused)
+            aim = self._actor_aim(t, rng)
+            parts = self._parts(len(t.actions))
+            if len(parts) == 1:
+                output = self._choices(aim.seen, aim.record)
+                loss, metrics = aim.loss(output)
+                self._backward(loss, output, True)
+            else:  # the loss is of the whole batch, and so are its gradients with respect to what the policy states
+                with torch.no_grad():
+                    whole = _each(self._choices(aim.seen, aim.record), lambda x: x.requires_grad_())
+                loss, metrics = aim.loss(whole)
+                loss.backward()
+                for part in parts:
+                    output = self._pass(aim.seen, aim.record, part)
+                    self._backward(_along(output, whole, part), output, part is parts[-1])
         with self._timer.time("step", 1):
             skipped = not self._steps.step()
         return metrics | {
@@ -181,9 +200,14 @@ class OffPolicyLearner(TrainedPolicy, ABC):
             "skipped_steps": float(skipped),
         }
 
+    def _backward(self, loss: Tensor, output: PolicyOutput, is_last: bool) -> None:
+        unused = 0.0 * (output.values.sum() + output.logprobs.sum())  # engines expect a gradient of every weight
+        self._engine.set_gradient_accumulation_boundary(is_last)
+        self._engine.backward(loss + unused)
+
     @abstractmethod
-    def _actor_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, PolicyOutput, dict[str, float]]:
-        """The actor's loss, the policy's output that it is of, and further metrics."""
+    def _actor_aim(self, t: Transitions, rng: np.random.Generator) -> "ActorAim":
+        """What a step of the actor is about; without gradients of the policy."""
 
     def _executed(self, t: Transitions) -> Tensor:
         """bool [n, K]."""
@@ -214,9 +238,17 @@ class OffPolicyLearner(TrainedPolicy, ABC):
 
     def _choices(self, seen: PolicyInput, record: Mapping[str, Array]) -> PolicyOutput:
         """What the policy does in these states, and what it says of these decisions."""
-        given = {name: self._tensor(array) for name, array in record.items()}
-        output: PolicyOutput = self._engine(seen, given, self._temperature)
+        return _joined([self._pass(seen, record, part) for part in self._parts(len(seen.task))])
+
+    def _pass(self, seen: PolicyInput, record: Mapping[str, Array], part: slice) -> PolicyOutput:
+        given = {name: self._tensor(array[part]) for name, array in record.items()}
+        output: PolicyOutput = self._engine(some(seen, part), given, self._temperature)
         return output
+
+    def _parts(self, n: int) -> list[slice]:
+        """What passes the policy at a time, of n chunks."""
+        size = self.algorithm.config.micro_batch or n
+        return [slice(start, min(n, start + size)) for start in range(0, n, size)]
 
     def _read(self, seen: PolicyInput, state: np.ndarray, record: Mapping[str, Array]) -> Tensor:
         """[N, F], what the critic reads of the policy, or of the simulator; F is 0 if it reads images.
@@ -294,3 +326,26 @@ class OffPolicyLearner(TrainedPolicy, ABC):
             made.load_state_dict(parts["online"])
             self._target.load_state_dict(parts["target"])
             set_moments(self._adam, parts["adam"])
+
+
+def some(seen: PolicyInput, part: slice) -> PolicyInput:
+    """Those of these rows."""
+    return PolicyInput(*(getattr(seen, field.name)[part] for field in fields(seen)))
+
+
+def _each(output: PolicyOutput, change: Callable[[Tensor], Tensor]) -> PolicyOutput:
+    given = {field.name: getattr(output, field.name) for field in fields(output)}
+    return PolicyOutput(**{name: change(x) for name, x in given.items() if x is not None})
+
+
+def _joined(parts: Sequence[PolicyOutput]) -> PolicyOutput:
+    if len(parts) == 1:
+        return parts[0]
+    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(PolicyOutput)}
+    return PolicyOutput(**{name: torch.cat(column) for name, column in columns.items() if column[0] is not None})
+
+
+def _along(output: PolicyOutput, whole: PolicyOutput, part: slice) -> Tensor:
+    """A number whose gradient is that of the loss of ``whole``, as far as it is of these rows."""
+    pairs = ((getattr(output, field.name), getattr(whole, field.name)) for field in fields(output))
+    return torch.stack([(x * y.grad[part]).sum() for x, y in pairs if y is not None and y.grad is not None]).sum()

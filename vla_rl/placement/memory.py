@@ -173,7 +173,7 @@ def learner_parts(config: RunConfig, memory: Memory, ranks: int) -> Parts:
         "reference": memory.weights * copied,
         "gradients": gradients,
         "optimizer": optimizer * on_device,
-        "activations": memory.train_each * (work.step_rows or learner.micro_batch),
+        "activations": memory.train_each * (work.pass_rows or learner.micro_batch),
         "critic": memory.critic,
     }
 
@@ -195,8 +195,8 @@ def _remedies(config: RunConfig, parts: Mapping[str, Parts], room: float) -> str
     if held.get("activations", 0.0) > room / 10:
         kept = config.policy.has_blocks and not learner.activation_checkpointing
         remedies += ["set learner.activation_checkpointing=true"] if kept else []
-        if config.algo.work(config.policy.chunk_size).step_rows:
-            remedies.append("lower algo.batch")
+        if config.algo.work(config.policy.chunk_size).pass_rows:
+            remedies.append("lower algo.micro_batch")
         elif learner.micro_batch > 1:
             remedies.append("lower learner.micro_batch")
     if learner.precision == "fp32":

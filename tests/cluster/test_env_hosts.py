@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from ray.cluster_utils import Cluster as RayNodes
 
 from envs import env_spec
 from tests import ROOT
+from tests.cluster.ray_nodes import NODE, RayNodes, two_ray_nodes
 from tests.metrics_page import undocumented
 from vla_rl.cluster import ray_session
 from vla_rl.cluster.launcher import Launcher
@@ -35,12 +35,8 @@ from vla_rl.placement.resources import ENV_HOST, Node, Resources
 
 @pytest.fixture
 def two_nodes() -> Iterator[RayNodes]:
-    nodes = RayNodes(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 200 << 20})
-    try:
-        nodes.add_node(num_cpus=0, object_store_memory=200 << 20)
+    with two_ray_nodes() as nodes:
         yield nodes
-    finally:
-        nodes.shutdown()
 
 
 def _ray_nodes(**gpus: int) -> list[dict[str, Any]]:
@@ -197,7 +193,7 @@ def test_a_run_goes_on_while_env_hosts_are_taken_away_and_another_one_joins(
             "log": {"dir": str(tmp_path), "name": "run", "video": False},
         }
     )
-    two_nodes.add_node(num_cpus=0, object_store_memory=200 << 20)
+    two_nodes.add_node(**NODE)
     swapper = HostSwapper(two_nodes)
     metrics = run_training(config, callbacks=[swapper]).metrics
     said = capsys.readouterr().out

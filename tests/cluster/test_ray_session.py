@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import ray
-from ray.cluster_utils import Cluster as RayNodes
 
+from tests.cluster.ray_nodes import NODE, RayNodes, two_ray_nodes
 from vla_rl.cluster import gpu_claims, ray_session
 from vla_rl.cluster.gpu_claims import GpuClaim
 from vla_rl.cluster.node import Node
@@ -87,17 +87,8 @@ def test_simulators_on_devices_ask_servers_of_their_node() -> None:
 def two_nodes() -> Iterator[RayNodes]:
     """One of them does not outlive the last test."""
     notices = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}  # a lost node; sooner than usual
-    head = {"num_cpus": 0, "object_store_memory": 200 << 20, "_system_config": notices}
-    nodes = RayNodes(initialize_head=True, head_node_args=head)
-    try:
-        _add_node(nodes)
+    with two_ray_nodes(_system_config=notices) as nodes:
         yield nodes
-    finally:
-        nodes.shutdown()
-
-
-def _add_node(nodes: RayNodes) -> None:
-    nodes.add_node(num_cpus=0, object_store_memory=200 << 20)
 
 
 class NodeKiller(Callback):
@@ -109,7 +100,7 @@ class NodeKiller(Callback):
     def on_iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
         if iteration == self.iteration:
             (victim,) = self.nodes.worker_nodes
-            _add_node(self.nodes)
+            self.nodes.add_node(**NODE)
             self.nodes.remove_node(victim, allow_graceful=False)
             self.iteration = -1  # once: the run goes back
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ray.cluster_utils import Cluster as RayNodes
 from rich.console import Console
 
+from tests.cluster.ray_nodes import RayNodes, two_ray_nodes
 from vla_rl.cluster import survey
 from vla_rl.cluster.survey import Facts, Link, NodeReport
 from vla_rl.commands.cli import main
@@ -115,12 +115,8 @@ def test_an_address_belongs_to_an_interface() -> None:
 
 @pytest.fixture
 def two_nodes() -> Iterator[RayNodes]:
-    nodes = RayNodes(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 80 << 20})
-    try:
-        nodes.add_node(num_cpus=0, object_store_memory=80 << 20)
+    with two_ray_nodes() as nodes:
         yield nodes
-    finally:
-        nodes.shutdown()
 
 
 @pytest.mark.slow

@@ -1,13 +1,18 @@
 """`vla-rl benchmark limit`: how near a run is to what no implementation of it avoids on this machine.
 
 A short run of the configuration says what each part costs for a trained chunk: processor time, or a GPU's busy time.
-Beside it stands what the part takes bare, measured here on one core or the GPU: the physics engine's own steps, filling
-the pixels of an observation, and the policy's products of matrices with their shapes. Where a simulator does not know,
-its part counts in full. Whoever wants to be faster still needs other physics, another policy or fewer episodes.
+Beside it stands what the part takes bare, measured here on the GPU, or on one core while the others do the same: the
+physics engine's own steps, filling the pixels of an observation, and the policy's products of matrices with their
+shapes. Where a simulator does not know, its part counts in full. Whoever wants to be faster still needs other physics,
+another policy or fewer episodes.
 """
 
+import multiprocessing
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing.synchronize import Barrier
+from statistics import fmean
 from typing import Any
 
 from rich.table import Table
@@ -26,6 +31,9 @@ from vla_rl.placement.checks import load_checked_config
 
 _WARM_UP = 2  # iterations, of which some begin with empty queues
 _SIMULATOR = ("simulate", "render", "reset")
+_TOGETHER_S = 300.0  # until processes that measure at once have loaded what they need
+
+_together: Barrier  # of such processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +54,11 @@ def limit_command(args: Any) -> int:
     from envs import env_spec
 
     config, console = load_checked_config(args.config, args.overrides), make_console()
-    bare = bare_costs(config, env_spec(config.env))
+    machine = Machine.detect()
+    at_once = 1 if machine.gpus else min(machine.cpus, config.placement.env_workers + 2)  # inference and learner
+    bare = bare_costs(config, env_spec(config.env), at_once)
     with short_run(config, _WARM_UP + args.iterations) as run:
         metrics = [m for m in read_metrics(run) if m["iteration"] > _WARM_UP]
-    machine = Machine.detect()
     parts = spent_parts(metrics, bare, on_gpu=bool(machine.gpus))
     chunks_per_s = sum(m["rollout/chunks"] for m in metrics) / sum(m["time/iteration_s"] for m in metrics)
     console.print(_table(parts))
@@ -93,9 +102,25 @@ def spent_parts(metrics: Sequence[dict[str, float]], bare: dict[str, float], *, 
     return [*parts, Part("driver, store, Ray", 1e3 * rest / trained, 0.0)]
 
 
-def bare_costs(config: RunConfig, spec: EnvSpec) -> dict[str, float]:
+def bare_costs(config: RunConfig, spec: EnvSpec, processes: int = 1) -> dict[str, float]:
     """Seconds by part: "simulate" of a control step, "render", "inference" and "learner" of a chunk; without what is
-    not known."""
+    not known.
+
+    The mean of so many processes that measure at once: a core is slower while the others work, as they do in a run.
+    """
+    spawning = multiprocessing.get_context("spawn")
+    barrier = spawning.Barrier(processes)
+    with ProcessPoolExecutor(processes, spawning, initializer=_meet_at, initargs=(barrier,)) as pool:
+        found = list(pool.map(_bare_costs, [config] * processes, [spec] * processes))
+    return {name: fmean(costs[name] for costs in found) for name in found[0]}
+
+
+def _meet_at(barrier: Barrier) -> None:
+    global _together
+    _together = barrier
+
+
+def _bare_costs(config: RunConfig, spec: EnvSpec) -> dict[str, float]:
     from envs import make_env
     from envs.base import empty_observation
 
@@ -103,7 +128,13 @@ def bare_costs(config: RunConfig, spec: EnvSpec) -> dict[str, float]:
     try:
         env.reset([0], [EpisodeSpec(id=0, task=0, seed=config.seed, init_state=None)])
         env.observe([0], empty_observation(spec, 1))
-        return env.bare_seconds(0) | products_of(config, spec)
+        _together.wait(_TOGETHER_S)
+        of_env = env.bare_seconds(0)
+        _together.wait(_TOGETHER_S)
+        return of_env | products_of(config, spec)
+    except Exception:
+        _together.abort()
+        raise
     finally:
         env.close()
 

@@ -8,7 +8,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from tests import ROOT
-from vla_rl.commands.benchmark.command_table import BENCHMARKS
+from vla_rl.commands.benchmark_table import BENCHMARKS
 from vla_rl.commands.cli import main
 from vla_rl.commands.command_table import COMMANDS
 from vla_rl.commands.commands_docs import commands_docs

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from vla_rl.commands.benchmark.command_table import BENCHMARKS
+from vla_rl.commands.benchmark_table import BENCHMARKS
 from vla_rl.commands.command_table import COMMANDS, Command
 from vla_rl.commands.output import lasting_output
 from vla_rl.core.errors import RunError, UserError

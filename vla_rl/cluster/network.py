@@ -41,15 +41,15 @@ class Network:
         self._actors |= {gateway: self._launch.link(gateway) for gateway in gateways}
         listening: list[Any] = [self._listen(gateway) for gateway in gateways]
         endpoints = get(listening, "gateways to listen", self._setup_s)
-        mine = {gateway: self._launch.guest_groups[gateway.index] for gateway in gateways}
-        for (server, nodes), endpoint in zip(mine.values(), endpoints, strict=True):
+        groups = [self._launch.guest_groups[gateway.index] for gateway in gateways]
+        for (server, nodes), endpoint in zip(groups, endpoints, strict=True):
             self._endpoints |= {(server, node): endpoint for node in nodes}
         loops: dict[Any, Loop] = {
             self._actors[gateway].run.remote(address(gateway)): (gateway.role, gateway.index) for gateway in gateways
         }
         for relay in self._plan.request_relays:
             if relay in self._actors:
-                self._connect(relay, {server for server, nodes in mine.values() if relay.node in nodes})
+                self._connect(relay, {server for server, nodes in groups if relay.node in nodes})
         return loops
 
     def start_relay(self, relay: Process, pulse: PulseAddress, keep: Callable[[ray.ObjectRef, Process], None]) -> Steps:

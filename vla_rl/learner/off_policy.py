@@ -185,7 +185,10 @@ class OffPolicyLearner(TrainedPolicy, ABC):
                 self._backward(loss, output, True)
             else:  # the loss is of the whole batch, and so are its gradients with respect to what the policy states
                 with torch.no_grad():
-                    whole = _each(self._choices(aim.seen, aim.record), lambda x: x.requires_grad_())
+                    whole = self._choices(aim.seen, aim.record)
+                for stated in vars(whole).values():
+                    if stated is not None:
+                        stated.requires_grad_()
                 loss, metrics = aim.loss(whole)
                 loss.backward()
                 for part in parts:
@@ -206,7 +209,7 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         self._engine.backward(loss + unused)
 
     @abstractmethod
-    def _actor_aim(self, t: Transitions, rng: np.random.Generator) -> "ActorAim":
+    def _actor_aim(self, t: Transitions, rng: np.random.Generator) -> ActorAim:
         """What a step of the actor is about; without gradients of the policy."""
 
     def _executed(self, t: Transitions) -> Tensor:
@@ -333,11 +336,6 @@ def some(seen: PolicyInput, part: slice) -> PolicyInput:
     return PolicyInput(*(getattr(seen, field.name)[part] for field in fields(seen)))
 
 
-def _each(output: PolicyOutput, change: Callable[[Tensor], Tensor]) -> PolicyOutput:
-    given = {field.name: getattr(output, field.name) for field in fields(output)}
-    return PolicyOutput(**{name: change(x) for name, x in given.items() if x is not None})
-
-
 def _joined(parts: Sequence[PolicyOutput]) -> PolicyOutput:
     if len(parts) == 1:
         return parts[0]
@@ -347,5 +345,5 @@ def _joined(parts: Sequence[PolicyOutput]) -> PolicyOutput:
 
 def _along(output: PolicyOutput, whole: PolicyOutput, part: slice) -> Tensor:
     """A number whose gradient is that of the loss of ``whole``, as far as it is of these rows."""
-    pairs = ((getattr(output, field.name), getattr(whole, field.name)) for field in fields(output))
+    pairs = zip(vars(output).values(), vars(whole).values(), strict=True)
     return torch.stack([(x * y.grad[part]).sum() for x, y in pairs if y is not None and y.grad is not None]).sum()

@@ -142,7 +142,7 @@ class Plan:
 
     @property
     def gateways(self) -> tuple[Process, ...]:
-        """Beside each inference server that remote env workers ask, as many as ``guest_groups`` has."""
+        """One for each of ``guest_groups``, on the node of its inference server."""
         asked = (self.servers[server] for server, _ in self.guest_groups)
         return tuple(Process("gateway", index, "cpu", (), 1, None, s.node) for index, s in enumerate(asked))
 
@@ -195,9 +195,9 @@ class Plan:
 
     @property
     def guest_groups(self) -> tuple[tuple[int, dict[int, list[int]]], ...]:
-        """Of each gateway: the inference server beside it, and the env workers whose requests it carries, by node.
+        """For each gateway: its inference server, and the remote env workers (by node) whose requests it carries.
 
-        A gateway takes node after node, until it has ``GATEWAY_WORKERS`` workers.
+        A gateway serves whole nodes: as many as have ``GATEWAY_WORKERS`` workers together, but at least one.
         """
         groups = list[tuple[int, dict[int, list[int]]]]()
         for server in self.servers:

@@ -1,5 +1,6 @@
 """The plan with which a run starts, or with which it continues from a checkpoint."""
 
+import math
 from bisect import bisect_left
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -94,7 +95,7 @@ def with_env_workers(config: RunConfig, spec: EnvSpec, machine: Machine, resourc
         return cores <= _SPARE * max(seconds for name, seconds in use.items() if not name.endswith("cores"))
 
     def seconds(hosts: int) -> float:
-        return min(c.simulated or 0.0 for c in search(using(hosts), resources, profile, workload, _mode(config)))
+        return search(using(hosts), resources, profile, workload, _mode(config))[0].simulated or math.inf
 
     enough = bisect_left(range(len(others)), True, key=suffice)
     return using(min(0, enough, key=seconds))

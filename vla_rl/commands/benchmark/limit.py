@@ -1,8 +1,8 @@
 """`vla-rl benchmark limit`: how near a run is to what no implementation of it avoids on this machine.
 
 A short run of the configuration says what each part costs for a trained chunk: processor time, or a GPU's busy time.
-Beside it stands what the part takes bare, measured here on the GPU, or on one core while the others do the same: the
-physics engine's own steps, filling the pixels of an observation, and the policy's products of matrices with their
+Compared with it is what the part takes bare, measured here: on the GPU, or on all cores at once, as in a run. Bare are
+the physics engine's own steps, filling the pixels of an observation, and the policy's products of matrices with their
 shapes. Where a simulator does not know, its part counts in full. Whoever wants to be faster still needs other physics,
 another policy or fewer episodes.
 """

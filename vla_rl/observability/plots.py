@@ -308,7 +308,7 @@ def _lines(axis: Axes, metrics: Metrics, over: Effort, title: str, keys: dict[st
     for key, label in keys.items():
         x, y = _over(over, metrics, key)
         if len(x):
-            axis.plot(x, y, label=label)
+            axis.plot(x, y, marker="o" if len(x) == 1 else None, label=label)  # a line of one point is not seen
     axis.set(title=title, xlabel=over.label)
     _legend_and_grid(axis)
 

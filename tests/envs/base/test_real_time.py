@@ -1,6 +1,7 @@
 """envs.base.real_time: training episodes take a robot's time, and nothing else changes."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ def test_a_pace_in_seconds() -> None:
 
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_training_episodes_take_a_robots_time(evaluation: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    sleep, slept = time.sleep, list[float]()
-    monkeypatch.setattr(time, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
+    slept = list[float]()
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: (slept.append(seconds), time.sleep(seconds)))
+    monkeypatch.setattr("envs.base.real_time.time", clock)  # its own: other threads of the test process sleep too
     plain, slow = (paced(make_env(TabletopConfig(), 2), pace) for pace in (None, PACE))
     assert isinstance(slow, RealTimeEnv)
     assert not isinstance(plain, RealTimeEnv)

@@ -19,6 +19,7 @@ from vla_rl.cluster.fork_request import FOLDER, KIND, is_forked, request_of
 SCRIPT = """
 import json, os, sys
 import numpy as np
+import pyarrow as pa
 parent = open(f"/proc/{os.getppid()}/cmdline").read()
 print(json.dumps({
     "argv": sys.argv,
@@ -31,6 +32,7 @@ print(json.dumps({
     "variable": os.environ.get("COLOUR"),
     "drawn": np.random.random(),
     "files": sorted(map(int, os.listdir("/proc/self/fd")))[:-1],
+    "with_arrow": pa.array(range(100_000)).slice(7).to_numpy()[0].item(),
     "waits": os.waitstatus_to_exitcode(os.system("exit 3")),
 }))
 sys.exit(0)
@@ -91,6 +93,7 @@ def test_workers_of_a_server_and_its_end(tmp_path: Path) -> None:
         assert found["preloaded"] == (kind == "policy")
         assert found["files"] == [0, 1, 2], "nothing of the server's is open"
         assert found["waits"] == 3
+        assert found["with_arrow"] == 7, "its allocator's thread is gone with the fork, and is not missed"
         assert found["alone_in_its_group"]
         drawn.add(found["drawn"])
     assert len(drawn) == 3

@@ -99,6 +99,9 @@ class VectorEnv(ABC):
         """
         return {}
 
+    def prepare(self) -> None:
+        """Build what the first episodes will need, where that is known: a run does so while its weights are loaded."""
+
     @abstractmethod
     def close(self) -> None:
         """Release everything; safe to call twice."""

@@ -24,7 +24,12 @@ def test_a_pace_in_seconds() -> None:
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_training_episodes_take_a_robots_time(evaluation: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     slept = list[float]()
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: (slept.append(seconds), time.sleep(seconds)))
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        time.sleep(seconds)
+
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
     monkeypatch.setattr("envs.base.real_time.time", clock)  # its own: other threads of the test process sleep too
     plain, slow = (paced(make_env(TabletopConfig(), 2), pace) for pace in (None, PACE))
     assert isinstance(slow, RealTimeEnv)

@@ -41,7 +41,7 @@ BENCHMARKS: dict[str, Command] = {
         "is this source tree slower than it was at a commit?",
         (
             option("commit", metavar="COMMIT", help="of this checkout, such as HEAD~5"),
-            option("--figures", metavar="NAME,...", type=names, help="chunk, observe, act, update, start; all"),
+            option("--figures", metavar="NAME,...", type=names, help="chunk, observe, act, update, start, first_step"),
             count("--blocks", "in which both are measured", 7),
             JSON,
         ),

@@ -58,7 +58,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
     [
         (["no-such-commit"], "no-such-commit: not a commit of"),
         (["HEAD", "--blocks", "3"], "--blocks 3: the interval of a median needs at least 5"),
-        (["HEAD", "--figures", "act,fast"], "--figures fast: there are chunk, observe, act, update, start"),
+        (["HEAD", "--figures", "act,fast"], "--figures fast: there are chunk, observe, act, update, start, first_step"),
     ],
 )
 def test_mistakes(arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:

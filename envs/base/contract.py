@@ -25,7 +25,6 @@ def check_simulator(env: VectorEnv) -> None:
     spec, seen = env.spec, empty_observation(env.spec, env.num_envs)
     chunk = np.tile(((spec.actions.low + spec.actions.high) / 2).astype(np.float32), (1, _CHUNK, 1))
     last = EpisodeSpec(1, len(spec.instructions) - 1, 6, init_state=spec.init_states - 1, record=True)
-    env.prepare()
     for episode in (EpisodeSpec(0, 0, 5), last):
         env.reset([0], [episode])
         steps, ended = 0, False

@@ -99,9 +99,6 @@ class VectorEnv(ABC):
         """
         return {}
 
-    def prepare(self) -> None:  # noqa: B027 (most have nothing to build)
-        """Build what the first episodes will need, where that is known: a run does so while its weights are loaded."""
-
     @abstractmethod
     def close(self) -> None:
         """Release everything; safe to call twice."""

@@ -38,8 +38,5 @@ class EnvWrapper(VectorEnv):
     def bare_seconds(self, env_id: int) -> dict[str, float]:
         return self._env.bare_seconds(env_id)
 
-    def prepare(self) -> None:
-        self._env.prepare()
-
     def close(self) -> None:
         self._env.close()

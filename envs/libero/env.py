@@ -89,11 +89,6 @@ class LiberoVectorEnv(SequentialVectorEnv[_Instance]):
             scene.model.step(state, NO_OP)
         return _Instance(episode, scene, state)
 
-    def prepare(self) -> None:
-        """Build the scene and draw it once, if only one task is played."""
-        if len(self.tasks) == 1:
-            self._images(self._start(0, EpisodeSpec(id=0, task=0, seed=0), None))
-
     def _execute(self, instance: _Instance, command: np.ndarray) -> bool:
         instance.scene.model.step(instance.state, command)
         return instance.scene.model.success(instance.state)

@@ -45,12 +45,6 @@ class ManiSkillVectorEnv(SimulatorEnv[_Instance]):
         self._idle: list[Simulation] = []  # left by environments that have changed to another task
         self._shared: Simulation | None = None
 
-    def prepare(self) -> None:
-        """Build each environment's scene, if only one task is played."""
-        if len(self._tasks) == 1:
-            built = [self._place(env_id, 0)[0] for env_id in range(self.num_envs)]
-            self._idle.extend(scene for scene in built if scene is not self._shared)
-
     def _start(self, env_id: int, episode: EpisodeSpec, previous: _Instance | None) -> _Instance:
         if previous is not None and self._shared is None:
             self._idle.append(previous.simulation)

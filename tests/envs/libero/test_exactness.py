@@ -20,7 +20,6 @@ def test_the_reference_behaves_as_the_environment_through_the_protocol():
     envs = [make_env(config.model_copy(update={"implementation": name}), 1) for name in ("fast", "reference")]
     views, results = [], []
     for env in envs:
-        env.prepare()
         env.reset([0], [EpisodeSpec(id=0, task=0, seed=5, record=True)])
         results.append([env.step([0], random_actions(4, 6)[None]) for _ in range(2)])
         view = empty_observation(env.spec, 1)

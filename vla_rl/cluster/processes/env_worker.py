@@ -68,10 +68,7 @@ class EnvWorkerProcess(Traced):
         from vla_rl.rollout.env_worker import EnvWorker
 
         config, mailbox = self._config, WorkerMailbox(address, position)
-        if self._env is None:
-            self._env = self._make_env(plan.envs_per_worker)
-            self._env.prepare()
-        self._keeps_env = False
+        self._env, self._keeps_env = self._env or self._make_env(plan.envs_per_worker), False
         self._worker = EnvWorker(
             worker=number,
             env=self._env,

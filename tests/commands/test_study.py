@@ -81,6 +81,10 @@ def test_figures_of_several_seeds():
     rising, flat = run([0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0, 1.0], 0.9), run([0.2] * 8, 0.2)
     assert time_to(rising, 0.8) == pytest.approx(0.5), "the mean of iterations 3 to 7 is the first above 0.8"
     assert time_to(flat, 0.8) is None
+    lucky = run([1.0] * 5 + [0.5] * 15, 0.5)
+    assert time_to(lucky, 0.8) == pytest.approx(0.3)
+    assert time_to([m | {"rollout/episodes": 8.0} for m in lucky], 0.8) is None, "40 episodes are too few"
+    assert time_to(lucky[:4], 0.8) is None, "nor are three iterations enough"
     figures = summarize([rising, flat], 0.8)
     assert figures["greedy success"] == [0.9, 0.2]
     assert figures["minutes to 80%"] == [pytest.approx(0.5)]

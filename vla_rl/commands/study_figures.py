@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from rich.table import Table
 
-from vla_rl.observability.plots import Metrics, rollouts_key, series, smoothed
+from vla_rl.observability.plots import Metrics, rollouts_key, series
 
-WINDOW = 5  # iterations of the moving mean in which a success rate counts as reached
+WINDOW, EPISODES = 5, 120  # at least so many iterations, and episodes, whose mean success counts as reached
 WARMUP = 2  # first iterations, which throughput leaves out: queues are filled
 RATES = ("env_steps", "chunks", "episodes", "batches")
 STAGES = ("simulate", "render", "reset", "inference", "learner")
@@ -89,17 +90,30 @@ def summarize_throughput(of_seeds: list[Metrics]) -> dict[str, list[float]]:
 
 def time_to(metrics: Metrics, threshold: float) -> float | None:
     """Minutes of training, without evaluations, until the rollouts' moving mean reaches a success rate; None: never."""
-    _, success = series(metrics, rollouts_key(metrics))
     _, seconds = series(metrics, "time/iteration_s")
-    above = np.flatnonzero(smoothed(success, WINDOW) >= threshold)
-    return float(seconds[: above[0] + 1].sum() / 60) if len(above) else None
+    reached = _reached(metrics, threshold)
+    return None if reached is None else float(seconds[: reached + 1].sum() / 60)
 
 
 def steps_to(metrics: Metrics, threshold: float) -> float | None:
     """Control steps played, likewise; None also for runs that did not count them."""
-    steps, success = series(metrics, rollouts_key(metrics), "episodes/control_steps")
-    above = np.flatnonzero(smoothed(success, WINDOW) >= threshold)
-    return float(steps[above[0]]) if len(above) else None
+    steps, _ = series(metrics, rollouts_key(metrics), "episodes/control_steps")
+    reached = _reached(metrics, threshold) if len(steps) else None
+    return None if reached is None else float(steps[reached])
+
+
+def _reached(metrics: Metrics, threshold: float) -> int | None:
+    """The middle of the first window of iterations whose success is as high: in small batches, a few are by chance."""
+    _, success = series(metrics, rollouts_key(metrics))
+    _, episodes = series(metrics, "rollout/episodes")
+    half = WINDOW // 2
+    if len(episodes):
+        half = max(half, math.ceil((EPISODES / float(np.median(episodes)) - 1) / 2))
+    width = 2 * half + 1
+    if len(success) < width:
+        return None
+    above = np.flatnonzero(np.convolve(success, np.full(width, 1 / width), "valid") >= threshold - 1e-9)
+    return half + int(above[0]) if len(above) else None
 
 
 @dataclass(frozen=True, slots=True)

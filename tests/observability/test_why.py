@@ -22,6 +22,8 @@ from vla_rl.observability.why import CAUSES, Finding, Recorded, findings, judge,
 RESULTS = ROOT / "docs/results"
 CONTROL = "libero_ppo_cpu/control.jsonl"  # learning rates of zero
 TOO_SHORT = "libero_spatial_cpu/control.jsonl"  # the same, of 4 updates, in which a value head could be trained first
+NOT_HEALTHY = {f"libero_offpolicy/cloning-seed{n}.jsonl": "learning-rate-too-high" for n in (1, 2, 3)}
+NOT_HEALTHY["libero_offpolicy/control-seed3.jsonl"] = "data-too-stale"
 RUNS = {path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.jsonl")}
 PPO, GRPO = "libero_ppo_cpu/seed0_mujoco337.jsonl", "libero_grpo_cpu/grpo-seed1.jsonl"
 Value = float | Callable[[float, int], float]
@@ -160,10 +162,11 @@ def test_every_cause_is_planted_and_has_its_section_in_the_same_order() -> None:
 
 @pytest.mark.parametrize("name", sorted(RUNS - {CONTROL}))
 def test_recorded_runs_have_no_fault_at_any_time(name: str) -> None:
+    """But for those that were unsteady, and one whose learner was slow."""
     run = Recorded.of(RESULTS / name)
-    updates = range(1, len(run.metrics), max(3, len(run.metrics) // 15))
-    assert not [(n, faults(found)) for n in updates if faults(found := judge(replace(run, metrics=run.metrics[:n])))]
-    assert faults(judge(run)) == []
+    updates = [*range(1, len(run.metrics), max(3, len(run.metrics) // 15)), len(run.metrics)]
+    found = {fault for n in updates for fault in faults(judge(replace(run, metrics=run.metrics[:n])))}
+    assert found == ({NOT_HEALTHY[name]} if name in NOT_HEALTHY else set())
 
 
 def test_a_control_does_not_learn_because_its_learning_rates_are_zero() -> None:

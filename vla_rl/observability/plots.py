@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,7 +113,10 @@ def draw_curves(metrics: Metrics, path: Path, title: str, over: Effort = EFFORTS
 
 
 def draw_comparison(runs: Mapping[str, Metrics], path: Path, over: Effort = EFFORTS["minutes"]) -> None:
-    """Success of several runs: evaluations, as far as there are any, and rollouts."""
+    """Success of several runs: evaluations, as far as there are any, and rollouts.
+
+    Runs whose names differ in "-seedN" at their ends alone have one colour: thin lines, and a thick one for their mean.
+    """
     panels: list[tuple[str, str | None, str, int]] = [
         (f"{kind} success, evaluation", f"eval/{kind}_success", "o-", 1)
         for kind in ("greedy", "sampled")
@@ -122,12 +126,29 @@ def draw_comparison(runs: Mapping[str, Metrics], path: Path, over: Effort = EFFO
     columns = len(panels)
     with figure(path, None, 1, columns, (5.0 * columns, 4.5), sharey=True, squeeze=False) as axes:
         for axis, (title, key, style, window) in zip(axes[0], panels, strict=True):
-            for name, metrics in runs.items():
-                x, y = _over(over, metrics, key or rollouts_key(metrics))
-                if len(x):
-                    axis.plot(x, smoothed(y, window), style, label=name)
+            for number, (name, seeds) in enumerate(_of_seeds(runs).items()):
+                look: dict[str, Any] = {"color": f"C{number}"}
+                if len(seeds) > 1:
+                    x, curves = seed_curves(seeds, over.key, key, window)
+                    if len(x):
+                        mean = f"{name}, mean of {len(seeds)}"
+                        axis.plot(x / over.unit, curves.mean(axis=0), "-", linewidth=2.5, label=mean, **look)
+                    look |= {"alpha": 0.4, "linewidth": 0.8, "markersize": 3}
+                for metrics in seeds:
+                    x, y = _over(over, metrics, key or rollouts_key(metrics))
+                    if len(x):
+                        label = None if len(seeds) > 1 else name
+                        axis.plot(x, smoothed(y, window), style, label=label, **look)
             axis.set(title=title, ylim=(0, 1), xlabel=over.label)
             _legend_and_grid(axis)
+
+
+def _of_seeds(runs: Mapping[str, Metrics]) -> dict[str, list[Metrics]]:
+    """Runs by their names without the seeds, which ``vla-rl study`` puts at the ends."""
+    found: dict[str, list[Metrics]] = {}
+    for name, metrics in runs.items():
+        found.setdefault(re.sub(r"-seed\d+$", "", name), []).append(metrics)
+    return found
 
 
 def draw_study(variants: Mapping[str, Sequence[Metrics]], path: Path, title: str) -> None:

@@ -12,6 +12,7 @@ from vla_rl.observability.why.recorded import WINDOW, Recorded, Verdict
 
 _GOOD_KL = 0.01  # nats an action for one update: healthy medians of approx_kl are 0.006 to 0.013
 _LARGE_KL = 0.05  # healthy: approx_kl has at most 0.02 over any 10 updates; pilots with 0.05 to 0.2 were harmed
+_LARGE_KL_OF_A_DENSITY = 0.25  # healthy: 0.06 to 0.08 (PPO in libero_offpolicy); 0.5 to 0.7 made cloning unsteady there
 _SMALL_KL = 3e-4  # 6e-4, in the last updates of libero_spatial_cpu, brought back little
 _FEW = 10  # updates in a row that are too large
 _LITTLE_ENTROPY = 0.1  # share of the first updates' that is left; healthy: at least 0.78
@@ -42,12 +43,13 @@ def learning_rate_too_high(run: Recorded) -> Verdict | None:
         return None
     medians = np.median(np.lib.stride_tricks.sliding_window_view(values, _FEW), axis=1)
     worst = int(medians.argmax())
-    if medians[worst] <= _LARGE_KL:
+    large = _LARGE_KL_OF_A_DENSITY if _is_density(run) else _LARGE_KL
+    if medians[worst] <= large:
         return None
     direct = name == "learner/update_kl"
     return Verdict(
         f"{name} had the median {medians[worst]:.2g} nats an action in the updates {iterations[worst]:.0f} to "
-        f"{iterations[worst + _FEW - 1]:.0f}; above {_LARGE_KL} steps are too large."
+        f"{iterations[worst + _FEW - 1]:.0f}; above {large} steps are too large."
         + ("" if direct else " It is the distance to the policy that acted, so stale data raise it, too."),
         f"Set learner.lr{_of(run)} to about {_better_lr(run, medians[worst]):.1g}, or algo.target_kl={2 * _GOOD_KL}.",
         weaker=not direct,
@@ -90,11 +92,11 @@ def entropy_collapsed(run: Recorded) -> Verdict | None:
     if len(entropy) < WINDOW or run.success_now >= _SOLVED:
         return None
     first, last = float(np.median(entropy[:5])), float(np.median(entropy[-5:]))
-    if "decoding" in run.config.get("policy", {"decoding": None}) and entropy.min() >= 0:  # of tokens: at least 0
-        collapsed = last < _LITTLE_ENTROPY * first
-    else:  # of a density, which a lower temperature narrows on purpose
+    if _is_density(run):  # which a lower temperature narrows on purpose
         start = run.setting("policy.temperature", 1.0)
         collapsed = first - last > _NARROWED + max(0.0, math.log(start / run.setting("policy.temperature_end", start)))
+    else:
+        collapsed = last < _LITTLE_ENTROPY * first
     if not collapsed:
         return None
     return Verdict(
@@ -141,6 +143,12 @@ def _divergences(run: Recorded) -> tuple[str, np.ndarray, np.ndarray]:
     if not direct and run.setting("algo.ratio_level", "action") == "chunk":  # nats a chunk: not comparable
         return name, iterations[:0], values[:0]
     return name, iterations, values
+
+
+def _is_density(run: Recorded) -> bool:
+    """Whether actions are continuous. The entropy of tokens is never below 0."""
+    of_tokens = "decoding" in run.config.get("policy", {"decoding": None})
+    return not of_tokens or bool((run.values("learner/entropy") < 0).any())
 
 
 def _better_lr(run: Recorded, divergence: float) -> float:

@@ -87,6 +87,29 @@ def test_a_comparison_has_no_panel_for_evaluations_that_no_run_made(tmp_path, mo
     assert titles == [[titles[1][-1]], ["greedy success, evaluation", "success of the rollouts (moving mean of 9)"]]
 
 
+def test_seeds_of_one_variant_share_a_colour_and_a_mean(monkeypatch):
+    drawn = []
+
+    @contextmanager
+    def unsaved(path, title, rows, columns, size, **options):
+        axes = Figure().subplots(rows, columns, **options)
+        yield axes
+        drawn.extend((line.get_label(), line.get_color(), list(line.get_ydata())) for line in axes[0, 0].lines)
+
+    monkeypatch.setattr(plots, "figure", unsaved)
+
+    def run(*success):
+        return [{"time/seconds": 60.0 * i, "iteration": i, "rollout/success": s} for i, s in enumerate(success)]
+
+    runs = {"a-seed1": run(0.2, 0.2), "a-seed12": run(0.4, 0.4), "b-seed1": run(1.0, 1.0)}
+    plots.draw_comparison(runs, Path("unsaved.png"))
+    mean, first, second, other = drawn
+    assert (mean[0], other[0]) == ("a, mean of 2", "b")
+    assert np.allclose(mean[2], 0.3)
+    assert mean[1] == first[1] == second[1] != other[1]
+    assert (first[2], second[2]) == ([0.2, 0.2], [0.4, 0.4])
+
+
 def test_curves_over_control_steps(tmp_path, capsys, monkeypatch):
     drawn = []
 

@@ -18,10 +18,13 @@ from vla_rl.commands.cli import main
 
 in_checkout = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
 
-FIGURE = f"""
-import os, sys, time
-mine = os.environ["PYTHONPATH"] == {str(ROOT)!r}
-print((1.2 if mine and sys.argv[1] == "act" else 1.0) + 0.02 * (time.perf_counter_ns() % 7))
+FIGURE = f"""  # blocks differ, and both sides of a block do not
+import os, sys
+from pathlib import Path
+mine, runs = os.environ["PYTHONPATH"] == {str(ROOT)!r}, Path(__file__).with_suffix(".runs")
+before = len(runs.read_text()) if runs.exists() else 0
+runs.write_text("." * (before + 1))
+print((1.2 if mine and sys.argv[1] == "act" else 1.0) + 0.02 * (before // 2 % 7))
 """
 
 

@@ -34,8 +34,9 @@ IN_EVERY_RUN = {
     "ppo, reuse 2",
     "recap",
 }
-CLONING = {"awr", "success-filtered cloning", "iql, reuse 2", "recap"}  # learn more slowly: the start is too good
-FEWER_STEPS = {"iql, reuse 2": ["train.iterations=20", "algo.critic_steps=60"]}  # of 200, which gain as much here
+CLONING = ["awr", "success-filtered cloning", "recap"]  # learn more slowly: the start is too good
+LENGTHS = {variant: ["train.iterations=24"] for variant in CLONING}
+LENGTHS["iql, reuse 2"] = ["train.iterations=20", "algo.critic_steps=60"]  # 200 steps take most of the time
 # whose most likely actions hardly change in so few updates (from -4 to 11 points in ten runs): rollouts count instead
 SAMPLED_ALONE = {"recap"}
 
@@ -43,11 +44,7 @@ SAMPLED_ALONE = {"recap"}
 def planned(variant: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The shorter run of a variant."""
     monkeypatch.chdir(ROOT)
-    changes = [
-        *STUDY.variants[variant],
-        *(["train.iterations=24"] if variant in CLONING else []),
-        *FEWER_STEPS.get(variant, []),
-    ]
+    changes = [*STUDY.variants[variant], *LENGTHS.get(variant, [])]
     variants = {variant: changes, "": []}  # a study has two
     shorter = {"variants": variants, "seeds": STUDY.seeds[:1], "overrides": [*STUDY.overrides, *SHORT]}
     return next(plan_runs(STUDY.model_copy(update=shorter), folder))

@@ -18,7 +18,8 @@ from vla_rl.commands.cli import main
 
 in_checkout = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
 
-FIGURE = f"""  # blocks differ, and both sides of a block do not
+# Blocks differ, and both sides of a block do not.
+FIGURE = f"""
 import os, sys
 from pathlib import Path
 mine, runs = os.environ["PYTHONPATH"] == {str(ROOT)!r}, Path(__file__).with_suffix(".runs")

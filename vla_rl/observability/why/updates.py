@@ -12,7 +12,10 @@ from vla_rl.observability.why.recorded import WINDOW, Recorded, Verdict
 
 _GOOD_KL = 0.01  # nats an action for one update: healthy medians of approx_kl are 0.006 to 0.013
 _LARGE_KL = 0.05  # healthy: approx_kl has at most 0.02 over any 10 updates; pilots with 0.05 to 0.2 were harmed
-_LARGE_KL_OF_A_DENSITY = 0.25  # healthy: 0.06 to 0.08 (PPO in libero_offpolicy); 0.5 to 0.7 made cloning unsteady there
+_OF_A_DENSITY = (
+    0.05,
+    0.25,
+)  # good and large: PPO in libero_offpolicy had 0.06 to 0.08; 0.5 to 0.7, cloning, was unsteady
 _SMALL_KL = 3e-4  # 6e-4, in the last updates of libero_spatial_cpu, brought back little
 _FEW = 10  # updates in a row that are too large
 _LITTLE_ENTROPY = 0.1  # share of the first updates' that is left; healthy: at least 0.78
@@ -43,7 +46,7 @@ def learning_rate_too_high(run: Recorded) -> Verdict | None:
         return None
     medians = np.median(np.lib.stride_tricks.sliding_window_view(values, _FEW), axis=1)
     worst = int(medians.argmax())
-    large = _LARGE_KL_OF_A_DENSITY if _is_density(run) else _LARGE_KL
+    good, large = _OF_A_DENSITY if _is_density(run) else (_GOOD_KL, _LARGE_KL)
     if medians[worst] <= large:
         return None
     direct = name == "learner/update_kl"
@@ -51,7 +54,7 @@ def learning_rate_too_high(run: Recorded) -> Verdict | None:
         f"{name} had the median {medians[worst]:.2g} nats an action in the updates {iterations[worst]:.0f} to "
         f"{iterations[worst + _FEW - 1]:.0f}; above {large} steps are too large."
         + ("" if direct else " It is the distance to the policy that acted, so stale data raise it, too."),
-        f"Set learner.lr{_of(run)} to about {_better_lr(run, medians[worst]):.1g}, or algo.target_kl={2 * _GOOD_KL}.",
+        f"Set learner.lr{_of(run)} to about {_better_lr(run, medians[worst], good):.1g}, or algo.target_kl={2 * good}.",
         weaker=not direct,
     )
 
@@ -151,9 +154,9 @@ def _is_density(run: Recorded) -> bool:
     return not of_tokens or bool((run.values("learner/entropy") < 0).any())
 
 
-def _better_lr(run: Recorded, divergence: float) -> float:
-    """That of an update of ``_GOOD_KL``: the divergence grows with the square. At most a factor of 10 at once."""
-    factor = math.sqrt(_GOOD_KL / max(divergence, 1e-12))
+def _better_lr(run: Recorded, divergence: float, good: float = _GOOD_KL) -> float:
+    """That of an update of ``good``: the divergence grows with the square. At most a factor of 10 at once."""
+    factor = math.sqrt(good / max(divergence, 1e-12))
     return float(run.values("learner/lr").max()) * min(10.0, max(0.1, factor))
 
 

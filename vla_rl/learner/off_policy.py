@@ -293,7 +293,7 @@ class OffPolicyLearner(TrainedPolicy, ABC):
             self._inputs = given, chunk
             self._critic = made.to(self._device)
             self._target = copy.deepcopy(self._critic).requires_grad_(False)
-            self._adam = torch.optim.Adam(self._critic.parameters(), lr=c.critic_lr)
+            self._adam = torch.optim.Adam(self._critic.parameters(), lr=c.critic_lr, fused=True)
         return self._critic
 
     def _own_state(self) -> dict[str, Tensor]:

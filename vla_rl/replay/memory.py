@@ -71,6 +71,8 @@ class StoredEpisode:
 
 _ARRAYS = tuple(f.name for f in fields(StoredEpisode) if f.type is Array)
 _OBSERVED = "images", "proprio", "elapsed", "state"
+_CHOSEN = "actions", "rewards", "num_steps"
+_SMALL = *_OBSERVED[1:], *_CHOSEN  # images stay where they are
 _RECORD = "record."  # before the names of a record, in the file
 
 
@@ -155,8 +157,9 @@ class ReplayMemory:
     def __init__(self, max_bytes: float) -> None:
         self._max_bytes = max_bytes
         self._episodes: list[StoredEpisode] = []
-        self._chunks = np.zeros(0, np.int64)  # of each episode
+        self._chunks = self._observed = np.zeros(0, np.int64)  # of each episode: chunks, observations
         self._succeeded = np.zeros(0, bool)
+        self._flat: dict[str, Array] = {}  # what is small, of all episodes one after the other
         self._nbytes = 0
         self.forgotten = 0  # episodes
 
@@ -173,8 +176,13 @@ class ReplayMemory:
             forgotten += 1
         self.forgotten += forgotten
         self._episodes = self._episodes[forgotten:]
-        self._chunks = np.array([len(episode) for episode in self._episodes], np.int64)
-        self._succeeded = np.array([episode.success for episode in self._episodes], bool)
+        kept = self._episodes
+        self._chunks = np.array([len(episode) for episode in kept], np.int64)
+        self._observed = np.array([len(episode.images) for episode in kept], np.int64)
+        self._succeeded = np.array([episode.success for episode in kept], bool)
+        self._flat = {name: np.concatenate([getattr(e, name) for e in kept]) for name in _SMALL if kept}
+        recorded = kept[0].record if kept else ()
+        self._flat |= {_RECORD + name: np.concatenate([e.record[name] for e in kept]) for name in recorded}
 
     def sample(self, count: int, successes: float | None, rng: np.random.Generator) -> Transitions:
         """Chunks at random, with replacement; raises ValueError if there are none.
@@ -189,11 +197,32 @@ class ReplayMemory:
             weights[self._succeeded] *= successes / of_success
             weights[~self._succeeded] *= (1 - successes) / self._chunks[~self._succeeded].sum()
         episode = rng.choice(len(weights), size=count, p=weights / weights.sum())
-        return _gathered([self._episodes[e] for e in episode], rng.integers(self._chunks[episode]))
+        return self._gathered(episode, rng.integers(self._chunks[episode]))
+
+    def _gathered(self, episode: Array, row: Array) -> Transitions:
+        """Chunk ``row[i]`` of episode ``episode[i]``."""
+        # what follows the last chunk may have no value: any row stands for it then
+        continues = row + 1 < self._observed[episode]
+        chunk = _first(self._chunks)[episode] + row
+        recorded = [name for name in self._flat if name.startswith(_RECORD)]
+        return Transitions(
+            before=self._seen(episode, row),
+            after=self._seen(episode, row + continues),
+            task=np.array([e.task for e in self._episodes], np.int32)[episode],
+            continues=continues,
+            success=self._succeeded[episode],
+            record={name.removeprefix(_RECORD): self._flat[name][chunk] for name in recorded},
+            **{name: self._flat[name][chunk] for name in _CHOSEN},
+        )
+
+    def _seen(self, episode: Array, row: Array) -> Seen:
+        images = np.stack([self._episodes[e].images[r] for e, r in zip(episode.tolist(), row.tolist(), strict=True)])
+        at = _first(self._observed)[episode] + row
+        return Seen(images, *(self._flat[name][at] for name in _OBSERVED[1:]))
 
     def states(self) -> Array:
         """float32 [n, S]: those of all observations."""
-        return np.concatenate([episode.state for episode in self._episodes])
+        return self._flat["state"]
 
     def metrics(self) -> dict[str, float]:
         """Figures of what is kept."""
@@ -249,27 +278,9 @@ def joined(parts: Sequence[Transitions]) -> Transitions:
     return Transitions(seen("before"), seen("after"), **columns, record=record)
 
 
-def _gathered(episodes: Sequence[StoredEpisode], rows: Array) -> Transitions:
-    """Row ``rows[i]`` of ``episodes[i]``."""
-    pairs = list(zip(episodes, rows.tolist(), strict=True))
-    # what follows the last chunk may have no value: any row stands for it then
-    continues = np.array([row + 1 < len(e.images) for e, row in pairs])
-    following = [row + 1 if c else row for (_, row), c in zip(pairs, continues, strict=True)]
-
-    def column(name: str, at: Sequence[int]) -> Array:
-        return np.stack([getattr(e, name)[row] for e, row in zip(episodes, at, strict=True)])
-
-    return Transitions(
-        before=Seen(*(column(name, rows.tolist()) for name in _OBSERVED)),
-        after=Seen(*(column(name, following) for name in _OBSERVED)),
-        task=np.array([e.task for e in episodes], np.int32),
-        actions=column("actions", rows.tolist()),
-        rewards=column("rewards", rows.tolist()),
-        num_steps=column("num_steps", rows.tolist()),
-        continues=continues,
-        success=np.array([e.success for e in episodes]),
-        record={name: np.stack([e.record[name][row] for e, row in pairs]) for name in episodes[0].record},
-    )
+def _first(counts: Array) -> Array:
+    """int64 [n]: where each of n parts begins that lie one after the other."""
+    return np.cumsum(counts) - counts
 
 
 def _write(path: Path, episodes: Sequence[StoredEpisode], forgotten: int) -> None:

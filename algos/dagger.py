@@ -9,10 +9,10 @@ bound with which reinforcement learning is compared.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from algos.algorithm import Algorithm
 from algos.config import AlgorithmConfig
@@ -43,6 +43,15 @@ class DAggerConfig(AlgorithmConfig):
     @property
     def teacher(self) -> TeacherRule | None:
         return TeacherRule(self.expert_share, self.expert_decay)
+
+    @model_validator(mode="after")
+    def _nothing_measures_the_divergence(self) -> Self:
+        if self.target_kl is not None:
+            raise ValueError(
+                f"target_kl={self.target_kl}: the KL divergence of an update is estimated on chunks that the policy "
+                "has drawn, and dagger trains on the expert's alone; leave it at null, and lower learner.lr instead"
+            )
+        return self
 
 
 class DAgger(Algorithm):

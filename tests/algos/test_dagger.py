@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from algos import make_algorithm
 from algos.dagger import DAggerConfig
@@ -27,3 +28,8 @@ def test_the_loss_is_the_mean_over_the_experts_chunks() -> None:
     assert loss.item() == pytest.approx(expected, abs=1e-10)
     metrics = case.algorithm.finish_metrics({name: float(x) for name, x in sums.items()}, case.targets)
     assert "approx_kl" not in metrics, "what was recorded is of the chunk that the expert replaced"
+
+
+def test_a_limit_that_nothing_can_measure_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"target_kl=0\.02.*leave it at null"):
+        DAggerConfig(target_kl=0.02)

@@ -133,5 +133,6 @@ def test_the_experts_actions_take_the_place_of_the_policys() -> None:
     assert np.abs(decoded - actions)[shown].max() < 0.01
     metrics = learner.update(batch)
     assert metrics["learner/optimizer_steps"] == learner.algorithm.minibatches
+    assert "learner/update_kl" not in metrics, "its estimate holds for what the policy has drawn"
     rated = learner._passes.evaluate(learner._engine, learner._as_shown(batch)).logprobs.mean(axis=(1, 2))
     assert rated[shown].mean() > rated[~shown].mean(), "it is cloned, the rest is not"

@@ -1,7 +1,8 @@
 """A scripted expert with privileged state, for goals of the form "on" and "in": pick an object up, put it down.
 
 It is closed-loop: every action derives from the present state. So it recovers when noise or a collision moves things,
-and it plans again when a grasp fails. It cannot open drawers, close doors or turn knobs.
+and it plans again when a grasp fails, or when somebody else has acted. It cannot open drawers, close doors or turn
+knobs.
 """
 
 from collections.abc import Generator, Iterator
@@ -30,6 +31,7 @@ _PATIENCE = 0.03  # metres: within this distance, errors that persist are pushed
 _TILT_TOLERANCE = 0.1  # radians of orientation error that are not corrected: most demonstrations then never turn
 _CLEARANCE = 0.03  # metres between the carried object and what it passes over
 _SPOT = 0.02  # radius around the destination, in metres, that counts as the object's support
+_AWAY = np.array([0.0, 0.0, -5.0])  # metres, where no ray from above meets a held object
 _MAX_ATTEMPTS = 3  # to find a grasp
 _OPEN, _CLOSED = 1.0, 0.0
 
@@ -47,6 +49,8 @@ class _Goal:
 class Expert:
     """The expert of one episode. Ask for one action per control step.
 
+    After steps for which it was not asked it begins anew, from what the gripper holds then.
+
     Raises EnvError if it has no plan for the task's goal.
     """
 
@@ -57,6 +61,7 @@ class Expert:
         self._eef_mat = state.data.site_xmat[model.robot.constants.site].reshape(3, 3)
         self._push = np.zeros(3)
         self._script = self._solve()
+        self._asked = state.data.time  # seconds, at the last action or, before the first, at the beginning
 
     def action(self) -> np.ndarray:
         """float32 [7] in OpenVLA's convention, for the present state.
@@ -64,6 +69,9 @@ class Expert:
         Raises EnvError if the target is closed from above, or if the fingers have fitted nowhere for a while.
         """
         self._model.bind(self._state)
+        if self._data.time - self._asked > 1.5 * self._env.control_timestep:
+            self._script, self._push = self._solve(), np.zeros(3)
+        self._asked = self._data.time
         return next(self._script)
 
     def _solve(self) -> Iterator[np.ndarray]:
@@ -73,17 +81,20 @@ class Expert:
         while True:
             goal = next((g for g in self._goals if not self._env._eval_predicate(list(g.predicate))), self._goals[-1])
             heights = self._look(goal)
-            try:
-                grasp = self._plan_grasp(goal)
-            except EnvError as error:
-                attempts += 1
-                if attempts > _MAX_ATTEMPTS:
-                    raise EnvError(f"no scripted expert for {self._model.task}, {goal.thing}: {error}") from error
-                yield from self._rise(0.0)  # an object that was just dropped may still come to rest
-                continue
-            yield from self._reach(grasp, heights)
-            yield from self._close_fingers(grasp)
-            held = yield from self._lift(goal, grasp, heights)
+            if self._model.holds(self._state, goal.thing):
+                grasp = Grasp(self._eef.copy(), self._yaw, 0.0)
+            else:
+                try:
+                    grasp = self._plan_grasp(goal)
+                except EnvError as error:
+                    attempts += 1
+                    if attempts > _MAX_ATTEMPTS:
+                        raise EnvError(f"no scripted expert for {self._model.task}, {goal.thing}: {error}") from error
+                    yield from self._rise(0.0)  # an object that was just dropped may still come to rest
+                    continue
+                yield from self._reach(grasp, heights)
+                yield from self._close_fingers(grasp)
+            held = self._is_above(goal, heights) or (yield from self._lift(goal, grasp, heights))
             if held:
                 yield from self._carry(goal, grasp, heights)
                 yield from self._lower(goal, grasp, heights)
@@ -178,6 +189,12 @@ class Expert:
         return self._state.arm.sim.eef_pos
 
     @property
+    def _yaw(self) -> float:
+        """Radians, as ``Grasp.yaw``: that of the fingers as they are."""
+        across = self._eef_mat[:, 0]
+        return float(np.arctan2(-across[0], across[1]))
+
+    @property
     def _width(self) -> float:
         """Metres between the fingers, 0..0.08."""
         left, right = self._state.arm.sim.qpos[self._model.robot.joints[7:]]
@@ -186,6 +203,13 @@ class Expert:
     def _position(self, thing: str) -> np.ndarray:
         """float64 [3]: where LIBERO's predicates see an object."""
         return self._data.xpos[self._env.obj_body_id[thing]]
+
+    def _is_above(self, goal: _Goal, heights: HeightMap) -> bool:
+        """Whether the held object only has to be lowered."""
+        place = self._destination(goal)
+        room = self._lowest(goal.thing) - heights.highest(place, _SPOT)
+        is_there = np.linalg.norm(place - self._position(goal.thing)[:2]) < _SPOT and room > 0.01
+        return bool(is_there) and self._model.holds(self._state, goal.thing)
 
     def _holds(self, goal: _Goal) -> bool:
         return self._width > 0.002 and bool(np.linalg.norm(self._position(goal.thing) - self._eef) < 0.2)
@@ -201,7 +225,7 @@ class Expert:
         return _lowest_point(self._model.model, self._data, self._env.get_object(thing).contact_geoms)
 
     def _look(self, goal: _Goal) -> HeightMap:
-        """Heights along the way, without the robot."""
+        """Heights along the way, without the robot and what it holds."""
         here, there = self._position(goal.thing), self._destination(goal)
         middle = np.array([*(here[:2] + there) / 2, here[2]])
         reach = np.abs(here[:2] - there).max() / 2 + 0.2
@@ -214,8 +238,12 @@ class Expert:
         return find_grasp(near, int(model.body_rootid[body]), centre)
 
     def _posed(self) -> Any:
-        scratch = self._model.scratch
-        clear_robot(self._model.model, scratch, self._data.qpos, self._model.robot.arm_qpos)
+        scratch, qpos = self._model.scratch, self._data.qpos.copy()
+        for thing in {goal.thing for goal in self._goals}:
+            if self._model.holds(self._state, thing):
+                joint = self._model.model.joint(self._env.get_object(thing).joints[0])
+                qpos[int(joint.qposadr[0]) : int(joint.qposadr[0]) + 3] += _AWAY
+        clear_robot(self._model.model, scratch, qpos, self._model.robot.arm_qpos)
         return scratch
 
     def _check_open(self, goal: _Goal) -> None:

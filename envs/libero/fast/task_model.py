@@ -68,7 +68,7 @@ class TaskModel:
         self._hidden_alpha = self.model.site_rgba[self._lamp_site, 3].copy()
         geoms = self.env.robots[0].gripper.important_geoms
         self._pads = [SimpleNamespace(contact_geoms=geoms[f"{side}_fingerpad"]) for side in ("left", "right")]
-        self._movable = [self.env.objects_dict[n] for n in self.env.obj_of_interest if n in self.env.objects_dict]
+        self._movable = [name for name in self.env.obj_of_interest if name in self.env.objects_dict]
         self._owner: SimState | None = None
         self.scratch = mujoco.MjData(self.model)  # for poses other than the environments'; overwritten at every use
 
@@ -207,8 +207,12 @@ class TaskModel:
 
     def holds_object(self, state: SimState) -> bool:
         """Whether both finger pads touch the same movable object of the task's goal."""
+        return any(self.holds(state, name) for name in self._movable)
+
+    def holds(self, state: SimState, name: str) -> bool:
+        """Whether both finger pads touch this object."""
         self.bind(state)
-        return any(all(self.env.check_contact(pad, thing) for pad in self._pads) for thing in self._movable)
+        return all(self.env.check_contact(pad, self.env.objects_dict[name]) for pad in self._pads)
 
     def lamps(self, state: SimState) -> np.ndarray:
         """bool [L]: which visual indicators (the stove's burner) LIBERO would switch on in this state."""

@@ -7,6 +7,7 @@ import pytest
 from envs.base import EnvError
 from envs.libero.config import LiberoConfig
 from envs.libero.env import LiberoVectorEnv
+from envs.libero.expert.expert import Expert
 from envs.libero.expert.grasping import HeightMap, closing_axis, find_grasp
 from vla_rl.core.records import EpisodeSpec
 
@@ -43,6 +44,22 @@ def test_solves(suite, number, init_state, noise):
 def test_two_goals_in_sequence():
     env = LiberoVectorEnv(LiberoConfig(suite="libero_10", tasks=(0,), image_size=16), 1)
     assert solve(env, EpisodeSpec(id=0, task=0, seed=0, init_state=3))[0]
+    env.close()
+
+
+@pytest.mark.libero
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_that_take_turns_agree(seed):
+    """Each finds what the other has done meanwhile, and goes on from there."""
+    env = LiberoVectorEnv(LiberoConfig(tasks=(0,), image_size=16), 1)
+    env.reset([0], [EpisodeSpec(id=0, task=0, seed=seed, init_state=None)])
+    instance = env.instance(0)
+    experts = [Expert(instance.scene.model, instance.state) for _ in range(2)]
+    for step in range(150):
+        result = env.step([0], experts[step // 8 % 2].action()[None, None])
+        if result.success[0]:
+            break
+    assert result.success[0], "one of them lets go of what the other one has lifted"
     env.close()
 
 

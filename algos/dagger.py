@@ -1,7 +1,8 @@
 """DAgger (Ross et al. 2011, arXiv:1011.0686): clone what an expert does in the states that the policy leads to.
 
     expert and policy take turns, chunk by chunk          vla_rl.rollout.teacher
-    L = − mean log π(expert's chunk | s)                  over the chunks of this super-batch and of earlier ones
+    L = − mean log π(expert's chunk | s)                  by token: half over this super-batch's chunks, half over
+                                                          earlier ones and demonstrations
 
 The simulator's scripted expert stands for the person who corrects a robot. No reward is read. Its success is an upper
 bound with which reinforcement learning is compared.
@@ -18,7 +19,7 @@ from algos.algorithm import Algorithm
 from algos.config import AlgorithmConfig
 from algos.targets import Targets
 from vla_rl.core.records import EXPERT_STEPS, Array, SuperBatch, TeacherRule
-from vla_rl.core.schema import Fraction, Positive
+from vla_rl.core.schema import INPUT_PATH, Fraction, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +40,11 @@ class DAggerConfig(AlgorithmConfig):
         1.0, ge=0.0, description="Coefficient of the cloning loss (nats per token) on the expert's earlier chunks."
     )
     bc_memory: Positive = Field(1000, description="Episodes whose expert's chunks are kept for that: the last ones.")
+    bc_demos: tuple[str, ...] = Field(
+        (),
+        json_schema_extra=INPUT_PATH,
+        description="Demonstrations that are cloned as often as earlier chunks, as sft.demos names them.",
+    )
 
     @property
     def teacher(self) -> TeacherRule | None:
@@ -76,7 +82,8 @@ class DAgger(Algorithm):
         from algos.cloning import weighted_cloning  # loads torch
 
         nothing = rows.advantages < 0  # recorded log-probabilities are of the chunk that the expert replaced
-        return weighted_cloning(logprobs, rows, tokens, rows.advantages, compared=nothing)
+        by_token = rows.advantages / logprobs.shape[2]  # the caller's mean is by action
+        return weighted_cloning(logprobs, rows, tokens, by_token, compared=nothing)
 
 
 def by_expert(batch: SuperBatch) -> Array:

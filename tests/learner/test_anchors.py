@@ -48,6 +48,29 @@ def test_the_memory_keeps_the_last_successful_episodes() -> None:
     assert drawn.images[:, 0, 0, 0, 0].tolist() == drawn.record["tokens"][:, 0, 0].tolist()
 
 
+def test_half_comes_from_demonstrations_which_the_disk_does_not_hold(tmp_path: Path) -> None:
+    batch = batch_of([True, True], first=40)
+    chunks = np.arange(batch.num_chunks)
+    rest = batch.task[chunks], batch.num_steps[chunks], {"tokens": batch.record["tokens"]}
+    shown = AnchorRows(batch.images[batch.obs_row[chunks]], batch.proprio[batch.obs_row[chunks]], *rest)
+    anchors, loaded = Anchors(shown, memory=9), Anchors(shown, memory=9)
+    drawn = anchors.draw(20, 0, 0, 0)
+    assert drawn is not None
+    assert (drawn.record["tokens"] >= 40).all(), "alone while there is nothing else"
+    observe(anchors, batch_of([True] * 4))
+    anchors.save(tmp_path / "anchors.npz")
+    loaded.load(tmp_path / "anchors.npz")
+    for source in (anchors, loaded):
+        drawn = source.draw(21, 0, 0, 0)
+        assert drawn is not None
+        assert np.count_nonzero(drawn.record["tokens"][:, 0, 0] >= 40) == 11
+    frozen = Anchors(shown)
+    observe(frozen, batch_of([True] * 4))
+    drawn = frozen.draw(20, 0, 0, 0)
+    assert drawn is not None
+    assert (drawn.record["tokens"] >= 40).all(), "without a memory, nothing of the run is kept"
+
+
 def test_draws_depend_on_seed_version_and_step_alone_and_survive_the_disk(tmp_path: Path) -> None:
     anchors, loaded = Anchors(memory=9), Anchors(memory=9)
     anchors.save(tmp_path / "none.npz")
@@ -79,7 +102,7 @@ def test_cloning_raises_the_probability_of_the_anchors_and_adds_to_the_gradient(
     losses = []
     settings = {"learner": {"micro_batch": 5, "lr": 1e-3}, "policy": {"size": "nano", "chunk_size": 4}}
     learner = learner_with(
-        Anchors([kept]), algo={"name": "ppo", "bc_coef": 1.0, "bc_batch": 12, "minibatches": 2}, **settings
+        Anchors(kept), algo={"name": "ppo", "bc_coef": 1.0, "bc_batch": 12, "minibatches": 2}, **settings
     )
     for version in range(12):
         metrics = learner.update(replace(batch, policy_version=version))

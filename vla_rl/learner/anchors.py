@@ -1,7 +1,7 @@
 """Anchors: chunks that every optimizer step clones in addition to its own, so that the policy does not forget them.
 
-They come from demonstrations, or from the run's own successful episodes. Which chunks a step clones depends on the
-run's seed, the policy version and the step alone.
+They come from demonstrations, from the run's own episodes, or half from each. Which chunks a step clones depends on
+the run's seed, the policy version and the step alone.
 """
 
 from collections import deque
@@ -47,29 +47,16 @@ _RECORD = "record."
 
 
 class Anchors:
-    """Chunks of several episodes, from which optimizer steps draw."""
+    """Chunks from which optimizer steps draw: demonstrations, and episodes of the run."""
 
-    def __init__(self, episodes: Sequence[AnchorRows] = (), memory: int | None = None) -> None:
-        """``memory``: keep that many episodes, the last ones; None: these ones, and no others."""
-        self._episodes = deque(episodes, memory)
-        self._grows = memory is not None
-
-    @classmethod
-    def of_demonstrations(
-        cls, paths: Sequence[Path], conventions: "DemosConfig", spec: EnvSpec, policy: "Policy", chunk_size: int
-    ) -> Self:
-        """All chunks of demonstration files. Raises DemonstrationError if a file does not fit the simulator."""
-        from envs.base.demonstrations import demonstrations_for
-
-        demos = demonstrations_for(spec, paths, conventions)
-        actions, mask = demos.chunks(chunk_size)
-        steps = mask.sum(axis=1).astype(np.int32)
-        record = policy.encode(actions, np.random.default_rng(0))
-        return cls([AnchorRows(demos.images, demos.proprio, demos.task, steps, record)])
+    def __init__(self, demonstrations: AnchorRows | None = None, *, memory: int = 0) -> None:
+        """``memory``: keep that many episodes of the run, the last ones."""
+        self._demonstrations = demonstrations
+        self._episodes = deque[AnchorRows](maxlen=memory)
 
     def observe(self, batch: SuperBatch, kept: Array) -> None:
         """Keep chunks (a mask, bool [M]) of episodes that no earlier super-batch held; without a memory, nothing."""
-        if not self._grows:
+        if not self._episodes.maxlen:
             return
         for b in range(batch.new_episodes):
             rows = batch.offsets[b] + np.flatnonzero(kept[batch.offsets[b] : batch.offsets[b + 1]])
@@ -77,21 +64,22 @@ class Anchors:
                 continue
             seen = batch.obs_row[rows]
             rest = batch.task[rows].copy(), batch.num_steps[rows].copy()
-            record = {name: array[rows].copy() for name, array in batch.record.items()}
+            names = batch.record if self._demonstrations is None else self._demonstrations.record
+            record = {name: batch.record[name][rows].copy() for name in names}
             self._episodes.append(AnchorRows(batch.images[seen], batch.proprio[seen], *rest, record))
 
     def draw(self, count: int, seed: int, policy_version: int, step: int) -> AnchorRows | None:
         """``count`` chunks, with replacement; None while there are none."""
-        if not self._episodes:
+        given = [] if self._demonstrations is None else [self._demonstrations]
+        sources = [source for source in (given, list(self._episodes)) if source]
+        if not sources:
             return None
-        first = np.cumsum([0, *map(len, self._episodes)])
-        chosen = np.random.default_rng((seed, policy_version, step, _STREAM)).integers(first[-1], size=count)
-        episode = np.searchsorted(first, chosen, side="right") - 1
-        picked = [self._episodes[e].rows(np.array([i - first[e]])) for e, i in zip(episode, chosen, strict=True)]
-        return _joined(picked)
+        rng = np.random.default_rng((seed, policy_version, step, _STREAM))
+        sizes = [len(part) for part in np.array_split(np.arange(count), len(sources))]
+        return _joined([_drawn(source, size, rng) for source, size in zip(sources, sizes, strict=True)])
 
     def save(self, path: Path) -> None:
-        """Write the memory to an .npz file; ``load`` reads it."""
+        """Write the run's own episodes to an .npz file; ``load`` reads it."""
         arrays: dict[str, Any] = {}
         if self._episodes:
             joined = _joined(list(self._episodes))
@@ -109,6 +97,26 @@ class Anchors:
             joined = AnchorRows(**{name: data[name] for name in _ARRAYS}, record=record)
         for start, end in pairwise(borders.tolist()):
             self._episodes.append(joined.rows(slice(start, end)))
+
+
+def anchors_of_demonstrations(
+    paths: Sequence[Path], conventions: "DemosConfig", spec: EnvSpec, policy: "Policy", chunk_size: int
+) -> AnchorRows:
+    """All chunks of demonstration files. Raises DemonstrationError if a file does not fit the simulator."""
+    from envs.base.demonstrations import demonstrations_for
+
+    demos = demonstrations_for(spec, paths, conventions)
+    actions, mask = demos.chunks(chunk_size)
+    steps = mask.sum(axis=1).astype(np.int32)
+    record = policy.encode(actions, np.random.default_rng(0))
+    return AnchorRows(demos.images, demos.proprio, demos.task, steps, record)
+
+
+def _drawn(episodes: Sequence[AnchorRows], count: int, rng: np.random.Generator) -> AnchorRows:
+    first = np.cumsum([0, *map(len, episodes)])
+    chosen = rng.integers(first[-1], size=count)
+    episode = np.searchsorted(first, chosen, side="right") - 1
+    return _joined([episodes[e].rows(np.array([i - first[e]])) for e, i in zip(episode, chosen, strict=True)])
 
 
 def _joined(parts: Sequence[AnchorRows]) -> AnchorRows:

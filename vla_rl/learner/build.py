@@ -12,7 +12,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.errors import UserError
 from vla_rl.core.records import EnvSpec
-from vla_rl.learner.anchors import Anchors
+from vla_rl.learner.anchors import Anchors, anchors_of_demonstrations
 from vla_rl.learner.choice_learner import ChoiceLearner
 from vla_rl.learner.gradient_learner import GradientLearner
 from vla_rl.learner.learner import Learner
@@ -39,10 +39,9 @@ def make_learner(
         )
     c, anchors = algorithm.config, None
     if c.bc_coef:
-        paths = [Path(path) for path in c.bc_demos]
-        anchors = Anchors(memory=c.bc_memory)
-        if paths:
-            anchors = Anchors.of_demonstrations(paths, config.demos, spec, policy, config.policy.chunk_size)
+        paths, chunk_size = [Path(path) for path in c.bc_demos], config.policy.chunk_size
+        shown = anchors_of_demonstrations(paths, config.demos, spec, policy, chunk_size) if paths else None
+        anchors = Anchors(shown, memory=0 if paths and c.teacher is None else c.bc_memory)
     ranks = {"rank": rank, "world_size": world_size}
     return Learner(config, policy, algorithm, **ranks, device=device, lease=lease, anchors=anchors)
 

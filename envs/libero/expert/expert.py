@@ -21,6 +21,7 @@ from envs.libero.expert.grasping import (
     clear_robot,
     closing_axis,
     find_grasp,
+    grasp_at,
 )
 from envs.libero.fast.task_model import SimState, TaskModel
 
@@ -49,7 +50,8 @@ class _Goal:
 class Expert:
     """The expert of one episode. Ask for one action per control step.
 
-    After steps for which it was not asked it begins anew, from what the gripper holds then.
+    After steps for which it was not asked it begins anew, from where the gripper is then and what it holds. If the
+    fingers fit where they are, it grasps there: from one place to the next it would first have to rise.
 
     Raises EnvError if it has no plan for the task's goal.
     """
@@ -61,6 +63,7 @@ class Expert:
         self._eef_mat = state.data.site_xmat[model.robot.constants.site].reshape(3, 3)
         self._push = np.zeros(3)
         self._script = self._solve()
+        self._resumes = False  # whether others have acted before
         self._asked = state.data.time  # seconds, at the last action or, before the first, at the beginning
 
     def action(self) -> np.ndarray:
@@ -70,7 +73,7 @@ class Expert:
         """
         self._model.bind(self._state)
         if self._data.time - self._asked > 1.5 * self._env.control_timestep:
-            self._script, self._push = self._solve(), np.zeros(3)
+            self._script, self._push, self._resumes = self._solve(), np.zeros(3), True
         self._asked = self._data.time
         return next(self._script)
 
@@ -234,8 +237,10 @@ class Expert:
     def _plan_grasp(self, goal: _Goal) -> Grasp:
         model, body = self._model.model, self._env.obj_body_id[goal.thing]
         centre = self._data.subtree_com[body].copy()
-        near = HeightMap(model, self._posed(), centre, 0.17, 0.004)
-        return find_grasp(near, int(model.body_rootid[body]), centre)
+        near, root = HeightMap(model, self._posed(), centre, 0.17, 0.004), int(model.body_rootid[body])
+        here = grasp_at(near, root, centre, self._eef[:2].copy(), self._yaw) if self._resumes else None
+        self._resumes = False
+        return here or find_grasp(near, root, centre)
 
     def _posed(self) -> Any:
         scratch, qpos = self._model.scratch, self._data.qpos.copy()

@@ -128,6 +128,12 @@ def find_grasp(heights: HeightMap, body: int, centre: np.ndarray) -> Grasp:
     raise EnvError("no grasp: the gripper fits nowhere around the object from above")
 
 
+def grasp_at(heights: HeightMap, body: int, centre: np.ndarray, place: np.ndarray, yaw: float) -> Grasp | None:
+    """The grasp of a root body straight below ``place`` (float64 [2]) at this yaw; None if the fingers do not fit."""
+    found = _best_at_yaw(heights, body, centre, place[None], yaw, 0.0)
+    return None if found is None else Grasp(np.array([*place, found.position[2]]), yaw, found.score)
+
+
 def _best_at_yaw(
     heights: HeightMap, body: int, centre: np.ndarray, places: np.ndarray, yaw: float, slack: float
 ) -> Grasp | None:

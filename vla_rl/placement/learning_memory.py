@@ -70,8 +70,8 @@ def kept_bytes(config: RunConfig, spec: EnvSpec, features: int) -> float:
     if isinstance(algo, OffPolicyConfig):
         images = len(spec.views) * spec.image_size**2 * 3
         state = spec.state_dim if algo.reads_state else 0
-        observed = images + 4 * (spec.proprio_dim + 1 + state)
-        done = 4 * (chunk * spec.action_dim + chunk + 1)
+        observed = images + 8 * (spec.proprio_dim + 1 + state)  # ``StoredEpisode.nbytes``: numbers are held twice
+        done = 8 * (chunk * spec.action_dim + chunk + 1)
         return min(algo.memory_gib * GIB, played * ((chunks + 1) * observed + chunks * done))
     if isinstance(algo, ClippedValueConfig) and algo.value_memory:
         return min(algo.value_memory, played) * ((chunks + 1) * 4 * (features + 1) + 8 * chunks)

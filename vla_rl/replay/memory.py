@@ -66,7 +66,10 @@ class StoredEpisode:
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for x in (*(getattr(self, name) for name in _ARRAYS), *self.record.values()))
+        """That a memory takes for it: all but images are held a second time, in a row with other episodes'."""
+        return self.images.nbytes + 2 * sum(
+            x.nbytes for x in (*(getattr(self, n) for n in _SMALL), *self.record.values())
+        )
 
 
 _ARRAYS = tuple(f.name for f in fields(StoredEpisode) if f.type is Array)

@@ -1,11 +1,11 @@
 """DAgger (Ross et al. 2011, arXiv:1011.0686): clone what an expert does in the states that the policy leads to.
 
     expert and policy take turns, chunk by chunk          vla_rl.rollout.teacher
-    L = − mean log π(expert's chunk | s)                  by token: half over this super-batch's chunks, half over
-                                                          earlier ones and demonstrations
+    L = − mean log π(expert's chunk | s)                  by token, over this super-batch's chunks
+        − bc_coef · the same mean                         over earlier ones and demonstrations
 
-The simulator's scripted expert stands for the person who corrects a robot. No reward is read. Its success is an upper
-bound with which reinforcement learning is compared.
+The simulator's scripted expert stands for the person who corrects a robot. No reward is read. Reinforcement learning is
+compared with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from algos.algorithm import Algorithm
-from algos.config import AlgorithmConfig
+from algos.config import AlgorithmConfig, RatioLevel
 from algos.targets import Targets
 from vla_rl.core.records import EXPERT_STEPS, Array, SuperBatch, TeacherRule
 from vla_rl.core.schema import INPUT_PATH, Fraction, Positive
@@ -45,6 +45,11 @@ class DAggerConfig(AlgorithmConfig):
         json_schema_extra=INPUT_PATH,
         description="Demonstrations that are cloned as often as earlier chunks, as sft.demos names them.",
     )
+
+    @property
+    def loss_level(self) -> RatioLevel:
+        """As the cloning loss, so that new and earlier chunks weigh the same."""
+        return "token"
 
     @property
     def teacher(self) -> TeacherRule | None:
@@ -82,8 +87,7 @@ class DAgger(Algorithm):
         from algos.cloning import weighted_cloning  # loads torch
 
         nothing = rows.advantages < 0  # recorded log-probabilities are of the chunk that the expert replaced
-        by_token = rows.advantages / logprobs.shape[2]  # the caller's mean is by action
-        return weighted_cloning(logprobs, rows, tokens, by_token, compared=nothing)
+        return weighted_cloning(logprobs, rows, tokens, rows.advantages, compared=nothing)
 
 
 def by_expert(batch: SuperBatch) -> Array:

@@ -38,7 +38,7 @@ from vla_rl.policies.build import policy_modules
 BASE, POLICY, SIMULATOR = "base", "policy", "simulator"
 _KINDS = (BASE, POLICY, SIMULATOR)
 _BACKLOG = 128
-_RAY_NEEDS = (  # what a worker's first lines import beside Ray: else each would, and have 7 MiB more
+_RAY_NEEDS = (  # a worker's first lines import these, too; where the parent has not, each worker takes 7 MiB more
     *("asyncio", "click", "concurrent.futures.thread", "faulthandler", "filelock", "google.protobuf.internal.builder"),
     *("google.protobuf.json_format", "google.protobuf.runtime_version", "google.protobuf.timestamp_pb2", "jsonschema"),
     *("logging.config", "msgpack", "multiprocessing.context", "numpy", "packaging.version", "pdb", "psutil"),

@@ -100,22 +100,23 @@ class Learner(TrainedPolicy):
             moves = self.algorithm.moves_policy(targets, batch.policy_version)
             probe = UpdateProbe(self._passes, batch, targets.condition, self._lease) if moves else None
             minibatches = [*self._minibatches(self.algorithm.trained_chunks(targets), batch.policy_version)]
-            update_kl: float | None = 0.0
+            drawn = self.algorithm.config.teacher is None  # by the policy: the estimate does not hold for an expert's
+            update_kl = 0.0
             for number, rows in enumerate(minibatches):
                 step = self._optimizer_step(batch, targets, rows, number, probe)
                 for name, value in step.items():
                     sums[name] += value
                 norms.append(self._steps.grad_norms)
-                if probe is not None and (target_kl is not None or number == len(minibatches) - 1):
+                if probe is not None and drawn and (target_kl is not None or number == len(minibatches) - 1):
                     found = self._sum_over_ranks(probe.sums(self._engine))
-                    update_kl = found["update_k3"] / found["update_actions"] if found["update_actions"] else None
-                    if target_kl is not None and (update_kl or 0.0) > target_kl:
+                    update_kl = found["update_k3"] / max(1.0, found["update_actions"])
+                    if target_kl is not None and update_kl > target_kl:
                         break
             if self._values is not None:
                 more |= self._remember_values(self._values, batch.policy_version)
             self._end_update()
             metrics = self.algorithm.finish_metrics(dict(sums), targets) | more
-            metrics |= {} if update_kl is None else {"update_kl": update_kl}
+            metrics |= {"update_kl": update_kl} if drawn else {}
             metrics |= {name: float(np.mean([each[name] for each in norms] or [0.0])) for name in GRAD_NORMS}
             metrics |= {"lr": self._optimizer.param_groups[0]["lr"]}
             metrics |= {"optimizer_steps": len(norms), "skipped_steps": self._skipped}

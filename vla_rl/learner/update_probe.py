@@ -8,7 +8,7 @@ from torch import Tensor
 
 from algos.losses import log_ratio, token_mask
 from vla_rl.core.devices.lock import DeviceLease
-from vla_rl.core.records import EXPERT_STEPS, SuperBatch
+from vla_rl.core.records import SuperBatch
 from vla_rl.learner.forward_passes import ForwardPasses
 
 CHUNKS = 32  # of each rank, whose probabilities are computed once more
@@ -17,15 +17,13 @@ CHUNKS = 32  # of each rank, whose probabilities are computed once more
 class UpdateProbe:
     """KL(before, after) on the first chunks of the update's first optimizer step.
 
-    Their probabilities under the weights before it come from that step's own forward pass. The estimate is of what the
-    policy draws: an expert's chunks do not count.
+    Their probabilities under the weights before it come from that step's own forward pass.
     """
 
     def __init__(self, passes: ForwardPasses, batch: SuperBatch, condition: np.ndarray, lease: DeviceLease) -> None:
         """``condition`` [M]: under which each chunk is trained."""
         self._passes, self._batch, self._condition, self._lease = passes, batch, condition, lease
         self._parts: list[tuple[np.ndarray, bool, Tensor]] = []
-        self._drawn = batch.num_steps * (batch.record.get(EXPERT_STEPS, np.zeros_like(batch.num_steps)) == 0)
 
     def observe(self, part: np.ndarray, padding: bool, logprobs: Tensor) -> None:
         """Keep chunks while the weights are those before the update. Call it equally often on every rank."""
@@ -34,15 +32,12 @@ class UpdateProbe:
 
     @torch.no_grad()
     def sums(self, model: Any) -> dict[str, Tensor]:
-        """Sum of the k3 estimate in nats, and number of actions, of this rank's chunks under the weights now.
-
-        The number is 0 where an expert has chosen all of them.
-        """
+        """Sum of the k3 estimate in nats, and number of actions, of this rank's chunks under the weights now."""
         found = {"update_k3": torch.zeros((), dtype=torch.float64), "update_actions": torch.zeros(())}
         for rows, padding, before in self._parts:
             with self._lease():
                 after = self._passes.of_chunks(model, self._batch, rows, self._condition[rows]).logprobs
-                tokens = token_mask(self._passes.tensor(self._drawn[rows] * (not padding)), *after.shape[1:])
+                tokens = token_mask(self._passes.tensor(self._batch.num_steps[rows] * (not padding)), *after.shape[1:])
                 log_r = log_ratio(after, before, tokens, "action").double()
                 found["update_k3"] = found["update_k3"] + (torch.expm1(log_r) - log_r).sum()
                 found["update_actions"] = found["update_actions"] + tokens[:, :, 0].sum()

@@ -63,7 +63,6 @@ class Expert:
         self._eef_mat = state.data.site_xmat[model.robot.constants.site].reshape(3, 3)
         self._push = np.zeros(3)
         self._script = self._solve()
-        self._resumes = False  # whether others have acted before
         self._asked = state.data.time  # seconds, at the last action or, before the first, at the beginning
 
     def action(self) -> np.ndarray:
@@ -73,11 +72,12 @@ class Expert:
         """
         self._model.bind(self._state)
         if self._data.time - self._asked > 1.5 * self._env.control_timestep:
-            self._script, self._push, self._resumes = self._solve(), np.zeros(3), True
+            self._script, self._push = self._solve(resumes=True), np.zeros(3)
         self._asked = self._data.time
         return next(self._script)
 
-    def _solve(self) -> Iterator[np.ndarray]:
+    def _solve(self, *, resumes: bool = False) -> Iterator[np.ndarray]:
+        """``resumes``: after others have acted, so that the gripper may be near a grasp already."""
         for goal in self._goals:
             self._check_open(goal)
         attempts = 0
@@ -88,7 +88,7 @@ class Expert:
                 grasp = Grasp(self._eef.copy(), self._yaw, 0.0)
             else:
                 try:
-                    grasp = self._plan_grasp(goal)
+                    grasp = self._plan_grasp(goal, resumes)
                 except EnvError as error:
                     attempts += 1
                     if attempts > _MAX_ATTEMPTS:
@@ -97,6 +97,7 @@ class Expert:
                     continue
                 yield from self._reach(grasp, heights)
                 yield from self._close_fingers(grasp)
+            resumes = False
             held = self._is_above(goal, heights) or (yield from self._lift(goal, grasp, heights))
             if held:
                 yield from self._carry(goal, grasp, heights)
@@ -234,12 +235,11 @@ class Expert:
         reach = np.abs(here[:2] - there).max() / 2 + 0.2
         return HeightMap(self._model.model, self._posed(), middle, float(reach), 0.01)
 
-    def _plan_grasp(self, goal: _Goal) -> Grasp:
+    def _plan_grasp(self, goal: _Goal, resumes: bool) -> Grasp:
         model, body = self._model.model, self._env.obj_body_id[goal.thing]
         centre = self._data.subtree_com[body].copy()
         near, root = HeightMap(model, self._posed(), centre, 0.17, 0.004), int(model.body_rootid[body])
-        here = grasp_at(near, root, centre, self._eef[:2].copy(), self._yaw) if self._resumes else None
-        self._resumes = False
+        here = grasp_at(near, root, centre, self._eef[:2].copy(), self._yaw) if resumes else None
         return here or find_grasp(near, root, centre)
 
     def _posed(self) -> Any:

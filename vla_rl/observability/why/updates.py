@@ -12,10 +12,8 @@ from vla_rl.observability.why.recorded import WINDOW, Recorded, Verdict
 
 _GOOD_KL = 0.01  # nats an action for one update: healthy medians of approx_kl are 0.006 to 0.013
 _LARGE_KL = 0.05  # healthy: approx_kl has at most 0.02 over any 10 updates; pilots with 0.05 to 0.2 were harmed
-_OF_A_DENSITY = (
-    0.05,
-    0.25,
-)  # good and large: PPO in libero_offpolicy had 0.06 to 0.08; 0.5 to 0.7, cloning, was unsteady
+# Good and large, of continuous actions. PPO in libero_offpolicy had 0.06 to 0.08. Cloning there was unsteady at 0.6.
+_OF_A_DENSITY = 0.05, 0.25
 _SMALL_KL = 3e-4  # 6e-4, in the last updates of libero_spatial_cpu, brought back little
 _FEW = 10  # updates in a row that are too large
 _LITTLE_ENTROPY = 0.1  # share of the first updates' that is left; healthy: at least 0.78

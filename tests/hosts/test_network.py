@@ -1,5 +1,6 @@
 """The hosts themselves: what they share, how their cables behave, and that nothing is left of them."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -44,11 +45,12 @@ def hosts(network: Network) -> tuple[Host, Host]:
 
 
 def _round_trip_s(here: Host, there: Host) -> float | None:
-    """The shortest of three; None if nobody answers within a second."""
-    try:
-        return min(float(here.run(sys.executable, "-S", "-c", _ASK, there.address)) for _ in range(3))
-    except CalledProcessError:
-        return None
+    """The shortest of three; None if nobody answers within a second. A busy machine may lose one of them."""
+    answers: list[float] = []
+    for _ in range(3):
+        with contextlib.suppress(CalledProcessError):
+            answers.append(float(here.run(sys.executable, "-S", "-c", _ASK, there.address)))
+    return min(answers, default=None)
 
 
 def test_hosts_share_no_disk_no_memory_and_no_name(hosts: tuple[Host, Host]) -> None:

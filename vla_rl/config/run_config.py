@@ -149,7 +149,7 @@ class LearnerConfig(ConfigGroup):
     matmul: Literal["fp32", "bf16"] = Field(
         "fp32",
         description="How matrices in fp32 are multiplied, in inference as well. bf16: their factors are rounded to "
-        "bfloat16, sums stay in fp32; for GPUs, and processors with AVX512_BF16 or AMX.",
+        "bfloat16, sums stay in fp32; for GPUs, and processors with AMX.",
     )
     activation_checkpointing: bool = Field(
         False,

@@ -129,7 +129,7 @@ def _addresses_have_a_form(config: RunConfig) -> Iterator[Problem]:
 
 def _processor_has_bf16(machine: Machine, config: RunConfig) -> Iterator[Problem]:
     if config.learner.matmul == "bf16" and not machine.gpus and not multiplies_bf16():
-        text = "this processor has neither AVX512_BF16 nor AMX, which it takes without a GPU; use fp32"
+        text = "this processor has no AMX for bfloat16, which it takes without a GPU; use fp32"
         yield Problem(("learner", "matmul"), text, "bf16")
 
 

@@ -55,6 +55,12 @@ def test_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.cosine_similarity(gradients, rounded_gradients, dim=0) > 0.99
 
 
+@pytest.mark.parametrize(("flags", "does"), [("avx512f amx_bf16", True), ("avx512f avx512_bf16", False), ("", False)])
+def test_only_amx_multiplies_float32_in_bf16(flags: str, does: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path: f"flags : fpu {flags} sse")
+    assert multiplies_bf16() is does
+
+
 @pytest.mark.skipif(not multiplies_bf16(), reason="this processor has no products of bfloat16")
 def test_torch_rounds_so() -> None:
     """In a process of its own, since the setting is one of the whole process."""

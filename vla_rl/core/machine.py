@@ -72,7 +72,7 @@ def _cgroup_words(name: str) -> list[str]:
 def multiplies_bf16() -> bool:
     """Whether this processor has instructions with which torch multiplies float32 matrices in bfloat16.
 
-    These are AMX's. AVX512_BF16 alone does not do: there, oneDNN multiplies matrices of float32 exactly.
+    These are AMX's. AVX512_BF16 alone is not enough: there, oneDNN multiplies in float32 all the same.
     """
     try:
         return "amx_bf16" in Path("/proc/cpuinfo").read_text().split()

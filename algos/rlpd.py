@@ -1,7 +1,7 @@
 """RLPD (Ball et al., arXiv:2302.02948): SAC that draws half of each batch from demonstrations.
 
 Its settings: LayerNorm in the critics, an ensemble of ten of which two, drawn at random, make the aim, and no entropy
-in the aim.
+in the aim. Not its own: the actor stays near executed actions, as in TD3+BC, since it begins as a good policy.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ class RLPDConfig(SoftConfig):
     critics: Positive = Field(10, description="Members of the critic's ensemble.")
     critic_subset: Positive | None = Field(
         2, description="Members, drawn at random, whose minimum is the aim (REDQ, arXiv:2101.05982); null: all."
+    )
+
+    cloning: float = Field(
+        2.0,
+        ge=0.0,
+        description="Coefficient of the squared distance of the means from executed actions, normalized; published: 0, "
+        "with which a fine-tuned policy can be lost.",
     )
 
     @model_validator(mode="after")

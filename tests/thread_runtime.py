@@ -89,7 +89,15 @@ def thread_run(config: RunConfig, folder: Path) -> Iterator[ThreadRun]:
     runner = PolicyRunner(acting, config, WeightReader(folder / "weights"), "cpu")
     server = InferenceServer(runner, ServerMailbox(address), BatchRule(config.placement.max_batch, 0.01))
     worker = EnvWorker(
-        0, env, WorkerMailbox(address, 0), store, policy, 2, bootstrap_rule=algo.bootstrap_rule, teacher=algo.teacher
+        0,
+        env,
+        WorkerMailbox(address, 0),
+        store,
+        policy,
+        2,
+        bootstrap_rule=algo.bootstrap_rule,
+        teacher=algo.teacher,
+        keeps_state=algo.reads_state,
     )
     parts = (worker, server, store)
     threads = [threading.Thread(target=part.run, daemon=True) for part in (worker, server)]

@@ -85,7 +85,12 @@ class Standardized(nn.Module):
         self.register_buffer("deviation", torch.ones(size))
 
     def fit(self, found: Tensor) -> None:
-        """Of float32 [n, size]. Numbers that hardly change there must not become large when they do."""
+        """Of float32 [n, size]. Numbers that hardly change there must not become large when they do.
+
+        Raises ValueError if there are no numbers.
+        """
+        if not found.numel():
+            raise ValueError(f"no states to read ({list(found.shape)}): env workers must record them (keeps_state)")
         self.mean.copy_(found.mean(dim=0))
         self.deviation.copy_(found.std(dim=0).clamp(min=_LEAST_DEVIATION))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,8 +23,10 @@ DIED = ProcessDied("a process died while the run waited for the learner's update
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that recoveries sleep; other threads of this process go on sleeping."""
     found: list[float] = []
-    monkeypatch.setattr(recovery_module.time, "sleep", found.append)
+    clock = SimpleNamespace(**vars(time) | {"sleep": found.append})
+    monkeypatch.setattr(recovery_module, "time", clock)
     return found
 
 

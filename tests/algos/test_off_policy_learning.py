@@ -81,4 +81,4 @@ def test_a_policy_that_never_succeeds_learns_to(algo: str, tmp_path: Path) -> No
             run.update()
         after = run.evaluate()
     assert max(before.values()) < 0.05
-    assert min(after.values()) > 0.2, after
+    assert min(after.values()) > 0.12, after

@@ -22,7 +22,6 @@ class RLPDConfig(SoftConfig):
     critic_subset: Positive | None = Field(
         2, description="Members, drawn at random, whose minimum is the aim (REDQ, arXiv:2101.05982); null: all."
     )
-
     cloning: float = Field(
         2.0,
         ge=0.0,

@@ -94,5 +94,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "of the limit" in printed
     parts = {part["name"]: part for part in json.loads(file.read_text())["parts"]}
     spent, bare = parts["learner"]["spent"], parts["learner"]["bare"]
-    assert spent > bare / 4 > 0, "both are timed, and other tests may run beside either"
+    assert spent > bare / 4 > 0, "both are timed, and other tests may run at the same time"
     assert parts["simulate"]["bare"] is None

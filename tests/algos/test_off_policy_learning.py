@@ -17,7 +17,7 @@ from vla_rl.config.loading import load_config
 SETTINGS = """
     env:
       name: gymnasium
-      id: {name}:Point-v0
+      id: {name}:Near-v0
       max_episode_steps: 4
       image_size: 16
       start_states: 50
@@ -38,7 +38,7 @@ SETTINGS = """
 """
 
 
-class Point(gymnasium.Env):  # type: ignore[type-arg]
+class Near(gymnasium.Env):  # type: ignore[type-arg]
     """The other is 0.45 away; a step is up to 0.2 along each axis, and 0.2 is near. Random weights never succeed."""
 
     action_space = spaces.Box(-1, 1, (2,), np.float32)
@@ -66,7 +66,7 @@ class Point(gymnasium.Env):  # type: ignore[type-arg]
         return {"camera": np.zeros((16, 16, 3), np.uint8), "at": at}
 
 
-gymnasium.register("Point-v0", entry_point=Point, max_episode_steps=4)
+gymnasium.register("Near-v0", entry_point=Near, max_episode_steps=4)
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ class AlgoConfigBase(ConfigGroup):
     conditions: ClassVar[tuple[str, ...]] = ("",)  # what an algorithm may append to instructions
 
     one_rank: ClassVar[bool] = False  # whether its learner is a single process
+    remembers: ClassVar[bool] = False  # whether it keeps episodes and trains on any of them, whatever policy played
 
     name: str
 

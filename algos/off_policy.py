@@ -67,6 +67,7 @@ class OffPolicyConfig(AlgoConfigBase):
     """Replay memory, critic, and how often both are used."""
 
     one_rank: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
     actor_needs: ClassVar[ActorNeeds] = "means"
     rates_states: ClassVar[bool] = False  # whether the critic also has values of states
 

@@ -160,3 +160,15 @@ def test_runs_as_rows_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == r"\begin{tabular}{lrrrrrrr}"
     assert lines[4].startswith(r"one\_host-seed1 & 40 & 2,560 & 2.5 & 23 (16 to 32) & 65 (55 to 74) & ")
     assert lines[-1] == r"\end{tabular}"
+
+
+def test_what_it_took_to_a_success_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ROOT / "docs/results/libero_offpolicy"
+    runs = [str(folder / f"{name}-seed{seed}.jsonl") for name in ("td3_bc", "dagger") for seed in (1, 2, 3)]
+    assert main(["plot", *runs, "--x", "robot-hours", "--reach", "0.9"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "td3_bc: 0.877 (seeds: 0.857, 0.83, 0.945); hours of one robot"
+    assert lines[1] == "dagger: never (seeds: never, 1.27, never); hours of one robot"
+    with pytest.raises(SystemExit):
+        main(["plot", *runs, "--reach", "90"])
+    assert "0.9 are 90 %" in capsys.readouterr().err

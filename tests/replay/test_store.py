@@ -66,8 +66,9 @@ def test_nothing_is_started_beyond_the_last_iteration(make_store):
     assert len(store.take(0, 1000, 0.0)) == 12
 
 
-def test_too_old_episodes_are_dropped_where_they_would_be_trained(make_store):
-    store = make_store(max_staleness=1)
+@pytest.mark.parametrize("drop_stale", [True, False])
+def test_too_old_episodes_are_dropped_where_they_would_be_trained(make_store, drop_stale):
+    store = make_store(max_staleness=1, drop_stale=drop_stale)
     episodes = store.take(0, 8, 0.0)
     slow, rest = episodes[0], episodes[1:]
     for episode in rest[:4]:
@@ -82,9 +83,9 @@ def test_too_old_episodes_are_dropped_where_they_would_be_trained(make_store):
     for episode in store.take(0, 4, 0.0):
         store.add(0, trajectory(episode, version=2))
     batch = store.next_batch(5.0)
-    assert slow.id not in batch.episode_id
-    assert batch.staleness.max() <= 1
-    assert store.counters()["stale"] == 1
+    assert (slow.id in batch.episode_id) is not drop_stale
+    assert (batch.staleness.max() > 1) == (not drop_stale)
+    assert store.counters()["stale"] == drop_stale
     assert _balanced(store)
 
 

@@ -49,6 +49,14 @@ def amount(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """A number above 0, up to 1."""
+    value = amount(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is above 1: 0.9 are 90 %")
+    return value
+
+
 def numbers(text: str) -> list[int]:
     """``N,N,...``"""
     return [positive(part) for part in text.split(",")]

@@ -14,6 +14,7 @@ from vla_rl.commands.arguments import (
     file,
     option,
     resumed_run,
+    share,
     whole,
 )
 
@@ -196,6 +197,12 @@ COMMANDS: dict[str, Command] = {
                 "--table",
                 choices=("markdown", "latex"),
                 help="instead, print runs as a table: success before and after, episodes, minutes",
+            ),
+            option(
+                "--reach",
+                metavar="RATE",
+                type=share,
+                help="instead, print how much of --x it took until greedy evaluations reached this success rate",
             ),
             file(
                 "--animate",

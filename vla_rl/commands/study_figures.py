@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.table import Table
 
-from vla_rl.observability.plots import Metrics, rollouts_key, series
+from vla_rl.observability.plots import Metrics, first_reached, rollouts_key, series
 
 WINDOW, EPISODES = 5, 120  # at least so many iterations, and episodes, whose mean success counts as reached
 WARMUP = 2  # first iterations, which throughput leaves out: queues are filled
@@ -156,15 +156,7 @@ class Saving:
 
 def evaluated_steps(metrics: Metrics, kind: str, threshold: float) -> float | None:
     """Control steps played until evaluations, joined by straight lines, reach a success rate; None: never."""
-    steps, success = series(metrics, f"eval/{kind}_success", "episodes/control_steps")
-    above = np.flatnonzero(success >= threshold)
-    if not len(above):
-        return None
-    last = above[0]
-    if last == 0:
-        return float(steps[0])
-    share = (threshold - success[last - 1]) / (success[last] - success[last - 1])
-    return float(steps[last - 1] + share * (steps[last] - steps[last - 1]))
+    return first_reached(*series(metrics, f"eval/{kind}_success", "episodes/control_steps"), threshold)
 
 
 def savings_table(title: str, seeds: int, savings: Mapping[str, Mapping[str, Saving]]) -> Table:

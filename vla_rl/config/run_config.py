@@ -92,7 +92,8 @@ class TrainConfig(ConfigGroup):
         2,
         le=10_000,
         description="Maximum staleness, in policy updates: how many versions the weights that played a chunk may be "
-        "older than the weights it trains. mode=sync uses 0.",
+        "older than the weights it trains. mode=sync uses 0. Off-policy algorithms drop nothing: it bounds how many "
+        "episodes are started ahead of the learner.",
     )
     publish_every: Positive = Field(
         1, description="Updates between two weight syncs; evaluations get one, too. mode=sync uses 1."

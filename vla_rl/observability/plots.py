@@ -74,6 +74,18 @@ def series(metrics: Metrics, key: str, x: str = "iteration") -> tuple[np.ndarray
     return (np.array([p[0] for p in points]), np.array([p[1] for p in points]))
 
 
+def first_reached(x: np.ndarray, y: np.ndarray, at: float) -> float | None:
+    """The x from which points that are joined by straight lines first have ``y >= at``; None: never."""
+    above = np.flatnonzero(y >= at)
+    if not len(above):
+        return None
+    last = above[0]
+    if last == 0:
+        return float(x[0])
+    share = (at - y[last - 1]) / (y[last] - y[last - 1])
+    return float(x[last - 1] + share * (x[last] - x[last - 1]))
+
+
 def rollouts_key(metrics: Metrics) -> str:
     """The metric of the rollouts' success: of all episodes played, or, in older runs, of those trained on."""
     return "rollout/success_played" if any("rollout/success_played" in m for m in metrics) else "rollout/success"
@@ -126,7 +138,7 @@ def draw_comparison(runs: Mapping[str, Metrics], path: Path, over: Effort = EFFO
     columns = len(panels)
     with figure(path, None, 1, columns, (5.0 * columns, 4.5), sharey=True, squeeze=False) as axes:
         for axis, (title, key, style, window) in zip(axes[0], panels, strict=True):
-            for number, (name, seeds) in enumerate(_of_seeds(runs).items()):
+            for number, (name, seeds) in enumerate(of_seeds(runs).items()):
                 look: dict[str, Any] = {"color": f"C{number}"}
                 if len(seeds) > 1:
                     x, curves = seed_curves(seeds, over.key, key, window)
@@ -143,7 +155,7 @@ def draw_comparison(runs: Mapping[str, Metrics], path: Path, over: Effort = EFFO
             _legend_and_grid(axis)
 
 
-def _of_seeds(runs: Mapping[str, Metrics]) -> dict[str, list[Metrics]]:
+def of_seeds(runs: Mapping[str, Metrics]) -> dict[str, list[Metrics]]:
     """Runs by their names without the seeds, which ``vla-rl study`` puts at the ends."""
     found: dict[str, list[Metrics]] = {}
     for name, metrics in runs.items():

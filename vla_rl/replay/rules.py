@@ -14,6 +14,7 @@ class StoreRules:
 
     batch_episodes: int  # B, a multiple of the group size
     max_staleness: int  # policy updates
+    drop_stale: bool = field(default=True, kw_only=True)  # False: it bounds what is started, and nothing is dropped
     reuse: int = field(default=1, kw_only=True)  # super-batches that hold an episode
     num_tasks: int
     max_episode_steps: int
@@ -36,6 +37,7 @@ class StoreRules:
         return cls(
             batch_episodes=train.batch_episodes,
             max_staleness=config.max_staleness,
+            drop_stale=not config.algo.remembers,
             reuse=train.reuse,
             num_tasks=len(spec.instructions),
             max_episode_steps=spec.max_episode_steps,

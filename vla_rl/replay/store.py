@@ -252,8 +252,8 @@ class ReplayStore:
 
     def _select(self) -> bool:
         """Drop what is too stale for the next batch; True if enough is left to fill it."""
-        stale = self._buffer.drop_older_than(self._next_version - self.rules.max_staleness)
-        if stale:
+        oldest = self._next_version - self.rules.max_staleness
+        if self.rules.drop_stale and (stale := self._buffer.drop_older_than(oldest)):
             self.ledger.stale += stale
             self._bundles.drop_except(self._buffer)
             self._changed.notify_all()  # the gate has opened further

@@ -67,7 +67,7 @@ def test_nothing_is_started_beyond_the_last_iteration(make_store):
 
 
 @pytest.mark.parametrize("drop_stale", [True, False])
-def test_too_old_episodes_are_dropped_where_they_would_be_trained(make_store, drop_stale):
+def test_too_old_episodes_are_dropped_where_they_would_be_trained_unless_all_are_kept(make_store, drop_stale):
     store = make_store(max_staleness=1, drop_stale=drop_stale)
     episodes = store.take(0, 8, 0.0)
     slow, rest = episodes[0], episodes[1:]

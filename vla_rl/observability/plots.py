@@ -79,11 +79,11 @@ def first_reached(x: np.ndarray, y: np.ndarray, at: float) -> float | None:
     above = np.flatnonzero(y >= at)
     if not len(above):
         return None
-    last = above[0]
-    if last == 0:
+    first = above[0]
+    if first == 0:
         return float(x[0])
-    share = (at - y[last - 1]) / (y[last] - y[last - 1])
-    return float(x[last - 1] + share * (x[last] - x[last - 1]))
+    share = (at - y[first - 1]) / (y[first] - y[first - 1])
+    return float(x[first - 1] + share * (x[first] - x[first - 1]))
 
 
 def rollouts_key(metrics: Metrics) -> str:

@@ -4,8 +4,8 @@
     workers ──add───▶ [ groups ] ──▶ staleness bound ──▶ collate (own thread) ──next_batch──▶ learner ──advance──▶ gate
 
 Two mechanisms bound staleness. Admission: an episode starts only if it can be trained in time (the gate of AReaL,
-arXiv:2505.24298). Consumption: what became too stale nevertheless is dropped. The policy version that a super-batch
-updates is known when the batch is filled, so its staleness is exact.
+arXiv:2505.24298). Consumption: what became too stale nevertheless is dropped, if ``StoreRules.drop_stale``. The policy
+version that a super-batch updates is known when the batch is filled, so its staleness is exact.
 
 Conservation: every episode that was assigned ends exactly once (``Ledger``).
 """

@@ -6,6 +6,7 @@
     class Config(GaussianPolicyConfig)    its own keys, with defaults
     __init__(self, config, spec)          calls the base's with the width of its features, then makes its layers
     features(self, seen)                  [N, width], what actions and values are read from
+    TASK_ROWS                             names of its weights with a row for each task, if it has any
 
     mean = head(features)     action = mean + temperature * exp(log_std) * noise     (normalized actions)
 """
@@ -42,6 +43,7 @@ class GaussianPolicy(Policy):
     """See the module. A record holds the normalized actions: float32 [N, K, A]."""
 
     Config: ClassVar[type[GaussianPolicyConfig]] = GaussianPolicyConfig
+    TASK_ROWS: ClassVar[tuple[str, ...]] = ()
     low: Tensor  # float32 [A], the action that -1 stands for
     high: Tensor  # float32 [A]
 
@@ -148,12 +150,26 @@ class GaussianPolicy(Policy):
         device: str = "cpu",
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """The checkpoint's policy, or one with random weights."""
+        """The checkpoint's policy, or one with random weights. Its rows of tasks are found by their instructions."""
         policy = cls._random(config, spec, seed)
         if config.checkpoint is not None:
             cls.check_policy(config, spec)
-            policy.load_state_dict(read_weights(Path(config.checkpoint), policy.state_dict(), fits=ABOUT))
+            policy.load_state_dict(policy._read(Path(config.checkpoint)))
         return policy.to(device, dtype)
+
+    def _read(self, checkpoint: Path) -> dict[str, Tensor]:
+        """Its weights, with the rows of the simulator's tasks; that of a new task is the mean of all."""
+        known = self.config.known_tasks(self.spec)
+        expected = self.state_dict()
+        expected |= {name: expected[name][:1].expand(len(known), -1) for name in self.TASK_ROWS}
+        weights = read_weights(checkpoint, expected, fits=ABOUT)
+        if known != self.spec.instructions:
+            row = {text: number for number, text in reversed([*enumerate(known)])}
+            for name in self.TASK_ROWS:
+                table = weights[name]
+                rows = [table[row[text]] if text in row else table.mean(dim=0) for text in self.spec.instructions]
+                weights[name] = torch.stack(rows)
+        return weights
 
     @classmethod
     def policy_sizes(

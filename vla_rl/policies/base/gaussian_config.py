@@ -1,5 +1,6 @@
 """Configuration of policies with a Gaussian over action chunks. Importing this file does not load torch."""
 
+import logging
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,8 +11,10 @@ from vla_rl.core.records import ArrayLayout, EnvSpec, PolicySpec, RandomNumbers
 from vla_rl.core.schema import PositiveFloat
 from vla_rl.policies.base.config import PolicyConfigBase
 
+logger = logging.getLogger(__name__)
 ABOUT = "policy.json"
 _FORMAT = "vla_rl gaussian"
+_TASKS = "instructions"  # of the tasks; others than these can be learned
 
 
 class GaussianPolicyConfig(PolicyConfigBase):
@@ -42,7 +45,15 @@ class GaussianPolicyConfig(PolicyConfigBase):
     def about(self, kind: str, env: EnvSpec) -> dict[str, Any]:
         """What a checkpoint says of its policy. ``kind``: the name of its class."""
         seen = {name: getattr(env, name) for name in ("image_size", "proprio_dim", "action_dim")}
-        return {"format": _FORMAT, "class": kind, "views": len(env.views), "chunk_size": self.chunk_size} | seen
+        about = {"format": _FORMAT, "class": kind, "views": len(env.views), "chunk_size": self.chunk_size}
+        return about | seen | {_TASKS: list(env.instructions)}
+
+    def known_tasks(self, env: EnvSpec) -> tuple[str, ...]:
+        """The instructions of the checkpoint's tasks, in their order. An old one's are taken for the simulator's."""
+        from vla_rl.policies.base.checkpoint_folder import read_json  # loads torch
+
+        assert self.checkpoint is not None
+        return tuple(read_json(Path(self.checkpoint), ABOUT).get(_TASKS, env.instructions))
 
     def check_checkpoint(self, kind: str, env: EnvSpec) -> None:
         """Raise UserError if the checkpoint is another policy's, or was made for other observations or actions."""
@@ -52,6 +63,10 @@ class GaussianPolicyConfig(PolicyConfigBase):
 
         found, wanted = read_json(Path(self.checkpoint), ABOUT), self.about(kind, env)
         if differences := [
-            f"{name}={found.get(name)!r}, not {wanted[name]!r}" for name in wanted if found.get(name) != wanted[name]
+            f"{name}={found.get(name)!r}, not {value!r}"
+            for name, value in wanted.items()
+            if name != _TASKS and found.get(name) != value
         ]:
             raise UserError(f"policy.checkpoint={self.checkpoint} was made with {'; '.join(differences)}")
+        if new := [repr(text) for text in env.instructions if text not in self.known_tasks(env)]:
+            logger.warning("policy.checkpoint=%s has not been trained on %s", self.checkpoint, ", ".join(new))

@@ -20,6 +20,7 @@ class SmallGaussian(GaussianPolicy):
     """See ``GaussianPolicy``. Cameras have weights of their own."""
 
     Config = SmallGaussianConfig
+    TASK_ROWS = ("tasks.weight",)
     config: SmallGaussianConfig
 
     def __init__(self, config: SmallGaussianConfig, spec: EnvSpec) -> None:

@@ -288,6 +288,14 @@ def test_what_this_machine_lacks_is_refused_only_where_a_machine_is_given(tmp_pa
     assert load_config(None, overrides[:1], machine_checks(SMALL_MACHINE)).policy.checkpoint == str(absent)
 
 
+@pytest.mark.parametrize("overrides", [["algo=rlpd", "policy=gaussian", "algo.demos"], ["algo.bc_demos"]])
+def test_missing_demonstrations_are_refused_at_once(overrides: list[str], tmp_path: Path):
+    named = [*overrides[:-1], f"{overrides[-1]}=[{tmp_path},{tmp_path / 'absent'}]"]
+    (found,) = problems(None, *named, machine=SMALL_MACHINE)
+    assert found.startswith(overrides[-1])
+    assert f": {tmp_path / 'absent'} does not exist; name files or folders of demonstrations" in found
+
+
 def test_a_simulator_on_the_gpu_needs_a_gpu_and_one_task():
     (found,) = problems(None, "env=maniskill", "env.backend=physx_cuda", machine=SMALL_MACHINE)
     assert "env.backend=physx_cuda (command line): torch can use no NVIDIA GPU here; use physx_cpu" in found

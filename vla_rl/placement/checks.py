@@ -81,6 +81,7 @@ def checks_elsewhere() -> tuple[Check, ...]:
     """Checks for ``load_config`` of what can be told without the machine that runs it."""
     return (
         Check((("policy", "checkpoint"),), _checkpoint_exists),
+        Check((("algo", "demos"), ("algo", "bc_demos")), _demonstrations_exist),
         Check(tuple((group, name) for group, name in (key.split(".") for key in _ON_THE_HUB)), _addresses_have_a_form),
         Check((("placement", "profile"), ("placement", "virtual")), _profiles_can_be_read),
     )
@@ -116,6 +117,14 @@ def _checkpoint_exists(config: RunConfig) -> Iterator[Problem]:
         what = "is not a folder" if folder.exists() else "does not exist"
         text = f"{folder} {what}; name the folder of a checkpoint, or null to start from random weights"
         yield Problem(("policy", "checkpoint"), text, checkpoint)
+
+
+def _demonstrations_exist(config: RunConfig) -> Iterator[Problem]:
+    for name in ("demos", "bc_demos"):
+        for value in getattr(config.algo, name, ()):  # not every algorithm reads any
+            if not is_hub_address(value) and not os.path.exists(value):
+                text = f"{value} does not exist; name files or folders of demonstrations that `vla-rl inspect` reads"
+                yield Problem(("algo", name), text, value)
 
 
 def _addresses_have_a_form(config: RunConfig) -> Iterator[Problem]:

@@ -133,7 +133,7 @@ def test_commands_have_keys_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     checked = 0
     for page, line, (command, *words) in commands():
-        overrides = [word for word in words if re.match(r"[a-z_.\d]+=(?![A-Z]+$)", word)]
+        overrides = [word for word in words if re.match(r"[a-z_.\d]+=(?!\[?[A-Z]+\]?$)", word)]
         shipped = [word for word in words[:2] if word.endswith(".yaml") and (ROOT / word).exists()]
         if command in ("train", "sft", "plan", "profile") and shipped:
             try:

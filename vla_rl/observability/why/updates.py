@@ -131,8 +131,8 @@ def value_head_explains_nothing(run: Recorded) -> Verdict | None:
     return Verdict(
         f"learner/explained_variance has the median {typical:.2g} in the last {WINDOW} updates, and success does not "
         "rise.",
-        "Raise learner.value_lr (recipes have 3e-3) and algo.value_warmup, or set algo.value_memory; set "
-        "algo.bootstrap=never if failures end by the time limit.",
+        "Raise learner.value_lr (recipes have 3e-3) and algo.value_warmup; set algo.bootstrap=never if failures end by "
+        "the time limit.",
     )
 
 

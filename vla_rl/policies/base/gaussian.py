@@ -164,10 +164,9 @@ class GaussianPolicy(Policy):
         expected |= {name: expected[name][:1].expand(len(known), -1) for name in self.TASK_ROWS}
         weights = read_weights(checkpoint, expected, fits=ABOUT)
         if known != self.spec.instructions:
-            row = {text: number for number, text in reversed([*enumerate(known)])}
             for name in self.TASK_ROWS:
-                table = weights[name]
-                rows = [table[row[text]] if text in row else table.mean(dim=0) for text in self.spec.instructions]
+                table, tasks = weights[name], self.spec.instructions
+                rows = [table[known.index(text)] if text in known else table.mean(dim=0) for text in tasks]
                 weights[name] = torch.stack(rows)
         return weights
 

@@ -68,5 +68,6 @@ class GaussianPolicyConfig(PolicyConfigBase):
             if name != _TASKS and found.get(name) != value
         ]:
             raise UserError(f"policy.checkpoint={self.checkpoint} was made with {'; '.join(differences)}")
-        if new := [repr(text) for text in env.instructions if text not in self.known_tasks(env)]:
+        known = self.known_tasks(env)
+        if new := [repr(text) for text in env.instructions if text not in known]:
             logger.warning("policy.checkpoint=%s has not been trained on %s", self.checkpoint, ", ".join(new))

@@ -35,7 +35,10 @@ def _write(folder: Path, text: str = TINY) -> Path:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
 def test_the_shipped_studies_plan_their_runs(path, monkeypatch, tmp_path):
-    monkeypatch.chdir(ROOT)
+    for name in ("checkpoints", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "runs/demos-libero").mkdir(parents=True)  # users record them first, as libero_robot_hours.yaml says
+    monkeypatch.chdir(tmp_path)
     study = read_study(path)
     runs = list(plan_runs(study, tmp_path))
     assert len(runs) == len(study.variants) * len(study.seeds) == len({run.folder for run in runs})

@@ -25,6 +25,7 @@ TOO_SHORT = "libero_spatial_cpu/control.jsonl"  # the same, of 4 updates, in whi
 NOT_HEALTHY = {f"libero_offpolicy/cloning-seed{n}.jsonl": "learning-rate-too-high" for n in (1, 2, 3)}
 for name in ("control-seed3", *(f"original_assets-seed{n}" for n in (1, 2, 3))):
     NOT_HEALTHY[f"libero_offpolicy/{name}.jsonl"] = "data-too-stale"
+NOT_HEALTHY["chaos/td3_bc.jsonl"] = "value-head-explains-nothing"  # in its first 80 updates
 RUNS = {path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.jsonl")}
 PPO, GRPO = "libero_ppo_cpu/seed0_mujoco337.jsonl", "libero_grpo_cpu/grpo-seed1.jsonl"
 Value = float | Callable[[float, int], float]
@@ -133,6 +134,20 @@ def test_cores_are_no_limit_where_a_gpu_computes_or_others_use_them() -> None:
     assert not judge(planted(PPO, idle, about={"machine": {"gpus": []}}))
     (finding,) = judge(planted(PPO, full, {"algo": {"updates_per_step": 0.05}}, {"machine": {"gpus": []}}))
     assert "algo.updates_per_step=0.05" in finding.remedy
+
+
+def test_the_remedy_for_a_critic_is_one_of_its_own_keys() -> None:
+    blind = at_success(0.3) | {"learner/explained_variance": 0.0}
+    for algo, remedy in (
+        ({}, "Raise learner.value_lr (recipes have 3e-3) and algo.value_warmup;"),
+        (
+            {"critic_lr": 1e-3, "critic_warmup": 1, "critic_steps": 200},
+            "Raise algo.critic_warmup (1) and algo.critic_steps (200);",
+        ),
+        ({"critic_lr": 3e-4, "updates_per_step": 0.15}, "Raise algo.updates_per_step (0.15);"),
+    ):
+        (finding,) = [found for found in judge(planted(PPO, blind, {"algo": algo})) if found.kind == "likely"]
+        assert finding.remedy.startswith(remedy)
 
 
 def test_the_remedy_for_a_busy_learner_is_one_of_its_own_keys() -> None:

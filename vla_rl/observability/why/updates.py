@@ -131,9 +131,16 @@ def value_head_explains_nothing(run: Recorded) -> Verdict | None:
     return Verdict(
         f"learner/explained_variance has the median {typical:.2g} in the last {WINDOW} updates, and success does not "
         "rise.",
-        "Raise learner.value_lr (recipes have 3e-3) and algo.value_warmup; set algo.bootstrap=never if failures end by "
-        "the time limit.",
+        f"Raise {_teaching(run)}; set algo.bootstrap=never if failures end by the time limit.",
     )
+
+
+def _teaching(run: Recorded) -> str:
+    """What a value head, or a critic of its own, learns more by."""
+    if run.setting("algo.critic_lr") is None:
+        return "learner.value_lr (recipes have 3e-3) and algo.value_warmup"
+    keys = ("algo.critic_warmup", "algo.critic_steps", "algo.updates_per_step")
+    return " and ".join(f"{key} ({value:g})" for key in keys if (value := run.setting(key)) is not None)
 
 
 def _divergences(run: Recorded) -> tuple[str, np.ndarray, np.ndarray]:

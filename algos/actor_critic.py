@@ -35,9 +35,8 @@ class ActorCriticConfig(AlgorithmConfig):
     value_coef: float = Field(0.5, ge=0.0, description="Coefficient of the value loss.")
     value_warmup: NonNegative = Field(0, description="First iterations, in which only the value head is trained.")
 
-    @property
-    def discount(self) -> float:
-        return self.gamma
+    def chunk_discount(self, chunk_size: int) -> float:
+        return self.gamma  # once per chunk, however long it is
 
     @property
     def bootstrap_rule(self) -> BootstrapRule:

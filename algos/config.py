@@ -62,9 +62,8 @@ class AlgoConfigBase(ConfigGroup):
         """Conditions under which `vla-rl sft` does."""
         return self.demonstration_conditions(draws)
 
-    @property
-    def discount(self) -> float:
-        """Discount per chunk."""
+    def chunk_discount(self, chunk_size: int) -> float:
+        """Of what follows a chunk of ``chunk_size`` control steps."""
         return 1.0
 
     @property

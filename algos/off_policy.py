@@ -118,6 +118,12 @@ class OffPolicyConfig(AlgoConfigBase):
     critics: Positive = Field(4, description="Members of the critic's ensemble.")
     critic_lr: PositiveFloat = Field(3e-4, description="The critic's learning rate (Adam).")
     critic_warmup: NonNegative = Field(1500, description="First steps, in which only the critic is trained.")
+    imagined_coef: float = Field(
+        1.0,
+        ge=0.0,
+        description="Coefficient of the critic's loss on what a world model imagines (world_model={}): chunks of one "
+        "state, and how much more it expects of each than of the others.",
+    )
     target_rate: Fraction = Field(
         0.01, description="How far Q_target moves towards Q in each step; in the critic's warm-up they are equal."
     )
@@ -146,6 +152,9 @@ class OffPolicyConfig(AlgoConfigBase):
     def rating_outputs(self) -> int:
         """Numbers that a member of the critic gives for one rating."""
         return self.q_bins if self.critic_loss == "hl_gauss" else 1
+
+    def chunk_discount(self, chunk_size: int) -> float:
+        return self.gamma**chunk_size
 
     @property
     def bootstrap_rule(self) -> BootstrapRule:

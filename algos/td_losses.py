@@ -77,6 +77,14 @@ def conservative_loss(q: Tensor, other: Tensor) -> Tensor:
     return (level - q).sum(dim=1).mean()
 
 
+def imagined_loss(q: Tensor, gains: Tensor) -> Tensor:
+    """Mean over n states and b chunks of ``(Q − mean_b Q − A)²``, summed over the members of ``q`` [n, b, m].
+
+    ``gains`` [n, b], A: what a model expects of each chunk beyond the mean of its state. Q of states is left alone.
+    """
+    return (q - q.mean(dim=1, keepdim=True) - gains[:, :, None]).square().sum(dim=2).mean()
+
+
 def rating_scale(q: Tensor) -> Tensor:
     """``max(mean |Q|, LEAST_Q)``, without gradient: what is divided by it has size 1 whatever the returns are.
 

@@ -240,5 +240,6 @@ def random_super_batch(
         success=~truncated,
         group=(np.arange(episodes) // 2).astype(np.int32),
         episode_id=np.arange(100, 100 + episodes, dtype=np.int64),
+        seed=np.zeros(episodes, np.int64),
         model_version=np.full(episodes, -1, np.int32),
     )

@@ -21,6 +21,7 @@ from algos.td_losses import (
     chunk_return,
     conservative_loss,
     hl_gauss_loss,
+    imagined_loss,
     td3_bc_loss,
     td_aim,
     td_loss,
@@ -54,6 +55,19 @@ def test_losses_of_the_critic_equal_loops() -> None:
     assert isinstance(algorithm, GradientAlgorithm)
     both = algorithm.critic_loss(torch.tensor(2.0), *map(torch.from_numpy, (q, other)))
     assert both.item() == pytest.approx(2 + 0.3 * conservative, abs=1e-6)
+
+
+def test_the_loss_on_imagined_chunks_compares_those_of_one_state() -> None:
+    rng = np.random.default_rng(5)
+    q, gains = rng.normal(size=(N, 3, M)), rng.normal(size=(N, 3))
+    expected = 0.0
+    for i in range(N):
+        for m in range(M):
+            mean = sum(q[i, :, m]) / 3
+            expected += sum((q[i, b, m] - mean - gains[i, b]) ** 2 for b in range(3)) / (3 * N)
+    assert imagined_loss(torch.from_numpy(q), torch.from_numpy(gains)).item() == pytest.approx(expected, abs=1e-10)
+    higher = q + rng.normal(size=(N, 1, M))
+    assert imagined_loss(torch.from_numpy(higher), torch.from_numpy(gains)).item() == pytest.approx(expected, abs=1e-10)
 
 
 def test_the_actor_follows_the_critic_and_stays_near_executed_actions() -> None:

@@ -70,3 +70,24 @@ def test_the_policy_practises_in_a_world_model_and_a_resume_continues_both_ledge
     assert not undocumented(set().union(*after)), "docs/metrics.md"
     assert after[-1]["world_model/version"] > state["trainer"]["version"]
     assert after[-1]["episodes/imagined_delivered"] >= last["episodes/imagined_delivered"]
+
+
+def test_the_critic_of_off_policy_learning_practises_too(tmp_path: Path):
+    settings = [
+        "algo=td3_bc",
+        "policy=gaussian",
+        "policy.chunk_size=4",
+        "policy.channels=4",
+        "policy.width=32",
+        "env=tabletop",
+    ]
+    settings += ["env.max_episode_steps=16", "algo.critic_reads=state", "algo.batch=32", "algo.critic_warmup=8"]
+    settings += ["world_model={warmup_episodes: 4, audit_chunks: 64}", "train.iterations=6", "train.batch_episodes=4"]
+    settings += ["train.eval_episodes=0", "placement.env_workers=1", f"log.dir={tmp_path}", "log.name=run"]
+    assert train(load_config(None, settings)) == 0
+    metrics = _metrics(tmp_path / "run")
+    assert all(_balanced(m) and _imagined_balanced(m) for m in metrics)
+    assert metrics[-1]["episodes/imagined_trained"] > 0
+    assert metrics[-1]["learner/imagined_loss"] > 0
+    assert metrics[-1]["learner/optimizer_steps"] > 0
+    assert not undocumented(set().union(*metrics)), "docs/metrics.md"

@@ -45,7 +45,7 @@ def config_checks() -> tuple[Check, ...]:
         Check((("algo",), ("train", "reuse")), _reuse_is_corrected),
         Check((("algo",), ("policy",), ("env",), ("learner",), ("train", "reuse")), _off_policy_fits_policy_and_rank),
         Check((("policy",), ("algo",)), _off_policy_alone_steers),
-        Check((("world_model",), ("algo",)), _only_policy_gradients_imagine),
+        Check((("world_model",), ("algo",)), _imagined_chunks_are_used),
         Check((("world_model",), ("env",)), _only_success_is_imagined),
         Check((("placement", "virtual"), ("env",)), _only_workload_is_virtual),
         Check((("placement", "replan_every"), ("placement", "mode")), _replanning_needs_auto),
@@ -177,9 +177,9 @@ def _off_policy_alone_steers(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("policy", "steer"), f"algo.name={config.algo.name} does not train it; use algo=dsrl", "{...}")
 
 
-def _only_policy_gradients_imagine(config: RunConfig) -> Iterator[Problem]:
-    if config.world_model is not None and not isinstance(config.algo, PolicyGradientConfig):
-        remedy = f"algo.name={config.algo.name} has no advantages to give to imagined chunks; use ppo, grpo or rloo"
+def _imagined_chunks_are_used(config: RunConfig) -> Iterator[Problem]:
+    if config.world_model is not None and not isinstance(config.algo, PolicyGradientConfig | OffPolicyConfig):
+        remedy = f"algo.name={config.algo.name} has no use for imagined chunks; use ppo, grpo, rloo or td3_bc"
         yield Problem(("world_model",), f"{remedy}, or world_model=null", "{...}")
 
 

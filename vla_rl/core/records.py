@@ -16,7 +16,7 @@ Shape letters, used everywhere in this project:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -125,7 +125,8 @@ class EpisodeSpec:
     Attributes:
         id: unique within a run.
         task: index into ``EnvSpec.instructions``.
-        seed: of the object placement (where the simulator samples it) and of the action sampling.
+        seed: of the object placement (where the simulator samples it) and of the action sampling. Of imagined episodes,
+            the ``chunk_number`` of the real chunk in whose state they begin.
         init_state: index of a benchmark initial state; None lets the simulator sample a placement.
         group: episodes with the same number share task, seed and init_state; -1 for evaluations.
         member: position within the group; together with the seed it determines the sampled actions.
@@ -143,6 +144,20 @@ class EpisodeSpec:
     evaluation: bool = False
     greedy: bool = False
     record: bool = False
+
+
+_Numbers = TypeVar("_Numbers", int, Array)
+_CHUNK_BITS = 20  # chunks of one episode are fewer than 2 to this power
+
+
+def chunk_number(episode_id: _Numbers, chunk: _Numbers) -> _Numbers:
+    """The number of a chunk within the run: it names the state in which an imagined episode begins."""
+    return (episode_id << _CHUNK_BITS) + chunk
+
+
+def chunk_of(number: int) -> tuple[int, int]:
+    """Episode id and chunk of a ``chunk_number``."""
+    return number >> _CHUNK_BITS, number & ((1 << _CHUNK_BITS) - 1)
 
 
 BootstrapRule = Literal["truncated", "never", "always"]  # which episodes end with the value of their final observation
@@ -365,7 +380,7 @@ class SuperBatch:
         bootstrap_value: float32 [B].
         terminated, truncated, success: bool [B].
         group: int32 [B].
-        episode_id: int64 [B].
+        episode_id, seed: int64 [B], see ``EpisodeSpec``.
         model_version: int32 [B], version of the world model that imagined it; -1 for real episodes, which come first.
     """
 
@@ -391,6 +406,7 @@ class SuperBatch:
     success: Array
     group: Array
     episode_id: Array
+    seed: Array
     model_version: Array
 
     @property
@@ -439,6 +455,7 @@ _OF_EPISODES = (
     "success",
     "group",
     "episode_id",
+    "seed",
     "model_version",
 )
 

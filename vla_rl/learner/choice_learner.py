@@ -19,7 +19,7 @@ class ChoiceLearner(OffPolicyLearner):
 
     algorithm: BestOfN
 
-    def _critic_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def _critic_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
         before, after = self._seen(t.before, t.task), self._seen(t.after, t.task)
         actions = self._tensor(t.actions)
         with torch.no_grad():
@@ -32,7 +32,7 @@ class ChoiceLearner(OffPolicyLearner):
             target_q = self._target.rate(self._target.state(before, now), actions)
         state = critic.state(before, now)
         td, q = critic.towards(state, actions, aim)
-        return self.algorithm.critic_loss(td, target_q, critic.value(state)), q
+        return self.algorithm.critic_loss(td, target_q, critic.value(state)), q, state
 
     def _actor_aim(self, t: Transitions, rng: np.random.Generator) -> ActorAim:
         assert self._critic is not None
@@ -46,7 +46,7 @@ class ChoiceLearner(OffPolicyLearner):
             choice = best_candidate(rated, executed, success)
         best, rows = choice.cpu().numpy(), np.arange(len(choice))
         every = [*drawn, t.record]
-        record = {name: np.stack([one[name] for one in every])[best, rows] for name in t.record}
+        record = {name: np.stack([one[name] for one in every])[best, rows] for name in self._recorded}
         of_policy = choice < len(drawn)
         counted = self._executed(t) | of_policy[:, None]
         least = rated.min(dim=2).values

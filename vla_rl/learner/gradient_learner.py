@@ -27,7 +27,7 @@ class GradientLearner(OffPolicyLearner):
         super().__init__(*given, **settings)
         self._entropy = EntropyWeight(self.algorithm.entropy_rule)
 
-    def _critic_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def _critic_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
         c, algorithm = self.algorithm.config, self.algorithm
         before, after = self._seen(t.before, t.task), self._seen(t.after, t.task)
         actions = self._tensor(t.actions)
@@ -47,7 +47,7 @@ class GradientLearner(OffPolicyLearner):
         state = critic.state(before, self._given(now, t.before.state))
         td, q = critic.towards(state, actions, aim)
         other = self._rated_others(critic, state, now, rng) if c.cql_coef else None
-        return algorithm.critic_loss(td, q, other), q
+        return algorithm.critic_loss(td, q, other), q, state
 
     def _given(self, output: PolicyOutput, state: np.ndarray) -> Tensor:
         """As ``_read``, of a pass that was made anyway."""

@@ -30,6 +30,7 @@ from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import Array, EnvSpec, SuperBatch
 from vla_rl.core.tensor_files import load_tensors, moments_of, save_tensors, set_moments
 from vla_rl.learner.chunk_critic import EnsembleCritic, Standardized
+from vla_rl.learner.practice import imagined_record, nothing_imagined, practised
 from vla_rl.learner.readout import Bins, Scalar
 from vla_rl.learner.trained_policy import TrainedPolicy
 from vla_rl.policies.base.policy import Policy, PolicyInput, PolicyOutput
@@ -75,12 +76,15 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         self.algorithm, self._spec = algorithm, spec
         self._recorded = tuple(config.policy.spec(spec).record)  # names
         self._temperature = config.policy.temperature_at(0)
+        self._branches = 0 if config.world_model is None else config.world_model.branches
         self.memory = ReplayMemory(algorithm.config.memory_gib * 2**30)
         self._demos = ReplayMemory(math.inf)
         if demos is not None:
             chunks, mask = demos.chunks(config.policy.chunk_size)
             record = policy.encode(chunks, np.random.default_rng(config.seed))
             actions, horizon = policy.normalized_actions(record), spec.max_episode_steps
+            if self._branches:
+                record = {**record, **nothing_imagined(len(actions), self._branches, *actions.shape[1:])}
             self._demos.add(self._kept(episodes_of_demonstrations(demos, actions, mask, horizon, record)))
         self._critic: EnsembleCritic | None = None  # made when the number of the policy's features is known
         self._inputs = 0, 0  # these, and the numbers of a chunk
@@ -102,7 +106,10 @@ class OffPolicyLearner(TrainedPolicy, ABC):
             group["lr"] = group["peak_lr"] * factor
             self._temperature = self.config.policy.temperature_at(batch.policy_version)
             record = {name: batch.record[name] for name in self._recorded}
-            new = self._kept(episodes_of(batch, self.policy.normalized_actions(record), self._valued(batch), record))
+            actions = self.policy.normalized_actions(record)
+            if self._branches:
+                record |= imagined_record(batch, actions, self._branches)
+            new = self._kept(episodes_of(batch, actions, self._valued(batch), record))
             metrics = self._surprise(new)
             self.memory.add(new)
             self._owed += c.updates_per_step * float(sum(e.num_steps.sum() for e in new))
@@ -157,11 +164,15 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         return metrics
 
     def _critic_step(self, t: Transitions, rng: np.random.Generator, target_rate: float) -> dict[str, float]:
-        loss, q = self._critic_loss(t, rng)
-        metrics = {"critic_loss": loss.item(), "q": q.mean().item(), "critic_steps": 1.0, "skipped_steps": 0.0}
+        loss, q, state = self._critic_loss(t, rng)
+        assert self._critic is not None
+        metrics = {"q": q.mean().item(), "critic_steps": 1.0, "skipped_steps": 0.0}
+        if self._branches and (practice := practised(self._critic, state, t)) is not None:
+            loss = loss + self.algorithm.config.imagined_coef * practice
+            metrics["imagined_loss"] = practice.item()
+        metrics["critic_loss"] = loss.item()
         if not np.isfinite(metrics["critic_loss"]):  # a step would spoil the weights
             return metrics | {"skipped_steps": 1.0}
-        assert self._critic is not None
         self._adam.zero_grad()
         loss.backward()
         self._adam.step()
@@ -171,8 +182,8 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         return metrics
 
     @abstractmethod
-    def _critic_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """The critic's loss, and its ratings [n, members] of the recorded chunks."""
+    def _critic_loss(self, t: Transitions, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss; the ratings [n, members] of the recorded chunks; what the critic reads of their states, [n, S]."""
 
     def _actor_step(self, t: Transitions, rng: np.random.Generator) -> dict[str, float]:
         """One optimizer step of the policy. Returns its metrics."""
@@ -244,7 +255,7 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         return _joined([self._pass(seen, record, part) for part in self._parts(len(seen.task))])
 
     def _pass(self, seen: PolicyInput, record: Mapping[str, Array], part: slice) -> PolicyOutput:
-        given = {name: self._tensor(array[part]) for name, array in record.items()}
+        given = {name: self._tensor(record[name][part]) for name in self._recorded}
         output: PolicyOutput = self._engine(some(seen, part), given, self._temperature)
         return output
 

@@ -72,8 +72,11 @@ class Workload:
 
     @property
     def trained_per_chunk(self) -> int:
-        """Chunks in a super-batch for each new real one: also those used again, and imagined ones."""
-        return self.reuse + self.branches
+        """Chunks that pass the policy for each new real one: also those used again, and imagined ones.
+
+        Off-policy, these are the critic's alone.
+        """
+        return self.reuse + (0 if self.steps_by_pass else self.branches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ def collate(
         success=np.array([t.success for t in trajectories]),
         group=np.array([t.episode.group for t in trajectories], np.int32),
         episode_id=np.array([t.episode.id for t in trajectories], np.int64),
+        seed=np.array([t.episode.seed for t in trajectories], np.int64),
         model_version=np.array([t.model_version for t in trajectories], np.int32),
     )
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from vla_rl.config.world_model import WorldModelConfig
 from vla_rl.core.devices.lock import DeviceLease
-from vla_rl.core.records import Array, EpisodeResult, EpisodeSpec, Trajectory
+from vla_rl.core.records import Array, EpisodeResult, EpisodeSpec, Trajectory, chunk_number, chunk_of
 from vla_rl.observability.meter import Meter
 from vla_rl.world_model.archive import Episode
 from vla_rl.world_model.audit import Audit, Verdict
@@ -33,7 +33,6 @@ from vla_rl.world_model.horizon import HorizonGate
 from vla_rl.world_model.imagined_env import ChunkRating, State
 from vla_rl.world_model.trainer import ModelTrainer
 
-_CHUNK_BITS = 20  # chunks of one episode are fewer than 2 to this power
 _MOST_PENDING = 64  # real episodes
 _FIRST_GROUP = -2  # and downwards: real episodes have groups from 0 on, evaluations have -1
 
@@ -114,7 +113,7 @@ class Imagination:
         """``branches`` imagined episodes from each start. ``seed`` names the state, ``member`` the branch."""
         specs, real = [], pending.trajectory.episode
         for chunk in pending.starts:
-            state = (real.id << _CHUNK_BITS) + chunk
+            state = chunk_number(real.id, chunk)
             group = _FIRST_GROUP - self._next_id // self._config.branches
             for member in range(self._config.branches):
                 specs.append(EpisodeSpec(self._next_id, real.task, state, group=group, member=member))
@@ -131,7 +130,7 @@ class Imagination:
         """See ``AssignmentSource``."""
         assert isinstance(finished, Trajectory)
         self.meter.count("imagined")
-        number = finished.episode.seed >> _CHUNK_BITS
+        number, _ = chunk_of(finished.episode.seed)
         with self._changed:
             pending = self._pending[number]
             pending.imagined.append(replace(finished, model_version=self._trainer.version))
@@ -177,7 +176,8 @@ class Imagination:
 
     def start(self, number: int) -> tuple[State, int]:
         """See ``Dynamics``."""
-        pending, chunk = self._pending[number >> _CHUNK_BITS], number & ((1 << _CHUNK_BITS) - 1)
+        episode_id, chunk = chunk_of(number)
+        pending = self._pending[episode_id]
         return state_of(pending.trajectory, pending.episode, chunk), pending.horizon
 
     def rate(self, states: Sequence[State], actions: Array) -> ChunkRating:

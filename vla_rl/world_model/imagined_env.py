@@ -110,6 +110,10 @@ class ImaginedEnv(SimulatorEnv[_Imagined]):
             state = self.instance(env_id).state
             out.images[env_id], out.proprio[env_id], out.task[env_id] = state.images, state.proprio, state.task
 
+    def state(self, env_ids: Sequence[int]) -> np.ndarray:
+        """See ``VectorEnv``. The simulator's state is not imagined: zeros, which nobody reads."""
+        return np.zeros((len(env_ids), self.spec.state_dim), np.float32)
+
     def expert_action(self, env_id: int) -> np.ndarray:
         raise EnvError("an imagined environment has no scripted expert")
 

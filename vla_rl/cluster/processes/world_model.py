@@ -64,13 +64,14 @@ class WorldModelProcess(Traced):
             device,
             lease,
         )
-        self._trainer = ModelTrainer(config.world_model, config.seed, config.algo.discount)
+        discount = config.algo.chunk_discount(config.policy.chunk_size)
+        self._trainer = ModelTrainer(config.world_model, config.seed, discount)
         self._imagination = make_imagination(
             config.world_model,
             encoder,
             self._trainer,
             StoreSink(store),
-            discount=config.algo.discount,
+            discount=discount,
             seed=config.seed,
             device=device,
             lease=lease,
@@ -101,6 +102,7 @@ class WorldModelProcess(Traced):
             policy=config.policy.spec(self._spec),
             splits=envs,
             bootstrap_rule="never",
+            keeps_state=config.algo.reads_state,
         )
         progress = pulse.open(self._process)
         self._worker.meter.observer, self._worker.meter.spans = progress, self.spans

@@ -78,7 +78,7 @@ def transitions(learner: ChoiceLearner, success: bool) -> Transitions:
 
 
 def rated_by_their_mean(learner: ChoiceLearner, monkeypatch: pytest.MonkeyPatch, sign: float = 1.0) -> None:
-    critic = learner._made(32, K * A)
+    critic = learner._made(32, K * A).online
     monkeypatch.setattr(critic, "rate", lambda state, x: sign * x.mean(dim=(1, 2))[:, None])
     monkeypatch.setattr(critic, "state", lambda seen, given: given)
 

@@ -63,7 +63,7 @@ def test_the_noise_follows_the_critic(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
     for sign in (1.0, -1.0):
         learner = steering("learner.lr=1e-2", "algo.alpha=0.01")
-        critic = learner._made(learner.policy.value_head[0].in_features, A)
+        critic = learner._made(learner.policy.value_head[0].in_features, A).online
         monkeypatch.setattr(critic, "rate", lambda state, x, sign=sign: sign * x.mean(dim=(1, 2))[:, None])
         seen, task = some_states(4)
         record = {"noise": np.zeros((4, 1, A), np.float32), "actions": np.zeros((4, K, A), np.float32)}

@@ -272,11 +272,11 @@ def test_the_critic_reads_the_simulators_state() -> None:
 def test_the_target_equals_the_critic_while_it_warms_up() -> None:
     """And ratings begin at 0, for a chunk of any size in any state."""
     learner = made("algo.critic_reads=features", "algo.critic_warmup=1000", "algo.target_rate=0.01")
-    critic = learner._made(32, K * A)
+    critic = learner._made(32, K * A).online
     state = critic.state(learner._seen(*some_states(4)), torch.randn(4, 32))
     assert not critic.rate(state, torch.randn(4, K, A)).any()
     learner.update(acted())
-    pairs = list(zip(critic.parameters(), learner._target.parameters(), strict=True))
+    pairs = list(zip(critic.parameters(), learner._made(0, 0).target.parameters(), strict=True))
     assert critic.rate(state, torch.randn(4, K, A)).any()
     assert all(torch.equal(online, target) for online, target in pairs)
 
@@ -317,7 +317,7 @@ def test_ratings_of_bins_begin_near_0_and_learn_what_chunks_earn() -> None:
     learner = made(
         *changes, "algo.gamma=0", "algo.critic_lr=1e-2", "algo.critic_warmup=1000", "algo.updates_per_step=1"
     )
-    critic = learner._made(32, K * A)
+    critic = learner._made(32, K * A).online
     state = critic.state(learner._seen(*some_states(4)), torch.randn(4, 32))
     assert critic.rate(state, torch.randn(4, K, A)).abs().max() < 0.01
     batch = acted()

@@ -73,7 +73,6 @@ def test_the_critic_learns_which_imagined_chunk_is_better(algo: str) -> None:
 
 def drawn_loss(learner: OffPolicyLearner) -> torch.Tensor | None:
     t = learner._drawn(None, np.random.default_rng(0))
-    assert learner._critic is not None
     before = learner._seen(t.before, t.task)
     return practised(learner._critic, learner._critic.state(before, torch.zeros(len(t.task), 0)), t)
 

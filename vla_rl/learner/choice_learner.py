@@ -24,18 +24,18 @@ class ChoiceLearner(OffPolicyLearner):
         actions = self._tensor(t.actions)
         with torch.no_grad():
             now, then = self._read(before, t.before.state, t.record), self._read(after, t.after.state, t.record)
-            critic = self._made(now.shape[1], actions[0].numel())
+            pair = self._made(now.shape[1], actions[0].numel())
+            critic = pair.online
             gamma = self.algorithm.config.gamma
             earned, discount = chunk_return(self._tensor(t.rewards), self._tensor(t.num_steps), gamma)
             following = critic.value(critic.state(after, then))
             aim = td_aim(earned, discount, following[:, None], self._tensor(t.continues))
-            target_q = self._target.rate(self._target.state(before, now), actions)
+            target_q = pair.target.rate(pair.target.state(before, now), actions)
         state = critic.state(before, now)
         td, q = critic.towards(state, actions, aim)
         return self.algorithm.critic_loss(td, target_q, critic.value(state)), q, state
 
     def _actor_aim(self, t: Transitions, rng: np.random.Generator) -> ActorAim:
-        assert self._critic is not None
         before, success = self._seen(t.before, t.task), self._tensor(t.success)
         drawn = [self._drawn_chunks(before, rng) for _ in range(self.algorithm.config.candidates)]
         with torch.no_grad():

@@ -36,9 +36,10 @@ class GradientLearner(OffPolicyLearner):
             # unless the critic reads features or rates the actor's chunks, the state before needs no forward pass
             now = self._choices(before, t.record) if c.critic_passes > 1 else then
             given = self._given(then, t.after.state)
-            critic = self._made(given.shape[1], actions[0].numel())
+            pair = self._made(given.shape[1], actions[0].numel())
+            critic = pair.online
             chosen = algorithm.chunks_after(_means(then), then.deviations, self._normal(rng, *actions.shape))
-            rated = self._target.rate(self._target.state(after, given), chosen)
+            rated = pair.target.rate(pair.target.state(after, given), chosen)
             if c.critic_subset is not None and c.critic_subset < c.critics:
                 rated = rated[:, rng.permutation(c.critics)[: c.critic_subset].tolist()]
             worth = algorithm.values_after(rated, then.entropy, self._entropy.alpha)
@@ -69,7 +70,6 @@ class GradientLearner(OffPolicyLearner):
     def _actor_loss(
         self, t: Transitions, rng: np.random.Generator, output: PolicyOutput
     ) -> tuple[Tensor, dict[str, float]]:
-        assert self._critic is not None
         before = self._seen(t.before, t.task)
         means = _means(output)
         chunks = self.algorithm.chunks(means, output.deviations, self._normal(rng, *means.shape))

@@ -6,7 +6,6 @@ A super-batch's new episodes enter the memory; how many steps follow, ``algo.upd
 meanwhile. One rank: its steps are small. How the actor learns from the critic is each subclass's own.
 """
 
-import copy
 import math
 import time
 from abc import ABC, abstractmethod
@@ -28,8 +27,9 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.augmentation import random_shift
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.records import Array, EnvSpec, SuperBatch
-from vla_rl.core.tensor_files import load_tensors, moments_of, save_tensors, set_moments
+from vla_rl.core.tensor_files import load_tensors, save_tensors
 from vla_rl.learner.chunk_critic import EnsembleCritic, Standardized
+from vla_rl.learner.critic_pair import CriticPair
 from vla_rl.learner.practice import imagined_record, nothing_imagined, practised
 from vla_rl.learner.readout import Bins, Scalar
 from vla_rl.learner.trained_policy import TrainedPolicy
@@ -46,6 +46,7 @@ from vla_rl.replay.memory import (
 
 _STREAM = 6  # separates its draws from those of other learners
 _CRITIC, _MEMORY = "off_policy.safetensors", "memory.npz"
+_OWN = "own."  # before the names of what a subclass keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +87,8 @@ class OffPolicyLearner(TrainedPolicy, ABC):
             if self._branches:
                 record = {**record, **nothing_imagined(len(actions), self._branches, *actions.shape[1:])}
             self._demos.add(self._kept(episodes_of_demonstrations(demos, actions, mask, horizon, record)))
-        self._critic: EnsembleCritic | None = None  # made when the number of the policy's features is known
+        self._pair: CriticPair[EnsembleCritic] | None = None  # made when the number of the policy's features is known
         self._inputs = 0, 0  # these, and the numbers of a chunk
-        self._target: EnsembleCritic
-        self._adam: torch.optim.Adam
         self._step = 0  # of the critic, over the whole run
         self._owed = 0.0  # part of a step
 
@@ -165,7 +164,6 @@ class OffPolicyLearner(TrainedPolicy, ABC):
 
     def _critic_step(self, t: Transitions, rng: np.random.Generator, target_rate: float) -> dict[str, float]:
         loss, q, state = self._critic_loss(t, rng)
-        assert self._critic is not None
         metrics = {"q": q.mean().item(), "critic_steps": 1.0, "skipped_steps": 0.0}
         if self._branches and (practice := practised(self._critic, state, t)) is not None:
             loss = loss + self.algorithm.config.imagined_coef * practice
@@ -173,12 +171,8 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         metrics["critic_loss"] = loss.item()
         if not np.isfinite(metrics["critic_loss"]):  # a step would spoil the weights
             return metrics | {"skipped_steps": 1.0}
-        self._adam.zero_grad()
-        loss.backward()
-        self._adam.step()
-        with torch.no_grad():
-            for target, online in zip(self._target.parameters(), self._critic.parameters(), strict=True):
-                target.lerp_(online, target_rate)
+        assert self._pair is not None
+        self._pair.step(loss, target_rate)
         return metrics
 
     @abstractmethod
@@ -229,7 +223,7 @@ class OffPolicyLearner(TrainedPolicy, ABC):
 
     def _surprise(self, new: list[StoredEpisode]) -> dict[str, float]:
         """How well the critic predicts what new episodes return, before it has learned from them."""
-        if self._critic is None:
+        if self._pair is None:
             return {}
         rated, earned = [], []
         for e in new:
@@ -291,8 +285,13 @@ class OffPolicyLearner(TrainedPolicy, ABC):
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _made(self, given: int, chunk: int) -> EnsembleCritic:
-        if self._critic is None:
+    @property
+    def _critic(self) -> EnsembleCritic:
+        assert self._pair is not None  # the critic's first step is made before the actor's
+        return self._pair.online
+
+    def _made(self, given: int, chunk: int) -> CriticPair[EnsembleCritic]:
+        if self._pair is None:
             c = self.algorithm.config
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.config.seed)
@@ -302,10 +301,8 @@ class OffPolicyLearner(TrainedPolicy, ABC):
             if isinstance(made.scale, Standardized):
                 made.scale.fit(torch.from_numpy(self.memory.states()))
             self._inputs = given, chunk
-            self._critic = made.to(self._device)
-            self._target = copy.deepcopy(self._critic).requires_grad_(False)
-            self._adam = torch.optim.Adam(self._critic.parameters(), lr=c.critic_lr, fused=True)
-        return self._critic
+            self._pair = CriticPair(made.to(self._device), c.critic_lr, fused=True)
+        return self._pair
 
     def _own_state(self) -> dict[str, Tensor]:
         """What a subclass learns beside critic and actor."""
@@ -318,28 +315,19 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         """Also the critic and the memory."""
         super().save(folder)
         count = torch.tensor([self._step, self._owed, *self._inputs], dtype=torch.float64)
-        parts: dict[str, dict[str, Tensor]] = {"count": {"all": count}, "own": self._own_state()}
-        if self._critic is not None:
-            parts |= {"online": self._critic.state_dict(), "target": self._target.state_dict()}
-            parts["adam"] = moments_of(self._adam)
-        save_tensors({f"{part}.{name}": x for part in parts for name, x in parts[part].items()}, folder / _CRITIC)
+        state = {"count.all": count, **{f"{_OWN}{name}": x for name, x in self._own_state().items()}}
+        save_tensors(state | ({} if self._pair is None else self._pair.state()), folder / _CRITIC)
         self.memory.save(folder / _MEMORY)
 
     def load(self, folder: Path) -> None:
         super().load(folder)
-        parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
-        for key, tensor in load_tensors(folder / _CRITIC, self._device).items():
-            part, _, name = key.partition(".")
-            parts[part][name] = tensor
+        state = load_tensors(folder / _CRITIC, self._device)
         self.memory.load(folder / _MEMORY)
-        self._load_own(parts["own"])
-        step, self._owed, given, chunk = parts["count"]["all"].tolist()
+        self._load_own({name.removeprefix(_OWN): x for name, x in state.items() if name.startswith(_OWN)})
+        step, self._owed, given, chunk = state["count.all"].tolist()
         self._step = int(step)
-        if "online" in parts:
-            made = self._made(int(given), int(chunk))
-            made.load_state_dict(parts["online"])
-            self._target.load_state_dict(parts["target"])
-            set_moments(self._adam, parts["adam"])
+        if any(name.startswith("online.") for name in state):
+            self._made(int(given), int(chunk)).load(state)
 
 
 def some(seen: PolicyInput, part: slice) -> PolicyInput:

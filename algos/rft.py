@@ -13,7 +13,8 @@ import numpy as np
 from algos.algorithm import Algorithm
 from algos.config import AlgorithmConfig
 from algos.targets import Targets
-from vla_rl.core.records import Array, SuperBatch
+from vla_rl.core.records import Array
+from vla_rl.core.super_batch import SuperBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

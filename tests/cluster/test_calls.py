@@ -11,7 +11,8 @@ from vla_rl.cluster import calls
 from vla_rl.cluster.cluster import Cluster
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
-from vla_rl.placement.plan import Resources, make_plan
+from vla_rl.placement.processes import make_plan
+from vla_rl.placement.resources import Resources
 from vla_rl.replay.rules import StoreRules
 
 

@@ -18,7 +18,8 @@ from vla_rl.cluster.processes import env_worker
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import StallError, UserError
 from vla_rl.core.machine import code_version
-from vla_rl.placement.plan import Plan, Process, make_plan
+from vla_rl.placement.plan import Plan, Process
+from vla_rl.placement.processes import make_plan
 from vla_rl.placement.resources import ENV_HOST, Node, Resources
 from vla_rl.replay.rules import StoreRules
 

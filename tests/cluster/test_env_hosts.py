@@ -29,7 +29,7 @@ from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import GIB, Machine
 from vla_rl.observability import heartbeat
 from vla_rl.observability.callbacks import Callback
-from vla_rl.placement.plan import make_plan
+from vla_rl.placement.processes import make_plan
 from vla_rl.placement.resources import ENV_HOST, Node, Resources
 
 

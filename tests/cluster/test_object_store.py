@@ -13,7 +13,8 @@ from vla_rl.cluster.cluster import Cluster
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.actions import end_effector
 from vla_rl.core.records import EnvSpec
-from vla_rl.placement.plan import Resources, make_plan
+from vla_rl.placement.processes import make_plan
+from vla_rl.placement.resources import Resources
 from vla_rl.placement.shared_memory import object_store_bytes
 from vla_rl.replay.rules import StoreRules
 

@@ -14,7 +14,8 @@ from vla_rl.commands.train import train
 from vla_rl.config.loading import load_config
 from vla_rl.core.machine import Machine
 from vla_rl.placement.checks import machine_checks
-from vla_rl.placement.plan import Resources, choose_layout
+from vla_rl.placement.layouts import choose_layout
+from vla_rl.placement.resources import Resources
 
 _CONFIGS = ROOT / "configs"
 _SHORT = ["train.iterations=1", "train.batch_episodes=4", "train.eval_episodes=0", "env.max_episode_steps=8"]

@@ -18,7 +18,9 @@ from vla_rl.core.devices.lock import DeviceLockServer
 from vla_rl.core.errors import StallError, UserError
 from vla_rl.core.ipc.weights import WeightReader, WeightRelay, create_weight_buffers
 from vla_rl.observability.spans import SpanLog, read_trace
-from vla_rl.placement.plan import Process, Resources, make_plan
+from vla_rl.placement.plan import Process
+from vla_rl.placement.processes import make_plan
+from vla_rl.placement.resources import Resources
 from vla_rl.policies.build import build_policy, save_policy
 
 

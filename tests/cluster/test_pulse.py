@@ -23,7 +23,9 @@ from vla_rl.cluster.processes.weight_relay import WeightRelayProcess
 from vla_rl.cluster.supervision import Replacements, RestartRate, Supervision
 from vla_rl.config.run_config import RunConfig
 from vla_rl.observability.meter import Meter
-from vla_rl.placement.plan import STORE, Resources, make_plan
+from vla_rl.placement.plan import STORE
+from vla_rl.placement.processes import make_plan
+from vla_rl.placement.resources import Resources
 
 LIMITS = Limits(least=60.0, first=600.0, lease=0.0, between=60.0)
 

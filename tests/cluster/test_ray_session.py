@@ -22,8 +22,10 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.ipc.shared_memory import shared_root
 from vla_rl.core.machine import Machine
 from vla_rl.observability.callbacks import Callback
-from vla_rl.placement.plan import PlanError, Resources, layouts, make_plan
-from vla_rl.placement.resources import ENV_HOST
+from vla_rl.placement.layouts import layouts
+from vla_rl.placement.plan import PlanError
+from vla_rl.placement.processes import make_plan
+from vla_rl.placement.resources import ENV_HOST, Resources
 
 
 def _config(**placement) -> RunConfig:

@@ -5,7 +5,9 @@ import pytest
 from vla_rl.cluster.variables import variables
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.gpus import Gpu
-from vla_rl.placement.plan import Plan, Resources, make_plan
+from vla_rl.placement.plan import Plan
+from vla_rl.placement.processes import make_plan
+from vla_rl.placement.resources import Resources
 
 
 def plan_of(count: int, env: str = "libero", nodes: int = 1, **placement) -> Plan:

@@ -19,8 +19,9 @@ from vla_rl.core.actions import end_effector
 from vla_rl.core.machine import Gpu, Machine
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.checks import machine_checks
-from vla_rl.placement.plan import Resources, make_plan
 from vla_rl.placement.planner import plan_run
+from vla_rl.placement.processes import make_plan
+from vla_rl.placement.resources import Resources
 
 FOLDER = ROOT / "configs" / "recipes"
 RECIPES = sorted(FOLDER.glob("*.yaml"))

@@ -21,8 +21,9 @@ from vla_rl.core.machine import GIB, Machine
 from vla_rl.placement.cost_model import Workload, bound
 from vla_rl.placement.elsewhere import parse_machines
 from vla_rl.placement.explanation import bottleneck, chunks_per_s, costs_text
-from vla_rl.placement.plan import Plan, make_plan
+from vla_rl.placement.plan import Plan
 from vla_rl.placement.planner import search_by_profile, with_env_workers, workload_of
+from vla_rl.placement.processes import make_plan
 from vla_rl.placement.profile import LinearCost, Memory, Profile, load_profile, save_profile
 from vla_rl.placement.resources import Link, Node, Resources, homes
 from vla_rl.placement.search import candidate_of

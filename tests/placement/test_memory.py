@@ -22,9 +22,11 @@ from vla_rl.core.records import EnvSpec
 from vla_rl.learner.deepspeed_engine import tensors_held
 from vla_rl.placement.host_memory import host_use
 from vla_rl.placement.memory import expected_memory, fit_memory, memory_use
-from vla_rl.placement.plan import PlanError, Resources, make_plan
+from vla_rl.placement.plan import PlanError
 from vla_rl.placement.planner import plan_run
+from vla_rl.placement.processes import make_plan
 from vla_rl.placement.profile import load_profile
+from vla_rl.placement.resources import Resources
 from vla_rl.policies.base.policy import PolicyInput
 
 RECIPE = ROOT / "configs/recipes/openvla_oft_lora_1gpu.yaml"

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import GIB, Machine
-from vla_rl.placement.plan import Layout, Plan, PlanError, Resources, choose_layout, layouts, make_plan
+from vla_rl.placement.layouts import choose_layout, layouts
+from vla_rl.placement.plan import Layout, Plan, PlanError
+from vla_rl.placement.processes import make_plan
+from vla_rl.placement.resources import Resources
 
 
 def config(run: str = "async", learner: dict[str, Any] | None = None, **placement: Any) -> RunConfig:

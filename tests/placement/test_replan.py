@@ -20,10 +20,12 @@ from vla_rl.config.messages import ConfigError
 from vla_rl.config.run_config import RunConfig
 from vla_rl.placement import replan
 from vla_rl.placement.cost_model import Workload
-from vla_rl.placement.plan import Layout, PlanError, Resources, make_plan
+from vla_rl.placement.plan import Layout, PlanError
 from vla_rl.placement.planner import layout_record, plan_of_record
+from vla_rl.placement.processes import make_plan
 from vla_rl.placement.profile import LinearCost, Memory, Profile, load_profile, save_profile
 from vla_rl.placement.replan import Migration, Replanner, better_plan, worthwhile
+from vla_rl.placement.resources import Resources
 from vla_rl.placement.search import Candidate, candidate_of
 from vla_rl.replay.rules import StoreRules
 

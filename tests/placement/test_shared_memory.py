@@ -16,7 +16,8 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.machine import GIB
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement import shared_memory
-from vla_rl.placement.plan import Resources, make_plan
+from vla_rl.placement.processes import make_plan
+from vla_rl.placement.resources import Resources
 from vla_rl.placement.shared_memory import SharedMemoryNeeds, object_store_bytes
 from vla_rl.policies.openvla_oft.config import LoraConfig
 from vla_rl.replay.rules import StoreRules

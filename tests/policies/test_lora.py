@@ -19,7 +19,9 @@ from vla_rl.core.ipc.frozen_weights import attach_frozen_weights, share_frozen_w
 from vla_rl.core.ipc.mailbox import PoolAddress, create_pool
 from vla_rl.core.ipc.shared_memory import SharedArrays, shared_root
 from vla_rl.core.ipc.weights import WeightPublisher, create_weight_buffers
-from vla_rl.placement.plan import Process, Resources, make_plan, sharing_learner
+from vla_rl.placement.plan import Process, sharing_learner
+from vla_rl.placement.processes import make_plan
+from vla_rl.placement.resources import Resources
 from vla_rl.policies.base.policy import PolicyInput, PolicyOutput
 from vla_rl.policies.build import build_policy
 from vla_rl.policies.openvla_oft.architecture import nano, openvla_7b

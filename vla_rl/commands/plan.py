@@ -19,9 +19,10 @@ from vla_rl.placement.elsewhere import Site, elsewhere
 from vla_rl.placement.explanation import bottleneck, chunks_per_s, costs_text
 from vla_rl.placement.host_memory import host_use
 from vla_rl.placement.memory import Parts, describe_memory, expected_memory, memory_use
-from vla_rl.placement.plan import Plan, Resources
+from vla_rl.placement.plan import Plan
 from vla_rl.placement.planner import plan_by_rule, profile_of, search_by_profile, workload_of
 from vla_rl.placement.profile import Memory, Profile
+from vla_rl.placement.resources import Resources
 from vla_rl.placement.search import Candidate
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.placement.simulation import forecast

@@ -51,8 +51,8 @@ def _forecast(run: Path, start: float, seconds: float) -> list[Span]:
     from envs import env_spec
     from vla_rl.config.loading import load_config
     from vla_rl.core.machine import Machine
-    from vla_rl.placement.plan import Resources
     from vla_rl.placement.planner import profile_of, search_by_profile, workload_of
+    from vla_rl.placement.resources import Resources
     from vla_rl.placement.simulation import forecast
 
     if not (run / "config.yaml").is_file():

@@ -19,8 +19,10 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hub import RepoType, download, hub_address_problem, is_hub_address
 from vla_rl.core.machine import GIB, Machine, multiplies_bf16
 from vla_rl.placement.host_memory import WORKER_BYTES
-from vla_rl.placement.plan import PlanError, Resources, make_plan
+from vla_rl.placement.plan import PlanError
+from vla_rl.placement.processes import make_plan
 from vla_rl.placement.profile import load_profile
+from vla_rl.placement.resources import Resources
 from vla_rl.policies.base.hub import is_hub_id
 from vla_rl.policies.build import keys_of_checkpoint
 

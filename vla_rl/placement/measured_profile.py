@@ -15,8 +15,9 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec
 from vla_rl.observability.meter import LineSums
-from vla_rl.placement.plan import Resources, simulator_on_devices
+from vla_rl.placement.layouts import simulator_on_devices
 from vla_rl.placement.profile import CURVES, LinearCost, Memory, Profile, load_profile
+from vla_rl.placement.resources import Resources
 
 # The activities behind each number of a profile; the mean times of several add up.
 _ACTIVITIES = {

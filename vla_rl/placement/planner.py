@@ -11,18 +11,12 @@ from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec
 from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.host_memory import host_problem
+from vla_rl.placement.layouts import layouts, simulator_on_devices, usable_devices
 from vla_rl.placement.memory import expected_memory, fit_memory
-from vla_rl.placement.plan import (
-    Layout,
-    Mode,
-    Plan,
-    Resources,
-    layouts,
-    make_plan,
-    simulator_on_devices,
-    usable_devices,
-)
+from vla_rl.placement.plan import Layout, Mode, Plan
+from vla_rl.placement.processes import make_plan
 from vla_rl.placement.profile import Profile, load_profile
+from vla_rl.placement.resources import Resources
 from vla_rl.placement.search import Candidate, candidates, search
 from vla_rl.placement.shared_memory import row_bytes
 

@@ -8,19 +8,12 @@ from functools import lru_cache
 
 from vla_rl.config.run_config import RunConfig
 from vla_rl.placement.cost_model import Bound, Workload, bound
+from vla_rl.placement.layouts import layouts, simulator_on_devices, usable_devices
 from vla_rl.placement.memory import fit_memory
-from vla_rl.placement.plan import (
-    Layout,
-    Mode,
-    Plan,
-    PlanError,
-    Resources,
-    layouts,
-    make_plan,
-    simulator_on_devices,
-    usable_devices,
-)
+from vla_rl.placement.plan import Layout, Mode, Plan, PlanError
+from vla_rl.placement.processes import make_plan
 from vla_rl.placement.profile import Profile
+from vla_rl.placement.resources import Resources
 from vla_rl.placement.simulation import SimulatedRun
 
 _WITHIN = 1.25  # a layout whose bound is this many times the best one is not worth a simulation ...

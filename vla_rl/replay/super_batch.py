@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_rl.core.records import EXPERT_STEPS, SuperBatch, Trajectory, join_records
+from vla_rl.core.records import EXPERT_STEPS, Trajectory, join_records
+from vla_rl.core.super_batch import SuperBatch
 
 
 def collate(

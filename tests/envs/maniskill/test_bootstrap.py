@@ -22,7 +22,8 @@ from envs.maniskill.tasks import TASKS, maniskill_spec
 from envs.maniskill.vulkan import VulkanDevice, vulkan_problem
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.records import EpisodeSpec
-from vla_rl.placement.plan import Resources, make_plan
+from vla_rl.placement.processes import make_plan
+from vla_rl.placement.resources import Resources
 
 NEW, OLD = (
     VulkanDevice("llvmpipe", True, "Mesa 25.0.7-2~bpo12+1 (LLVM 15)"),

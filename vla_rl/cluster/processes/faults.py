@@ -10,7 +10,8 @@ import numpy as np
 from envs.base import VectorEnv
 from envs.base.wrapper import EnvWrapper
 from vla_rl.core.faults import VARIABLE, strikes
-from vla_rl.core.records import Observation, StepResult, SuperBatch
+from vla_rl.core.records import Observation, StepResult
+from vla_rl.core.super_batch import SuperBatch
 
 log = logging.getLogger(__name__)
 

@@ -39,8 +39,10 @@ from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import read_metrics
 from vla_rl.placement.checks import load_checked_config
 from vla_rl.placement.cost_model import Workload
-from vla_rl.placement.plan import Mode, Plan, PlanError, Resources, make_plan
+from vla_rl.placement.plan import Mode, Plan, PlanError
+from vla_rl.placement.processes import make_plan
 from vla_rl.placement.profile import Profile, load_profile, save_profile
+from vla_rl.placement.resources import Resources
 from vla_rl.placement.search import Candidate, search
 
 COOLDOWN = 2  # last iterations, whose episodes have all been played before

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.learner.test_dsrl import STEERED
 from tests.learner.test_off_policy import SPEC, acted, made
 from tests.runtime_fakes import A, K, trajectory
 from vla_rl.core.records import EpisodeSpec, Trajectory, chunk_number, chunk_of
@@ -35,7 +36,8 @@ def imagined(real: Trajectory, chunk: int, rng: np.random.Generator) -> list[Tra
 def _of_continuous(t: Trajectory, rng: np.random.Generator) -> Trajectory:
     images = rng.integers(0, 256, (len(t.images), 1, SPEC.image_size, SPEC.image_size, 3)).astype(np.uint8)
     actions = rng.uniform(-1, 1, (t.num_chunks, K, A)).astype(np.float32)
-    return replace(t, images=images, record={"actions": actions})
+    noise = rng.normal(size=(t.num_chunks, 1, A)).astype(np.float32)  # which steered policies record as well
+    return replace(t, images=images, record={"actions": actions, "noise": noise})
 
 
 def practice_batch(seed: int = 0, states: tuple[tuple[int, int], ...] = ((1, 0), (1, 1))) -> SuperBatch:
@@ -64,9 +66,10 @@ def test_branches_are_kept_with_the_chunk_in_whose_state_they_begin() -> None:
     assert np.isnan(nothing[GAINS]).all()
 
 
-@pytest.mark.parametrize("algo", ["td3_bc", "best_of_n"])
-def test_the_critic_learns_which_imagined_chunk_is_better(algo: str) -> None:
-    learner = made(MODEL, "algo.critic_warmup=1000", "algo.critic_reads=features", "algo.critic_lr=3e-3", algo=algo)
+@pytest.mark.parametrize(("algo", "changes"), [("td3_bc", ()), ("best_of_n", ()), ("dsrl", (STEERED,))])
+def test_the_critic_learns_which_imagined_chunk_is_better(algo: str, changes: tuple[str, ...]) -> None:
+    settings = "algo.critic_warmup=1000", "algo.critic_reads=features", "algo.critic_lr=3e-3"
+    learner = made(MODEL, *changes, *settings, algo=algo)
     batch = practice_batch()
     losses = [learner.update(batch)["learner/imagined_loss"] for _ in range(15)]
     assert losses[-1] < 0.3 * losses[0]

@@ -12,9 +12,8 @@ from algos.advantages import chunk_rewards, gae, return_spread
 from algos.algorithm import Algorithm
 from algos.config import AlgorithmConfig
 from algos.targets import Targets
-from vla_rl.core.records import Array, BootstrapRule
+from vla_rl.core.records import Array, BootstrapRule, SuperBatch
 from vla_rl.core.schema import Fraction, NonNegative, Positive, PositiveFloat
-from vla_rl.core.super_batch import SuperBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

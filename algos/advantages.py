@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from vla_rl.core.errors import NotFiniteError
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 
 Array = np.ndarray
 Baseline = Literal["mean", "leave_one_out"]  # what an episode's return is compared with

@@ -23,8 +23,7 @@ from algos.advantages import episode_returns, explained_variance, imagined_advan
 from algos.checks import check_batch, check_given, check_rows
 from algos.config import AlgorithmConfig
 from algos.targets import RowTargets, Targets
-from vla_rl.core.records import Array
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import Array, SuperBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,9 +12,8 @@ from pydantic import Field
 
 from algos.actor_critic import ClippedValue, ClippedValueConfig
 from algos.advantages import normalize
-from vla_rl.core.records import Array
+from vla_rl.core.records import Array, SuperBatch
 from vla_rl.core.schema import PositiveFloat
-from vla_rl.core.super_batch import SuperBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

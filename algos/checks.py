@@ -8,8 +8,7 @@ import numpy as np
 
 from algos.targets import RowTargets
 from vla_rl.core.errors import NotFiniteError
-from vla_rl.core.records import Array
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import Array, SuperBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

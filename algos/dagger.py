@@ -18,9 +18,8 @@ from pydantic import Field, model_validator
 from algos.algorithm import Algorithm
 from algos.config import AlgorithmConfig, RatioLevel
 from algos.targets import Targets
-from vla_rl.core.records import EXPERT_STEPS, Array, TeacherRule
+from vla_rl.core.records import EXPERT_STEPS, Array, SuperBatch, TeacherRule
 from vla_rl.core.schema import INPUT_PATH, Fraction, Positive
-from vla_rl.core.super_batch import SuperBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

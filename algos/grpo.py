@@ -12,9 +12,8 @@ from algos.advantages import Baseline, Scale, episode_returns, group_advantages
 from algos.config import PolicyGradientConfig
 from algos.denominators import LossDenominators
 from algos.policy_gradient import PolicyGradient
-from vla_rl.core.records import Array, GroupRules
+from vla_rl.core.records import Array, GroupRules, SuperBatch
 from vla_rl.core.schema import Fraction, NonNegative, PositiveFloat
-from vla_rl.core.super_batch import SuperBatch
 
 
 class GroupRelativeConfig(PolicyGradientConfig):

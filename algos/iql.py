@@ -17,9 +17,8 @@ from pydantic import Field
 
 from algos.advantages import chunk_rewards, discounted_returns, return_spread
 from algos.critic import CriticAlgorithm, CriticConfig
-from vla_rl.core.records import Array
+from vla_rl.core.records import Array, SuperBatch
 from vla_rl.core.schema import Fraction, PositiveFloat
-from vla_rl.core.super_batch import SuperBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

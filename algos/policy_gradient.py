@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from algos.advantages import episode_log_ratios
 from algos.algorithm import Algorithm
 from algos.config import PolicyGradientConfig
-from vla_rl.core.records import Array
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import Array, SuperBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,9 +18,8 @@ from algos.actor_critic import ClippedValue, ClippedValueConfig
 from algos.advantages import chunk_log_ratios, chunk_rewards, normalize_within, vtrace
 from algos.config import PolicyGradientConfig, WeightLevel
 from algos.policy_gradient import PolicyGradient
-from vla_rl.core.records import Array
+from vla_rl.core.records import Array, SuperBatch
 from vla_rl.core.schema import PositiveFloat
-from vla_rl.core.super_batch import SuperBatch
 
 
 class PPOConfig(PolicyGradientConfig, ClippedValueConfig):

@@ -13,9 +13,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from algos.actor_critic import ClippedValue, ClippedValueConfig
-from vla_rl.core.records import Array
+from vla_rl.core.records import Array, SuperBatch
 from vla_rl.core.schema import Fraction, NonNegative
-from vla_rl.core.super_batch import SuperBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

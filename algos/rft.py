@@ -13,8 +13,7 @@ import numpy as np
 from algos.algorithm import Algorithm
 from algos.config import AlgorithmConfig
 from algos.targets import Targets
-from vla_rl.core.records import Array
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import Array, SuperBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ What `vla_rl` exports, then what parts of your own are made from. [The guide](ap
 """
 PARTS = (  # of a policy, an environment and an algorithm; the tutorials say which methods are needed
     *("vla_rl.policies.base.policy.Policy", "envs.base.vector_env.VectorEnv", "vla_rl.core.records.EnvSpec"),
-    *("algos.algorithm.Algorithm", "algos.off_policy.OffPolicyAlgorithm", "vla_rl.core.super_batch.SuperBatch"),
+    *("algos.algorithm.Algorithm", "algos.off_policy.OffPolicyAlgorithm", "vla_rl.core.records.SuperBatch"),
 )
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 

@@ -14,8 +14,7 @@ from algos.off_policy import OffPolicyAlgorithm
 from gpu_checks.setting import spec_of
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.shared_memory import shared_root
-from vla_rl.core.records import Array, ArrayLayout, EpisodeSpec, Trajectory
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import Array, ArrayLayout, EpisodeSpec, SuperBatch, Trajectory
 from vla_rl.learner.gradient_learner import GradientLearner
 from vla_rl.learner.learner import Learner
 from vla_rl.learner.process_group import join_ranks

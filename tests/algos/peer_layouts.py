@@ -17,7 +17,7 @@ from algos.grpo import GRPOConfig
 from algos.losses import RatioLevel, token_mask
 from tests.algos.ppo_case import Case
 from tests.algos.reference_algos import random_super_batch
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 
 
 def compute_advantages(batch: SuperBatch, gamma: float, lam: float) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from algos.ppo import PPOConfig
 from algos.targets import RowTargets
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 
 Numbers = Sequence[float]
 

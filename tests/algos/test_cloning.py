@@ -18,7 +18,7 @@ from algos.recap import RECAPConfig
 from algos.rft import RFTConfig
 from tests.algos.ppo_case import AWR, Case
 from tests.algos.reference_algos import gae_reference, random_super_batch, value_loss_reference
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 
 
 def reference_advantages(case: Case, config: ActorCriticConfig) -> list[float]:

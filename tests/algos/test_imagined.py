@@ -12,7 +12,7 @@ from algos.denominators import LossDenominators
 from algos.grpo import GRPOConfig
 from algos.ppo import PPOConfig
 from tests.algos.reference_algos import random_super_batch
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 
 
 def mixed(seed: int = 0, real: int = 6, imagined: int = 6) -> SuperBatch:

@@ -33,7 +33,7 @@ from tests.algos.ppo_case import (
     summed,
 )
 from tests.algos.reference_algos import ppo_reference, random_super_batch
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 
 
 @pytest.mark.parametrize("config", PPO_CONFIGS, ids=describe_config)

@@ -32,7 +32,7 @@ from vla_rl.commands.cli import main
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.ipc.mailbox import PoolAddress, ServerMailbox, WorkerMailbox, create_pool
 from vla_rl.core.ipc.weights import WeightPublisher, WeightReader, create_weight_buffers
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 from vla_rl.inference.inference_server import BatchRule, InferenceServer
 from vla_rl.inference.policy_runner import PolicyRunner
 from vla_rl.learner.learner import Learner

@@ -19,8 +19,7 @@ from algos import make_algorithm
 from tests.runtime_fakes import trajectory
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.actions import end_effector
-from vla_rl.core.records import EnvSpec
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import EnvSpec, SuperBatch
 from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.super_batch import collate
 

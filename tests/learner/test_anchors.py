@@ -10,8 +10,7 @@ import pytest
 
 from tests.learner.learner_tools import SPEC, config, make_learner, parameters, random_batch
 from tests.runtime_fakes import trajectory
-from vla_rl.core.records import EXPERT, EXPERT_STEPS, take_rows
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import EXPERT, EXPERT_STEPS, SuperBatch, take_rows
 from vla_rl.learner.anchors import AnchorRows, Anchors
 from vla_rl.learner.learner import Learner
 from vla_rl.replay.schedule import training_episode

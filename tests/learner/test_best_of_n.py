@@ -12,7 +12,7 @@ import torch
 from tests.learner.learner_tools import random_batch
 from tests.learner.test_off_policy import SPEC, made, some_states, weights
 from tests.runtime_fakes import A, K
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 from vla_rl.learner.choice_learner import ChoiceLearner
 from vla_rl.replay.memory import Transitions
 

@@ -13,7 +13,7 @@ from algos.critic import CriticAlgorithm
 from algos.iql import IQLConfig
 from tests.learner.learner_tools import SPEC, config, make_learner, parameters, random_batch
 from tests.runtime_fakes import trajectory
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 from vla_rl.learner.critic import CriticTrainer
 from vla_rl.replay.schedule import training_episode
 from vla_rl.replay.super_batch import collate

@@ -15,7 +15,7 @@ from tests.learner.test_off_policy import SPEC, made, some_states, weights
 from tests.runtime_fakes import A, K
 from vla_rl.config.loading import load_config
 from vla_rl.core.errors import UserError
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 from vla_rl.learner.build import make_learner
 from vla_rl.learner.gradient_learner import GradientLearner
 from vla_rl.policies.build import build_policy, save_policy

@@ -12,7 +12,7 @@ import torch
 from tests.learner.learner_tools import config, make_learner, parameters, random_batch, run_ranks
 from vla_rl.core.errors import UserError
 from vla_rl.core.finite import all_finite, require_finite
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 
 NANO = {"name": "openvla_oft", "chunk_size": 4, "size": "nano"}
 

@@ -22,8 +22,7 @@ from tests.runtime_fakes import A, K
 from vla_rl.config.loading import ConfigError, load_config
 from vla_rl.core.errors import UserError
 from vla_rl.core.machine import free_port
-from vla_rl.core.records import STATE, STATE_AFTER, EnvSpec
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import STATE, STATE_AFTER, EnvSpec, SuperBatch
 from vla_rl.learner.build import make_learner
 from vla_rl.learner.off_policy import OffPolicyLearner
 from vla_rl.learner.process_group import join_ranks

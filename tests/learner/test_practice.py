@@ -12,8 +12,7 @@ import torch
 from tests.learner.test_dsrl import STEERED
 from tests.learner.test_off_policy import SPEC, acted, made
 from tests.runtime_fakes import A, K, trajectory
-from vla_rl.core.records import EpisodeSpec, Trajectory, chunk_number, chunk_of
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import EpisodeSpec, SuperBatch, Trajectory, chunk_number, chunk_of
 from vla_rl.learner.off_policy import OffPolicyLearner
 from vla_rl.learner.practice import GAINS, IMAGINED, imagined_record, practised
 from vla_rl.replay.super_batch import collate

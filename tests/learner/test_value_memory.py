@@ -16,7 +16,7 @@ from algos.actor_critic import ClippedValue
 from algos.ppo import PPOConfig
 from tests.learner.learner_tools import SPEC, config, make_learner, parameters, random_batch, run_ranks
 from tests.runtime_fakes import trajectory
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 from vla_rl.learner.value_memory import ValueMemory
 from vla_rl.policies.base.value_head import ValueHead
 from vla_rl.replay.schedule import training_episode

@@ -14,7 +14,7 @@ from vla_rl.commands.checkpoints import Checkpoints
 from vla_rl.commands.loggers import guarded
 from vla_rl.core.errors import RunError
 from vla_rl.core.files import replacing, write_json
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 
 _KEPT = 3  # super-batches are large; the first ones tell most
 

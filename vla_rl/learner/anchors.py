@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from vla_rl.core.postponed import write
-from vla_rl.core.records import Array, EnvSpec, Record, join_records, take_rows
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import Array, EnvSpec, Record, SuperBatch, join_records, take_rows
 
 if TYPE_CHECKING:
     from envs.base.config import DemosConfig

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from algos.advantages import chunk_rewards
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 from vla_rl.core.tensor_files import load_tensors, save_tensors
 from vla_rl.learner.critic_pair import CriticPair
 

@@ -15,8 +15,7 @@ import torch
 from algos.algorithm import Algorithm
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
-from vla_rl.core.records import Array, Observation, take_rows
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import Array, Observation, SuperBatch, take_rows
 from vla_rl.policies.base.policy import PolicyInput, PolicyOutput
 from vla_rl.policies.base.value_head import ValueHead
 

@@ -28,8 +28,7 @@ from algos.targets import Targets
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.errors import NotFiniteError
-from vla_rl.core.records import EXPERT, EXPERT_STEPS, Observation, take_rows
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import EXPERT, EXPERT_STEPS, Observation, SuperBatch, take_rows
 from vla_rl.learner.anchors import Anchors
 from vla_rl.learner.critic import CriticTrainer
 from vla_rl.learner.forward_passes import ForwardPasses

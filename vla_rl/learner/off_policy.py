@@ -26,8 +26,7 @@ from envs.base.demonstration_records import Demonstrations
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.augmentation import random_shift
 from vla_rl.core.devices.lock import DeviceLease
-from vla_rl.core.records import Array, EnvSpec
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import Array, EnvSpec, SuperBatch
 from vla_rl.core.tensor_files import load_tensors, save_tensors
 from vla_rl.learner.chunk_critic import EnsembleCritic, Standardized
 from vla_rl.learner.critic_pair import CriticPair

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from algos.advantages import episode_returns
 from algos.td_losses import imagined_loss
-from vla_rl.core.records import Array, Record, chunk_number
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import Array, Record, SuperBatch, chunk_number
 from vla_rl.learner.chunk_critic import EnsembleCritic
 from vla_rl.replay.memory import Transitions
 

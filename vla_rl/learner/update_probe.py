@@ -8,7 +8,7 @@ from torch import Tensor
 
 from algos.losses import log_ratio, token_mask
 from vla_rl.core.devices.lock import DeviceLease
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 from vla_rl.learner.forward_passes import ForwardPasses
 
 CHUNKS = 32  # of each rank, whose probabilities are computed once more

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from algos.actor_critic import ClippedValue
 from algos.advantages import chunk_rewards, explained_variance
-from vla_rl.core.records import Array
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import Array, SuperBatch
 from vla_rl.core.tensor_files import load_tensors, moments_of, save_tensors, set_moments
 from vla_rl.policies.base.value_head import ValueHead
 

@@ -18,8 +18,7 @@ import numpy as np
 from envs.base.demonstration_records import Demonstrations
 from vla_rl.core.errors import UserError
 from vla_rl.core.postponed import write
-from vla_rl.core.records import STATE, STATE_AFTER, Array, Record, join_records, take_rows
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import STATE, STATE_AFTER, Array, Record, SuperBatch, join_records, take_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
-from vla_rl.core.records import EpisodeResult, EpisodeSpec, Trajectory
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import EpisodeResult, EpisodeSpec, SuperBatch, Trajectory
 from vla_rl.observability.meter import Meter
 from vla_rl.replay.groups import Groups, young_enough
 from vla_rl.replay.imagined import Bundles

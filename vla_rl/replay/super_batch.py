@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_rl.core.records import EXPERT_STEPS, Trajectory, join_records
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import EXPERT_STEPS, SuperBatch, Trajectory, join_records
 
 
 def collate(

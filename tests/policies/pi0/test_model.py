@@ -17,7 +17,7 @@ from tests.runtime_fakes import SPEC
 from vla_rl.commands.cli import main
 from vla_rl.config.loading import ConfigError, load_config
 from vla_rl.core.errors import UserError
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import SuperBatch
 from vla_rl.policies.base import flow
 from vla_rl.policies.base.policy import Decisions, PolicyInput
 from vla_rl.policies.build import build_policy, check_policy, keys_of_checkpoint, policy_sizes, save_policy

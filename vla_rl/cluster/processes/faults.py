@@ -10,8 +10,7 @@ import numpy as np
 from envs.base import VectorEnv
 from envs.base.wrapper import EnvWrapper
 from vla_rl.core.faults import VARIABLE, strikes
-from vla_rl.core.records import Observation, StepResult
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import Observation, StepResult, SuperBatch
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from vla_rl.cluster.processes.common import PulseAddress, Traced, Vital, device_
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import free_port
 from vla_rl.core.postponed import Writes, Written, postponed
-from vla_rl.core.records import EnvSpec
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import EnvSpec, SuperBatch
 from vla_rl.placement.plan import Process
 
 

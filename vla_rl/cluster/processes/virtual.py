@@ -21,8 +21,7 @@ from vla_rl.cluster.processes.learner import LearnerProcess
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.ipc.shared_memory import Doorbell, SharedArrays
-from vla_rl.core.records import ActionBatch, Array, Observation, PolicySpec
-from vla_rl.core.super_batch import SuperBatch
+from vla_rl.core.records import ActionBatch, Array, Observation, PolicySpec, SuperBatch
 from vla_rl.observability.meter import Meter
 from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.profile import Profile, load_profile

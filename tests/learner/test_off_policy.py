@@ -310,6 +310,10 @@ def test_a_simulator_without_a_state_is_refused() -> None:
     config.algo.check_simulator(replace(SPEC, state_dim=3))
     with pytest.raises(UserError, match=r"algo\.critic_reads=state.*does not give its state"):
         config.algo.check_simulator(SPEC)
+    libero = ["env=libero", "algo=td3_bc", "policy=gaussian", "algo.critic_reads=state"]
+    assert load_config(None, libero).env.name == "libero"
+    with pytest.raises(ConfigError, match=r"env\.implementation=reference.* gives no state .*; use fast, or algo"):
+        load_config(None, [*libero, "env.implementation=reference"])
 
 
 def test_ratings_of_bins_begin_near_0_and_learn_what_chunks_earn() -> None:

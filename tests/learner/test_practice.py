@@ -12,6 +12,7 @@ import torch
 from tests.learner.test_dsrl import STEERED
 from tests.learner.test_off_policy import SPEC, acted, made
 from tests.runtime_fakes import A, K, trajectory
+from vla_rl.config.loading import ConfigError, load_config
 from vla_rl.core.records import EpisodeSpec, SuperBatch, Trajectory, chunk_number, chunk_of
 from vla_rl.learner.off_policy import OffPolicyLearner
 from vla_rl.learner.practice import GAINS, IMAGINED, imagined_record, practised
@@ -87,6 +88,15 @@ def test_where_nothing_is_imagined_the_critic_is_trained_as_without_a_model() ->
         assert one.pop("learner/memory_gib") > other.pop("learner/memory_gib")
         assert one == pytest.approx(other)
     assert drawn_loss(with_model) is None
+
+
+def test_algorithms_that_have_no_use_for_imagined_chunks_are_refused() -> None:
+    for algo in ("td3_bc", "ppo"):
+        load_config(None, [f"algo={algo}", MODEL, "policy=gaussian"])
+    with pytest.raises(
+        ConfigError, match=r"world_model=.*algo\.name=iql has no use for imagined chunks; use ppo, grpo"
+    ):
+        load_config(None, ["algo=iql", MODEL, "policy=gaussian"])
 
 
 def test_a_resume_keeps_what_was_imagined(tmp_path: Path) -> None:

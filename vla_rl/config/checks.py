@@ -45,6 +45,7 @@ def config_checks() -> tuple[Check, ...]:
         Check((("algo",), ("train", "reuse")), _reuse_is_corrected),
         Check((("algo",), ("policy",), ("env",), ("learner",), ("train", "reuse")), _off_policy_fits_policy_and_rank),
         Check((("policy",), ("algo",)), _off_policy_alone_steers),
+        Check((("algo",), ("env",)), _reference_gives_no_state),
         Check((("world_model",), ("algo",)), _imagined_chunks_are_used),
         Check((("world_model",), ("env",)), _only_success_is_imagined),
         Check((("placement", "virtual"), ("env",)), _only_workload_is_virtual),
@@ -175,6 +176,12 @@ def _off_policy_fits_policy_and_rank(config: RunConfig) -> Iterator[Problem]:
 def _off_policy_alone_steers(config: RunConfig) -> Iterator[Problem]:
     if getattr(config.policy, "steer", None) is not None and not isinstance(config.algo, OffPolicyConfig):
         yield Problem(("policy", "steer"), f"algo.name={config.algo.name} does not train it; use algo=dsrl", "{...}")
+
+
+def _reference_gives_no_state(config: RunConfig) -> Iterator[Problem]:
+    if config.algo.reads_state and isinstance(config.env, LiberoConfig) and config.env.implementation == "reference":
+        remedy = "gives no state to algo.critic_reads=state; use fast, or algo.critic_reads=images"
+        yield Problem(("env", "implementation"), remedy, config.env.implementation)
 
 
 def _imagined_chunks_are_used(config: RunConfig) -> Iterator[Problem]:

@@ -212,6 +212,12 @@ def normalize_within(parts: Array, advantages: Array, weights: Array, spread: fl
     return result
 
 
+def earn_unlike(batch: SuperBatch) -> bool:
+    """Whether the new episodes of a super-batch do not all earn the same, but for float32's rounding."""
+    earned = episode_returns(batch.rewards, batch.num_steps, batch.offsets)[: batch.new_episodes]
+    return bool(np.ptp(earned) > 1e-6 * np.abs(earned).max())
+
+
 def explained_variance(returns: Array, values: Array) -> float | None:
     """``1 - Var(returns - values) / Var(returns)`` of [M] each: 1 is perfect, 0 a constant. None for equal returns."""
     returns, values = np.asarray(returns, np.float64), np.asarray(values, np.float64)

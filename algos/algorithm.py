@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from algos.advantages import episode_returns, explained_variance, imagined_advantages
+from algos.advantages import earn_unlike, episode_returns, explained_variance, imagined_advantages
 from algos.checks import check_batch, check_given, check_rows
 from algos.config import AlgorithmConfig
 from algos.targets import RowTargets, Targets
@@ -168,7 +168,7 @@ class Algorithm(ABC):
             weights=self.element_weights(batch).astype(np.float32),
             condition=conditions.astype(np.int64),
             trains_value=self.trains_value(conditions) & (np.arange(batch.num_chunks) < m),
-            new=np.arange(batch.num_chunks) < batch.offsets[batch.new_episodes],
+            judges_values=earn_unlike(batch) & (np.arange(batch.num_chunks) < batch.offsets[batch.new_episodes]),
         )
 
     def loss(
@@ -240,11 +240,12 @@ class Algorithm(ABC):
     def finish_metrics(self, sums: Mapping[str, float], targets: Targets) -> dict[str, float]:
         """Metrics of an update, from the sums of all its loss calls on all ranks (see ``algos.metrics``).
 
-        Adds ``explained_variance`` of the old values in chunks that no update has seen, unless their returns are equal.
+        Adds ``explained_variance`` of the old values in chunks that no update has seen. Where their episodes all earned
+        the same it is left out: only the values in their returns vary then.
         """
         from algos.metrics import finish_metrics  # loads torch
 
         metrics = finish_metrics(sums)
-        unseen = targets.trains_value & targets.new
+        unseen = targets.trains_value & targets.judges_values
         explained = explained_variance(targets.returns[unseen], targets.old_values[unseen])
         return metrics if explained is None else metrics | {"explained_variance": explained}

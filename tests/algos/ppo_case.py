@@ -107,7 +107,7 @@ class Case:
         return list(torch.autograd.grad(loss, [self.logprobs, self.entropy, self.predictions]))
 
 
-_NOT_REAL = "num_steps", "condition", "trains_value", "new"
+_NOT_REAL = "num_steps", "condition", "trains_value", "judges_values"
 
 
 def in_float64(rows: RowTargets) -> RowTargets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from algos.advantages import (
     chunk_log_ratios,
     chunk_rewards,
+    earn_unlike,
     explained_variance,
     gae,
     normalize,
@@ -139,6 +141,17 @@ def test_normalize_leaves_what_varies_less_than_returns_do() -> None:
     assert_allclose(normalize(noise, spread=0.5), noise / 0.05, rtol=1e-3)
     assert_allclose(normalize(noise, spread=1e-3), np.sign(noise), rtol=0.02)
     assert_array_equal(normalize(noise, spread=0.0), np.zeros(4))
+
+
+def test_outcomes_that_are_alike_judge_no_value() -> None:
+    """Of the new episodes alone: older ones are in the batch for another time."""
+    batch = random_super_batch(np.random.default_rng(0), 4)
+    batch.rewards[:] = 0.0
+    batch.rewards[batch.offsets[1:] - 1, 0] = 1.0, 1.0, 1.0, 0.0
+    assert earn_unlike(batch)
+    assert not earn_unlike(replace(batch, new_episodes=3))
+    batch.rewards[:] = 0.0
+    assert not earn_unlike(batch)
 
 
 def test_explained_variance_by_hand() -> None:

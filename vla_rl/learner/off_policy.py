@@ -222,8 +222,12 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         return torch.arange(t.actions.shape[1], device=self._device) < self._tensor(t.num_steps)[:, None]
 
     def _surprise(self, new: list[StoredEpisode]) -> dict[str, float]:
-        """How well the critic predicts what new episodes return, before it has learned from them."""
-        if self._pair is None:
+        """How well the critic predicts what new episodes return, before it has learned from them.
+
+        Nothing where all of them earn the same: only their lengths would differ.
+        """
+        rewards = [chunk_return(self._tensor(e.rewards), self._tensor(e.num_steps), 1.0)[0].sum().item() for e in new]
+        if self._pair is None or np.ptp(rewards) == 0:
             return {}
         rated, earned = [], []
         for e in new:

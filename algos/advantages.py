@@ -219,9 +219,12 @@ def earn_unlike(batch: SuperBatch) -> bool:
 
 
 def explained_variance(returns: Array, values: Array) -> float | None:
-    """``1 - Var(returns - values) / Var(returns)`` of [M] each: 1 is perfect, 0 a constant. None for equal returns."""
+    """``1 - Var(returns - values) / Var(returns)`` of [M] each: 1 is perfect, 0 a constant.
+
+    None for equal returns, or without any.
+    """
     returns, values = np.asarray(returns, np.float64), np.asarray(values, np.float64)
-    if np.ptp(returns) == 0:
+    if not len(returns) or np.ptp(returns) == 0:
         return None
     return float(1.0 - np.var(returns - values) / np.var(returns))
 

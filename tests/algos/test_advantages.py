@@ -161,6 +161,7 @@ def test_explained_variance_by_hand() -> None:
     # residuals 0, 0, 1, 1: variance 0.25
     assert explained_variance(returns, np.array([0.0, 1.0, 1.0, 2.0])) == pytest.approx(1 - 0.25 / 1.25)
     assert explained_variance(np.ones(4), returns) is None
+    assert explained_variance(np.ones(0), np.ones(0)) is None
 
 
 BOUNDS = np.array([0, 2, 3])

@@ -212,8 +212,8 @@ def normalize_within(parts: Array, advantages: Array, weights: Array, spread: fl
     return result
 
 
-def earn_unlike(batch: SuperBatch) -> bool:
-    """Whether the new episodes of a super-batch do not all earn the same, but for float32's rounding."""
+def returns_differ(batch: SuperBatch) -> bool:
+    """Whether the new episodes of a super-batch earn different sums of rewards, beyond float32's rounding."""
     earned = episode_returns(batch.rewards, batch.num_steps, batch.offsets)[: batch.new_episodes]
     return bool(np.ptp(earned) > 1e-6 * np.abs(earned).max())
 

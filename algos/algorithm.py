@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from algos.advantages import earn_unlike, episode_returns, explained_variance, imagined_advantages
+from algos.advantages import episode_returns, explained_variance, imagined_advantages, returns_differ
 from algos.checks import check_batch, check_given, check_rows
 from algos.config import AlgorithmConfig
 from algos.targets import RowTargets, Targets
@@ -168,7 +168,7 @@ class Algorithm(ABC):
             weights=self.element_weights(batch).astype(np.float32),
             condition=conditions.astype(np.int64),
             trains_value=self.trains_value(conditions) & (np.arange(batch.num_chunks) < m),
-            judges_values=earn_unlike(batch) & (np.arange(batch.num_chunks) < batch.offsets[batch.new_episodes]),
+            judges_values=returns_differ(batch) & (np.arange(batch.num_chunks) < batch.offsets[batch.new_episodes]),
         )
 
     def loss(

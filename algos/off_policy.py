@@ -122,7 +122,7 @@ class OffPolicyConfig(AlgoConfigBase):
         1.0,
         ge=0.0,
         description="Coefficient of the critic's loss on what a world model imagines (world_model={}): chunks of one "
-        "state, and how much more it expects of each than of the others.",
+        "state, and how much more it expects of each than of their mean.",
     )
     target_rate: Fraction = Field(
         0.01, description="How far Q_target moves towards Q in each step; in the critic's warm-up they are equal."

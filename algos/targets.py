@@ -50,7 +50,7 @@ class Targets:
     weights: Array  # float32 [M], weight of each of a chunk's elements in the averages of the policy's terms
     condition: Array  # int64 [M], the condition under which each chunk is trained (``AlgorithmConfig.conditions``)
     trains_value: Array  # bool [M], false for imagined returns and where the condition tells too much
-    judges_values: Array  # bool [M], real chunks that no earlier update has trained on, if their episodes earned unlike
+    judges_values: Array  # bool [M], real chunks that no earlier update has trained on, if their returns differ
 
     def rows(self, index: Array | slice, device: torch.device | str = "cpu") -> RowTargets:
         """The given rows (an int array, a bool array or a slice) as tensors; an array in two fields is copied once."""

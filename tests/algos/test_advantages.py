@@ -14,10 +14,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from algos.advantages import (
     chunk_log_ratios,
     chunk_rewards,
-    earn_unlike,
     explained_variance,
     gae,
     normalize,
+    returns_differ,
     vtrace,
 )
 from tests.algos.reference_algos import batch_gae_reference, random_super_batch, returns_reference, vtrace_reference
@@ -148,10 +148,10 @@ def test_outcomes_that_are_alike_judge_no_value() -> None:
     batch = random_super_batch(np.random.default_rng(0), 4)
     batch.rewards[:] = 0.0
     batch.rewards[batch.offsets[1:] - 1, 0] = 1.0, 1.0, 1.0, 0.0
-    assert earn_unlike(batch)
-    assert not earn_unlike(replace(batch, new_episodes=3))
+    assert returns_differ(batch)
+    assert not returns_differ(replace(batch, new_episodes=3))
     batch.rewards[:] = 0.0
-    assert not earn_unlike(batch)
+    assert not returns_differ(batch)
 
 
 def test_explained_variance_by_hand() -> None:

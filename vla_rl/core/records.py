@@ -447,8 +447,6 @@ class SuperBatch:
 
 
 _OF_CHUNKS = ("obs_row", "task", "logprobs", "values", "policy_versions", "rewards", "num_steps")
-
-
 _OF_EPISODES = (
     "final_obs_row",
     "bootstrap_value",

@@ -3,7 +3,8 @@
     L = mean (Q(s, a_b) − mean_b Q(s, a_b) − A_b)²        b: chunks of the policy that were imagined in one state
 
 ``A_b`` is how much more the model expects of a chunk than of the mean of all of these. Only such differences are
-given: the audit has corrected their size (``vla_rl.world_model.audit``), and what the model says of whole states is not audited.
+given: the audit has corrected their size (``vla_rl.world_model.audit``), and what the model says of whole states is not
+audited.
 """
 
 import numpy as np

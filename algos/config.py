@@ -19,12 +19,14 @@ WeightLevel = Literal[RatioLevel, "episode"]  # what one importance weight cover
 class UpdateWork:
     """How much of a super-batch's work an update does, as a planner counts it."""
 
-    epochs: int  # passes with gradients over each chunk
+    epochs: float  # passes with gradients over each chunk
     minibatches: int  # optimizer steps of each
-    extra_passes: int  # forward passes over each chunk
+    extra_passes: float  # forward passes over each chunk
     reference: bool  # whether the initial policy is kept
     step_rows: int = 0  # chunks of an optimizer step; 0: any number, in passes of learner.micro_batch
     pass_rows: int = 0  # of these, chunks that pass the policy at a time
+    critic_rows: float = 0.0  # chunks of a critic's steps, of step_rows each
+    critic_passes: int = 0  # forward passes of the policy for each of these
 
 
 class AlgoConfigBase(ConfigGroup):

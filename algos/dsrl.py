@@ -8,10 +8,12 @@ To memory and critic, the noise is the action. The policy's own weights stay as 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from algos.config import UpdateWork
 from algos.off_policy import ActorNeeds
 from algos.sac import SAC, SoftConfig
 from vla_rl.core.schema import Fraction, Positive
@@ -33,6 +35,14 @@ class DSRLConfig(SoftConfig):
     target_rate: Fraction = Field(
         0.005, description="How far Q_target moves towards Q in each step; in the critic's warm-up they are equal."
     )
+
+    def work(self, chunk_size: int) -> UpdateWork:
+        work = super().work(chunk_size)
+        if self.critic_reads == "images":
+            return work
+        # Only what embeds a new observation passes the policy. A step of the actor is as large as one of the critic.
+        rated = work.critic_rows + work.epochs
+        return replace(work, epochs=0, extra_passes=1, critic_rows=rated, critic_passes=0)
 
 
 class DSRL(SAC):

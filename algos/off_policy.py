@@ -130,18 +130,19 @@ class OffPolicyConfig(AlgoConfigBase):
     actor_every: Positive = Field(4, description="Steps of the critic for one of the actor.")
 
     def work(self, chunk_size: int) -> UpdateWork:
-        """The policy's passes alone, which are most of it where the policy is large.
-
-        New chunks are rated once.
-        """
-        rated = self.updates_per_step * chunk_size * self.batch  # chunks of the critic's steps
-        passes = max(1, round(rated / self.actor_every))
-        extra = round(self.critic_passes * rated) + 1
+        rated = self.updates_per_step * chunk_size * self.batch
+        passes = rated / self.actor_every
         at_once = min(self.batch, self.micro_batch or self.batch)
-        if at_once < self.batch:
-            extra += passes
-        rows = {"step_rows": self.batch, "pass_rows": at_once}
-        return UpdateWork(epochs=passes, minibatches=1, extra_passes=extra, reference=False, **rows)
+        return UpdateWork(
+            epochs=passes,
+            minibatches=1,
+            extra_passes=1 + (passes if at_once < self.batch else 0),  # new chunks are rated once
+            reference=False,
+            step_rows=self.batch,
+            pass_rows=at_once,
+            critic_rows=rated,
+            critic_passes=self.critic_passes,
+        )
 
     @property
     def critic_passes(self) -> int:

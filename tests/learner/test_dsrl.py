@@ -18,6 +18,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.records import SuperBatch
 from vla_rl.learner.build import make_learner
 from vla_rl.learner.gradient_learner import GradientLearner
+from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.build import build_policy, save_policy
 from vla_rl.replay.memory import Transitions
 
@@ -57,6 +58,24 @@ def test_it_trains_what_chooses_the_noise_and_nothing_else(tmp_path: Path) -> No
     assert moved
     assert all(name.startswith("steering.") for name in moved)
     assert {name for name, _ in learner.parameters()} >= moved, "these are published"
+
+
+def test_each_new_observation_passes_the_policy_once_as_the_planner_counts() -> None:
+    learner, rows = steering(), list[int]()
+    read = learner.policy.read
+
+    def counted(seen: PolicyInput) -> Any:
+        rows.append(len(seen.images))
+        return read(seen)
+
+    learner.policy.read = counted
+    batch = acted()
+    learner.update(batch)
+    work = learner.algorithm.config.work(K)
+    assert (work.epochs, work.critic_passes) == (0, 0)
+    observations = sum(len(e.images) for e in learner.memory._episodes)
+    assert batch.num_chunks <= observations <= batch.num_chunks + batch.num_episodes
+    assert sum(rows) == work.extra_passes * observations
 
 
 def test_the_noise_follows_the_critic(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,13 +17,14 @@ from vla_rl.core.records import EnvSpec
 from vla_rl.learner.chunk_critic import EnsembleCritic
 from vla_rl.learner.readout import Bins
 from vla_rl.learner.value_memory import KeptEpisode
-from vla_rl.placement.cost_model import Workload, learner_seconds
+from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.host_memory import host_use
 from vla_rl.placement.learning_memory import _inputs, critic_bytes, critic_weights, kept_bytes
 from vla_rl.placement.memory import expected_memory
 from vla_rl.placement.plan import PlanError
 from vla_rl.placement.planner import plan_run
 from vla_rl.placement.profile import LinearCost, Memory, Profile
+from vla_rl.placement.update_calls import update_calls
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.build import policy_sizes
 from vla_rl.replay.memory import StoredEpisode
@@ -157,27 +158,63 @@ def test_main_memory_holds_the_episodes_and_their_copy_in_a_checkpoint() -> None
     assert host["checkpoint"]["episodes"] == 4.0
 
 
+FREE, EACH = LinearCost(each=0.0), LinearCost(each=1.0)
+
+
+def seconds_of_an_update(
+    config: RunConfig, train: LinearCost = FREE, step: float = 0.0, critic: LinearCost = FREE
+) -> float:
+    """Of a learner, where a call costs so much and everything else nothing. Episodes are of 10 chunks."""
+    workload = Workload.of(config, horizon=80, spread=0.0)
+    none: dict[str, Any] = dict.fromkeys(("simulate", "render", "infer"), FREE)
+    about: dict[str, Any] = {"name": "x", "simulator_on": "cores", "reset": 0.0, "weight_sync": 0.0}
+    memory = Memory(device=1, weights=1, trained=1)
+    profile = Profile(train=train, step=step, critic=critic, memory=memory, **none, **about)
+    return update_calls(profile, workload, workload.chunks, 1).seconds
+
+
 @pytest.mark.parametrize("reads", ["features", "state"])
 def test_an_update_is_as_long_as_its_passes_and_steps(reads: str) -> None:
     config = run(batch=64, critic_reads=reads, updates_per_step=0.5, actor_every=2)
-    workload = Workload.of(config, horizon=80, spread=0.0)
     chunks = config.train.batch_episodes * 10
     steps = 0.5 * 8 * chunks  # of the critic
-    free = LinearCost(each=0.0)
-    costs: dict[str, Any] = dict.fromkeys(("simulate", "render", "infer"), free)
-    memory = Memory(device=1, weights=1, trained=1)
-
-    def seconds(train: LinearCost, step: float) -> float:
-        about: dict[str, Any] = {
-            "name": "x",
-            "simulator_on": "cores",
-            "reset": 0.0,
-            "weight_sync": 0.0,
-            "memory": memory,
-        }
-        return learner_seconds(Profile(train=train, step=step, **costs, **about), workload, 1)
-
-    assert seconds(free, 1.0) == pytest.approx(steps / 2)
+    assert seconds_of_an_update(config, step=1.0) == pytest.approx(steps / 2)
     states = 2 if reads == "features" else 1
     passes = 64 * (steps / 2 + states * steps / 3) + chunks / 3
-    assert seconds(LinearCost(each=1.0), 0.0) == pytest.approx(passes)
+    assert seconds_of_an_update(config, train=EACH) == pytest.approx(passes)
+    in_parts = config.with_values({"algo.micro_batch": 8})
+    assert seconds_of_an_update(in_parts, train=EACH) == pytest.approx(passes + 64 * steps / 2 / 3)
+
+
+def test_a_measured_step_of_the_critic_counts_in_the_place_of_its_passes() -> None:
+    config = run(batch=64, updates_per_step=0.5, actor_every=2)
+    chunks = config.train.batch_episodes * 10
+    steps = 0.5 * 8 * chunks
+    of_actor = 64 * steps / 2 + chunks / 3
+    critic = LinearCost(fixed=3.0, each=0.5)
+    assert seconds_of_an_update(config, train=EACH, critic=critic) == pytest.approx(of_actor + steps * (3 + 0.5 * 64))
+
+
+def test_steering_passes_the_policy_once_for_each_new_observation() -> None:
+    policy = LARGE["pi0"] | {"steer": {}}
+    algo = {"name": "dsrl", "batch": 64, "updates_per_step": 0.5, "actor_every": 2}
+    config = RunConfig.model_validate({"policy": policy, "algo": algo})
+    chunks = config.train.batch_episodes * 80 / config.policy.chunk_size
+    steps = 0.5 * 80 * config.train.batch_episodes
+    assert seconds_of_an_update(config, train=EACH) == pytest.approx(chunks / 3)
+    assert seconds_of_an_update(config, critic=EACH) == pytest.approx(64 * steps * 3 / 2), "also the actor's steps"
+    images = config.with_values({"algo.critic_reads": "images"})
+    assert seconds_of_an_update(images, train=EACH) > 64 * steps / 2
+
+
+def test_a_simulated_learner_makes_whole_calls() -> None:
+    config = run(batch=64, updates_per_step=0.5, actor_every=2)
+    workload = Workload.of(config, horizon=80, spread=0.0)
+    none: dict[str, Any] = dict.fromkeys(("simulate", "render", "infer"), FREE)
+    about: dict[str, Any] = {"name": "x", "simulator_on": "cores", "reset": 0.0, "weight_sync": 0.0}
+    profile = Profile(train=EACH, critic=EACH, memory=Memory(device=1, weights=1, trained=1), **none, **about)
+    before, *minibatches = update_calls(profile, workload, workload.chunks, 1).parts()
+    steps = 0.5 * 8 * workload.chunks
+    assert sum(call.activity == "critic_step" for call in before) == steps
+    assert len(minibatches) == steps / 2
+    assert [call.activity for call in minibatches[0]] == ["micro_batch", "step"]

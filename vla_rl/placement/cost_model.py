@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from algos.config import UpdateWork
 from vla_rl.config.run_config import RunConfig
 from vla_rl.placement.plan import Plan, Process
 from vla_rl.placement.profile import Profile
+from vla_rl.placement.update_calls import update_calls
 
 _TINY = 1e-12  # seconds; in place of 0 where a rate is computed
 Speeds = tuple[tuple[float, int], ...]  # (seconds for a chunk, number of env workers that need so many)
@@ -31,18 +33,14 @@ class Workload:
     spread: float  # episodes last horizon * (1 - u * spread) steps, u uniform in 0..1
     chunk_size: int
     micro_batch: int
-    minibatches: int
-    epochs: int
-    extra_passes: int  # forward passes over the super-batch before the update
+    update: UpdateWork
     max_staleness: int  # where an episode is first trained
     publish_every: int  # updates
     max_wait: float  # seconds that an inference request may wait for others
-    steps_by_pass: bool = False  # each pass is an optimizer step
     row_bytes: int = 0  # of a request, on the way to an inference server of another node
 
     @classmethod
     def of(cls, config: RunConfig, horizon: int, spread: float) -> Self:
-        work = config.algo.work(config.policy.chunk_size)
         return cls(
             episodes=config.train.batch_episodes,
             branches=0 if config.world_model is None else config.world_model.branches,
@@ -50,14 +48,11 @@ class Workload:
             horizon=horizon,
             spread=spread,
             chunk_size=config.policy.chunk_size,
-            micro_batch=work.step_rows or config.learner.micro_batch,
-            minibatches=work.minibatches,
-            epochs=work.epochs,
-            extra_passes=work.extra_passes,
+            micro_batch=config.learner.micro_batch,
+            update=config.algo.work(config.policy.chunk_size),
             max_staleness=config.max_first_staleness,
             publish_every=config.publish_every,
             max_wait=config.placement.max_wait_ms * 1e-3,
-            steps_by_pass=work.step_rows > 0,
         )
 
     @property
@@ -72,11 +67,8 @@ class Workload:
 
     @property
     def trained_per_chunk(self) -> int:
-        """Chunks that pass the policy for each new real one: also those used again, and imagined ones.
-
-        Off-policy, these are the critic's alone.
-        """
-        return self.reuse + (0 if self.steps_by_pass else self.branches)
+        """Chunks on which an update trains for each new real one: also those used again, and imagined ones."""
+        return self.reuse + self.branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +98,7 @@ def bound(plan: Plan, profile: Profile, workload: Workload) -> Bound:
     """The least time that each resource must spend, with full inference batches."""
     layout = plan.layout
     weight_sync = profile.weight_sync / workload.publish_every
-    learn = learner_seconds(profile, workload, len(layout.learner)) + weight_sync
+    learn = update_calls(profile, workload, workload.chunks, len(layout.learner)).seconds + weight_sync
     learn += plan.offload * (profile.onload + profile.offload)
     use: dict[str, float] = defaultdict(float)
     for role, held in ((layout.inference, weight_sync), (layout.learner, learn)):
@@ -255,13 +247,3 @@ def _chunks_by_worker(plan: Plan, simulate: Sequence[float], shares: Sequence[fl
         shares[server] / parts(each, speeds[server])
         for server, each in zip(plan.servers_by_worker(), simulate, strict=True)
     ]
-
-
-def learner_seconds(profile: Profile, workload: Workload, ranks: int) -> float:
-    """Seconds of one rank for one update."""
-    mine = workload.trained_per_chunk * workload.chunks / workload.minibatches / ranks
-    passes = math.ceil(mine / workload.micro_batch)
-    train = passes * profile.train(mine / passes)
-    forward = workload.extra_passes * workload.minibatches * train / 3  # a backward pass costs two forward passes
-    steps = (passes if workload.steps_by_pass else 1) * profile.step
-    return workload.epochs * workload.minibatches * (train + steps) + forward

@@ -25,6 +25,7 @@ _ACTIVITIES = {
     "render": ["worker/render"],
     "infer": ["server/act"],
     "train": ["learner/micro_batch"],
+    "critic": ["learner/critic_step"],
     "imagine": ["world_model/imagine"],
     "model_train": ["world_model/model_train"],
     "reset": ["worker/reset"],

@@ -16,7 +16,15 @@ from vla_rl.core.files import replacing
 Seconds = Annotated[float, Field(ge=0.0)]
 GiB = Annotated[float, Field(ge=0.0)]
 
-CURVES = ("simulate", "render", "infer", "train", "imagine", "model_train")  # the fields that are a LinearCost
+CURVES = (
+    "simulate",
+    "render",
+    "infer",
+    "train",
+    "critic",
+    "imagine",
+    "model_train",
+)  # fields that are a LinearCost
 TIMES = ("reset", "step", "weight_sync", "onload", "offload")  # the fields that are plain seconds
 
 
@@ -69,6 +77,9 @@ class Profile(_Part):
     reset: Seconds = Field(description="The start of an episode.")
     infer: LinearCost = Field(description="An inference batch of n rows.")
     train: LinearCost = Field(description="Forward and backward pass of a micro-batch of n chunks.")
+    critic: LinearCost = Field(
+        LinearCost(each=0.0), description="A step of an off-policy algorithm's critic on n chunks; 0: not known."
+    )
     imagine: LinearCost = Field(LinearCost(each=0.0), description="The world model's rating of n chunks.")
     model_train: LinearCost = Field(
         LinearCost(each=0.0), description="What the world model learns from n real chunks, without frames."

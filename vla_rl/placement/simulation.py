@@ -23,6 +23,7 @@ from vla_rl.observability.spans import Span
 from vla_rl.placement.cost_model import Workload, cores_of, crossings
 from vla_rl.placement.plan import Plan, Process
 from vla_rl.placement.profile import Profile
+from vla_rl.placement.update_calls import update_calls
 
 Steps = Generator[simpy.Event, Any, None]
 
@@ -334,17 +335,11 @@ class SimulatedRun:
         return self._taken % self.workload.publish_every == 0
 
     def _update(self, chunks: int) -> Steps:
-        workload, profile, ranks = self.workload, self.profile, self.plan.learners
+        profile = self.profile
         onload, offload = (profile.onload, profile.offload) if self.plan.offload else (0.0, 0.0)
-        mine = workload.trained_per_chunk * chunks / workload.minibatches / len(ranks)
-        passes = max(1, math.ceil(mine / workload.micro_batch))
-        train = profile.train(mine / passes)
-        forward = [("forward", train / 3)] * passes * workload.minibatches * workload.extra_passes
-        yield self._on_all_ranks([("onload", onload), *forward])
-        steps = passes if workload.steps_by_pass else 1
-        minibatch = [("micro_batch", train)] * passes + [("step", profile.step)] * steps
-        for _ in range(workload.epochs * workload.minibatches):
-            yield self._on_all_ranks(minibatch)
+        yield self._on_all_ranks([("onload", onload)])
+        for calls in update_calls(profile, self.workload, chunks, len(self.plan.learners)).parts():
+            yield self._on_all_ranks([(call.activity, call.seconds) for call in calls])
         sync = profile.weight_sync if self._is_published() else 0.0
         yield self._on_all_ranks([("publish", sync), ("offload", offload)])
 

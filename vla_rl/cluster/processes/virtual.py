@@ -6,10 +6,9 @@ This measures how the runtime handles many devices on a machine that has none. N
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from vla_rl.core.records import ActionBatch, Array, Observation, PolicySpec, Sup
 from vla_rl.observability.meter import Meter
 from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.profile import Profile, load_profile
+from vla_rl.placement.update_calls import update_calls
 
 _RENDEZVOUS_TIMEOUT_S = 600.0
 
@@ -91,19 +91,15 @@ class VirtualLearner:
         self._rendezvous, self._lease = rendezvous, lease
 
     def update(self, batch: SuperBatch) -> dict[str, float]:
-        workload, profile = self._workload, self._profile
-        mine = batch.num_chunks / workload.minibatches / self._ranks
-        passes = max(1, math.ceil(mine / workload.micro_batch))
+        chunks = batch.num_chunks / self._workload.trained_per_chunk  # new ones
+        passes = 0
         with self.meter.time("train"):
-            for _ in range(passes * workload.minibatches * workload.extra_passes):
-                _hold(self._lease, profile.train(mine / passes) / 3, nullcontext())
-            for _ in range(workload.epochs * workload.minibatches):
-                for _ in range(passes):
-                    _hold(self._lease, profile.train(mine / passes), self.meter.time("micro_batch", mine / passes))
-                for _ in range(passes if workload.steps_by_pass else 1):
-                    _hold(self._lease, profile.step, self.meter.time("step", 1))
+            for calls in update_calls(self._profile, self._workload, chunks, self._ranks).parts():
+                for call in calls:
+                    _hold(self._lease, call.seconds, self.meter.time(call.activity, call.n))
+                    passes += call.activity == "micro_batch"
                 self._rendezvous.wait()
-        return {"learner/passes": float(passes * workload.minibatches * workload.epochs)}
+        return {"learner/passes": float(passes)}
 
     def publish(self) -> None:
         _hold(self._lease, self._profile.weight_sync, self.meter.time("publish", 1))

@@ -91,6 +91,15 @@ class OffPolicyConfig(AlgoConfigBase):
         0.5, description="Share of the critic's chunks from successful episodes; null: whatever it is in the memory."
     )
     actor_successes: Fraction | None = Field(0.9, description="The same of the actor's chunks.")
+    tasks_evenly: bool = Field(
+        False,
+        description="Whether each task has the same share of what is drawn from the memory, among successes and among "
+        "others; false: as many chunks as the memory holds of it.",
+    )
+    half_life: Positive | None = Field(
+        None,
+        description="Newer episodes after which one is drawn half as often; null: its age does not count.",
+    )
     shift: NonNegative = Field(4, description="Pixels by which images are shifted at random (arXiv:2107.09645).")
     demos: tuple[str, ...] = Field(
         (),

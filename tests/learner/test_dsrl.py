@@ -44,7 +44,7 @@ def test_it_trains_what_chooses_the_noise_and_nothing_else(tmp_path: Path) -> No
     learner, again = steering(), steering()
     before = weights(learner)
     learner.update(acted())
-    (kept, *_) = learner.memory._episodes
+    (kept, *_) = learner.memory.episodes
     assert kept.actions.shape[1:] == (1, A)
     assert kept.images.dtype == np.float32
     assert kept.images.ndim == 2
@@ -73,7 +73,7 @@ def test_each_new_observation_passes_the_policy_once_as_the_planner_counts() -> 
     learner.update(batch)
     work = learner.algorithm.config.work(K)
     assert (work.epochs, work.critic_passes) == (0, 0)
-    observations = sum(len(e.images) for e in learner.memory._episodes)
+    observations = sum(len(e.images) for e in learner.memory.episodes)
     assert batch.num_chunks <= observations <= batch.num_chunks + batch.num_episodes
     assert sum(rows) == work.extra_passes * observations
 

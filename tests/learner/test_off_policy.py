@@ -28,7 +28,7 @@ from vla_rl.learner.off_policy import OffPolicyLearner
 from vla_rl.learner.process_group import join_ranks
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.build import build_policy, save_policy
-from vla_rl.replay.memory import Seen, StoredEpisode
+from vla_rl.replay.memory import DrawingRule, Seen, StoredEpisode
 from vla_rl.replay.schedule import training_episode
 
 SPEC = replace(SMALL, image_size=48)  # as in ``random_batch``
@@ -101,7 +101,7 @@ def test_demonstrations_hold_the_state_that_the_critic_reads(tmp_path: Path) -> 
     first = env.state([0])[0]
     env.close()
     learner = made(*wanted, "algo.critic_reads=state", spec=env.spec)
-    t = learner._demos.sample(100, None, np.random.default_rng(0))
+    t = learner._demos.sample(100, DrawingRule(), np.random.default_rng(0))
     assert t.before.state.shape == (100, env.spec.state_dim)
     assert (t.before.state == first).all(axis=1).any(), "before its action"
     assert np.unique(t.before.state, axis=0).shape[0] > 5
@@ -226,7 +226,7 @@ def test_frozen_cameras_read_each_image_once() -> None:
     learner, batch = made(*FROZEN), with_states(acted())
     before = weights(learner)
     learner.update(batch)
-    (kept, *_) = learner.memory._episodes
+    (kept, *_) = learner.memory.episodes
     assert kept.images.shape[1:] == (32,)
     assert kept.images.dtype == np.float32
     images = batch.images[batch.obs_row[: len(kept)]]

@@ -133,11 +133,11 @@ def test_it_learns_what_old_episodes_returned() -> None:
 def test_an_episode_is_kept_once() -> None:
     kept, batch = memory(), random_batch(episodes=6)
     kept.observe(replace(batch, new_episodes=2), *seen(batch), reads_time=False)
-    assert len(kept._episodes) == 2
-    assert all(not e.elapsed.any() for e in kept._episodes), "a head that does not read the time gets none"
+    assert len(kept._kept.episodes) == 2
+    assert all(not e.elapsed.any() for e in kept._kept.episodes), "a head that does not read the time gets none"
     for version in range(1, 4):
         kept.observe(random_batch(version), *seen(random_batch(version)), reads_time=True)
-    assert len(kept._episodes) == 8
+    assert len(kept._kept.episodes) == 8
 
 
 def test_a_loss_that_is_not_finite_trains_nothing() -> None:
@@ -145,7 +145,7 @@ def test_a_loss_that_is_not_finite_trains_nothing() -> None:
     features, ends = seen(batch)
     kept.observe(batch, features, ends, reads_time=True)
     before = [p.detach().clone() for p in kept.head.parameters()]
-    for e in kept._episodes:
+    for e in kept._kept.episodes:
         e.elapsed[:] = np.nan
     kept.returns = lambda: np.zeros(batch.num_chunks)  # type: ignore[method-assign]
     kept.train(0)
@@ -199,7 +199,7 @@ def test_new_episodes_are_rated_before_the_head_learns_from_them() -> None:
     rated = learner._passes.evaluate(learner._engine, batch)
     _, targets, _ = learner._targets(batch)
     np.testing.assert_array_equal(targets.old_values, rated.values)
-    kept = learner._values._episodes
+    kept = learner._values._kept.episodes
     assert {e.continues for e in kept} == {True, False}
     np.testing.assert_array_equal(kept[-1].features[0], rated.features[batch.offsets[-2]])
 

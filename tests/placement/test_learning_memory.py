@@ -16,7 +16,7 @@ from vla_rl.core.machine import GIB, Gpu, Machine
 from vla_rl.core.records import EnvSpec
 from vla_rl.learner.chunk_critic import EnsembleCritic
 from vla_rl.learner.readout import Bins
-from vla_rl.learner.value_memory import KeptEpisode
+from vla_rl.learner.value_memory import ValueEpisode
 from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.host_memory import host_use
 from vla_rl.placement.learning_memory import _inputs, critic_bytes, critic_weights, kept_bytes
@@ -103,7 +103,7 @@ def stored(count: int, layout: dict[str, tuple[int, ...]], kind: type) -> Any:
     arrays = {}
     for name, shape in layout.items():
         dtype: Any = np.uint8 if name == "images" else np.int32 if name == "num_steps" else np.float32
-        dtype = np.float64 if kind is KeptEpisode and name == "rewards" else dtype
+        dtype = np.float64 if kind is ValueEpisode and name == "rewards" else dtype
         arrays[name] = np.zeros((count + (name not in once), *shape), dtype)
     return kind(**arrays, **({"task": 0, "success": True} if kind is StoredEpisode else {}))
 
@@ -124,7 +124,7 @@ def test_the_value_heads_memory_is_what_it_keeps() -> None:
     policy = {"name": "openvla_oft", "size": "7b", "chunk_size": k}
     config = RunConfig.model_validate({"policy": policy, "algo": {"name": "ppo", "value_memory": 300}})
     chunks = math.ceil(spec.max_episode_steps / k)
-    episode = stored(chunks, {"features": (4104,), "elapsed": (), "rewards": ()}, KeptEpisode)
+    episode = stored(chunks, {"features": (4104,), "elapsed": (), "rewards": ()}, ValueEpisode)
     assert kept_bytes(config, spec, 4104) == 300 * sum(getattr(episode, f.name).nbytes for f in fields(episode))
     memory = expected_memory(config, spec, machine(80))
     assert (memory.critic, memory.kept) == (0.0, kept_bytes(config, spec, 4104) / GIB)

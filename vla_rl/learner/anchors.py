@@ -4,17 +4,14 @@ They come from demonstrations, from the run's own episodes, or half from each. W
 the run's seed, the policy version and the step alone.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from vla_rl.core.postponed import write
+from vla_rl.core.kept_episodes import KeptEpisodes
 from vla_rl.core.records import Array, EnvSpec, Record, SuperBatch, join_records, take_rows
 
 if TYPE_CHECKING:
@@ -43,7 +40,6 @@ class AnchorRows:
 
 
 _ARRAYS = tuple(f.name for f in fields(AnchorRows) if f.type is Array)
-_RECORD = "record."
 
 
 class Anchors:
@@ -52,11 +48,11 @@ class Anchors:
     def __init__(self, demonstrations: AnchorRows | None = None, *, memory: int = 0) -> None:
         """``memory``: keep that many episodes of the run, the last ones."""
         self._demonstrations = demonstrations
-        self._episodes = deque[AnchorRows](maxlen=memory)
+        self._kept, self._remembers = KeptEpisodes(AnchorRows, memory), memory > 0
 
     def observe(self, batch: SuperBatch, kept: Array) -> None:
         """Keep chunks (a mask, bool [M]) of episodes that no earlier super-batch held; without a memory, nothing."""
-        if not self._episodes.maxlen:
+        if not self._remembers:
             return
         for b in range(batch.new_episodes):
             rows = batch.offsets[b] + np.flatnonzero(kept[batch.offsets[b] : batch.offsets[b + 1]])
@@ -66,12 +62,12 @@ class Anchors:
             rest = batch.task[rows].copy(), batch.num_steps[rows].copy()
             names = batch.record if self._demonstrations is None else self._demonstrations.record
             record = {name: batch.record[name][rows].copy() for name in names}
-            self._episodes.append(AnchorRows(batch.images[seen], batch.proprio[seen], *rest, record))
+            self._kept.add([AnchorRows(batch.images[seen], batch.proprio[seen], *rest, record)])
 
     def draw(self, count: int, seed: int, policy_version: int, step: int) -> AnchorRows | None:
         """``count`` chunks, with replacement; None while there are none."""
         given = [] if self._demonstrations is None else [self._demonstrations]
-        sources = [source for source in (given, list(self._episodes)) if source]
+        sources = [source for source in (given, self._kept.episodes) if source]
         if not sources:
             return None
         rng = np.random.default_rng((seed, policy_version, step, _STREAM))
@@ -80,23 +76,11 @@ class Anchors:
 
     def save(self, path: Path) -> None:
         """Write the run's own episodes to an .npz file; ``load`` reads it."""
-        arrays: dict[str, Any] = {}
-        if self._episodes:
-            joined = _joined(list(self._episodes))
-            arrays = {name: getattr(joined, name) for name in _ARRAYS}
-            arrays |= {_RECORD + name: array for name, array in joined.record.items()}
-        lengths = np.array([len(e) for e in self._episodes], np.int64)
-        write(path, partial(np.savez, path, lengths=lengths, **arrays))
+        self._kept.save(path)
 
     def load(self, path: Path) -> None:
-        with np.load(path, allow_pickle=False) as data:
-            borders = np.cumsum([0, *data["lengths"]])
-            if len(borders) == 1:
-                return
-            record = {name.removeprefix(_RECORD): data[name] for name in data if name.startswith(_RECORD)}
-            joined = AnchorRows(**{name: data[name] for name in _ARRAYS}, record=record)
-        for start, end in pairwise(borders.tolist()):
-            self._episodes.append(joined.rows(slice(start, end)))
+        """Continue from ``save``. Raises UserError if the file is missing or damaged."""
+        self._kept.load(path)
 
 
 def anchors_of_demonstrations(

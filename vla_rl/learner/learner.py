@@ -290,7 +290,7 @@ class Learner(TrainedPolicy):
         if self._critic is not None and self._rank == 0:
             self._critic.save(folder / "critic.safetensors")
         if self._values is not None and self._rank == 0:
-            self._values.save(folder / "value_memory.safetensors")
+            self._values.save(folder)
 
     def load(self, folder: Path) -> None:
         super().load(folder)
@@ -298,5 +298,5 @@ class Learner(TrainedPolicy):
             self._anchors.load(folder / "anchors.npz")
         if self._critic is not None and (folder / "critic.safetensors").is_file():
             self._critic.load(folder / "critic.safetensors")
-        if self._values is not None and self._rank == 0 and (folder / "value_memory.safetensors").is_file():
-            self._values.load(folder / "value_memory.safetensors")
+        if self._values is not None and self._rank == 0:
+            self._values.load(folder)

@@ -35,6 +35,7 @@ from vla_rl.learner.readout import Bins, Scalar
 from vla_rl.learner.trained_policy import TrainedPolicy
 from vla_rl.policies.base.policy import Policy, PolicyInput, PolicyOutput
 from vla_rl.replay.memory import (
+    DrawingRule,
     ReplayMemory,
     Seen,
     StoredEpisode,
@@ -276,8 +277,9 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         """A batch, ``demo_share`` of it from demonstrations, its images moved at random."""
         c = self.algorithm.config
         shown = round(c.demo_share * c.batch) if len(self._demos) else 0
-        parts = [self.memory.sample(c.batch - shown, successes, rng)] if shown < c.batch else []
-        t = joined([*parts, *([self._demos.sample(shown, None, rng)] if shown else [])])
+        rule = DrawingRule(successes, c.tasks_evenly, c.half_life)
+        parts = [self.memory.sample(c.batch - shown, rule, rng)] if shown < c.batch else []
+        t = joined([*parts, *([self._demos.sample(shown, DrawingRule(), rng)] if shown else [])])
         if t.before.images.dtype != np.uint8:  # embedded: there is nothing left to be moved
             return t
         before, after = (replace(s, images=random_shift(s.images, c.shift, rng)) for s in (t.before, t.after))

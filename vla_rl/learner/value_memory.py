@@ -10,7 +10,6 @@ The first rank keeps them and trains a float32 copy of the head; the learner bri
 layer reads standardized features. That changes which way its steps go, and no value.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,12 @@ from torch import Tensor, nn
 
 from algos.actor_critic import ClippedValue
 from algos.advantages import chunk_rewards, explained_variance
+from vla_rl.core.kept_episodes import KeptEpisodes
 from vla_rl.core.records import Array, SuperBatch
 from vla_rl.core.tensor_files import load_tensors, moments_of, save_tensors, set_moments
 from vla_rl.policies.base.value_head import ValueHead
 
+_EPISODES, _MOMENTS = "value_memory.npz", "value_memory_adam.safetensors"
 _STREAM = 7  # separates its draws from those of minibatches
 _AT_ONCE = 64  # episodes whose values are computed in one pass
 FIGURES = "value_memory_episodes", "value_memory_loss", "value_memory_explained"  # of ``train``
@@ -32,7 +33,7 @@ _NARROWEST = 0.1  # least deviation of a feature, as a share of their root mean 
 
 
 @dataclass(frozen=True, slots=True)
-class KeptEpisode:
+class ValueEpisode:
     """An episode of n chunks; n + 1 states if it ends with the value of its final observation, else n."""
 
     features: Array  # float32 [n or n + 1, F]
@@ -54,7 +55,7 @@ class ValueMemory:
         self.head = head.to(device, torch.float32).requires_grad_()
         self._algorithm, self._seed, self._device = algorithm, seed, device
         self._adam = torch.optim.Adam(self.head.parameters(), lr=c.value_memory_lr)
-        self._episodes: deque[KeptEpisode] = deque(maxlen=c.value_memory)
+        self._kept = KeptEpisodes(ValueEpisode, c.value_memory)
 
     def observe(self, batch: SuperBatch, features: Array, final_features: Array | None, *, reads_time: bool) -> None:
         """Keep the new episodes of a super-batch.
@@ -73,16 +74,16 @@ class ValueMemory:
                 seen = np.append(seen, batch.final_obs_row[b])
                 state = np.concatenate([state, final_features[b : b + 1]])
             elapsed = batch.elapsed[seen] * np.float32(reads_time)
-            self._episodes.append(KeptEpisode(state, elapsed, rewards[rows]))
+            self._kept.add([ValueEpisode(state, elapsed, rewards[rows])])
 
     def train(self, policy_version: int) -> dict[str, float]:
         """The steps that follow an update: ``head`` has the policy's weights before, and new ones after. Metrics.
 
         Steps whose loss is not finite are left out. Without an episode there are none.
         """
-        if not self._episodes:
+        if not len(self._kept):
             return {}
-        c, first = self._algorithm.config, np.cumsum([0, *(len(e.rewards) for e in self._episodes)])
+        c, first = self._algorithm.config, np.cumsum([0, *self._kept.lengths("rewards")])
         returns, losses = self.returns(), []
         mean, deviation = self._scale()
         self._read(mean, deviation)
@@ -100,7 +101,7 @@ class ValueMemory:
         self._read(-mean / deviation, 1 / deviation)
         after = np.concatenate([values[: len(e.rewards)] for e, values in self._values()])
         explained = explained_variance(returns, after)
-        found = float(len(self._episodes)), float(np.mean(losses)), explained
+        found = float(len(self._kept)), float(np.mean(losses)), explained
         return {name: value for name, value in zip(FIGURES, found, strict=True) if value is not None}
 
     def returns(self) -> Array:
@@ -115,9 +116,9 @@ class ValueMemory:
         )
 
     @torch.no_grad()
-    def _values(self) -> Iterator[tuple[KeptEpisode, Array]]:
+    def _values(self) -> Iterator[tuple[ValueEpisode, Array]]:
         """Each episode and the values of its states."""
-        episodes = list(self._episodes)
+        episodes = self._kept.episodes
         for start in range(0, len(episodes), _AT_ONCE):
             part = episodes[start : start + _AT_ONCE]
             state, elapsed = (np.concatenate([getattr(e, x) for e in part]) for x in ("features", "elapsed"))
@@ -126,9 +127,9 @@ class ValueMemory:
 
     def _scale(self) -> tuple[Tensor, Tensor]:
         """Mean and deviation of the features, float32 [F]."""
-        count = sum(len(e.features) for e in self._episodes)
-        mean = np.sum([e.features.sum(axis=0, dtype=np.float64) for e in self._episodes], axis=0) / count
-        variance = np.sum([np.square(e.features - mean).sum(axis=0) for e in self._episodes], axis=0) / count
+        episodes, count = self._kept.episodes, self._kept.lengths("features").sum()
+        mean = np.sum([e.features.sum(axis=0, dtype=np.float64) for e in episodes], axis=0) / count
+        variance = np.sum([np.square(e.features - mean).sum(axis=0) for e in episodes], axis=0) / count
         least = max(_NARROWEST * float(np.sqrt(variance.mean())), float(np.finfo(np.float32).tiny))
         deviation = np.maximum(np.sqrt(variance), least)
         return self._tensor(mean.astype(np.float32)), self._tensor(deviation.astype(np.float32))
@@ -143,28 +144,21 @@ class ValueMemory:
 
     def _states(self, rows: Array, episode: Array, first: Array) -> tuple[Tensor, Tensor]:
         """Features [n, F] and elapsed times [n] of these chunks of the memory, of these episodes."""
-        picked = [(self._episodes[e], row - first[e]) for e, row in zip(episode, rows, strict=True)]
+        picked = [(self._kept.episodes[e], row - first[e]) for e, row in zip(episode, rows, strict=True)]
         elapsed = np.array([e.elapsed[row] for e, row in picked], np.float32)
         return self._tensor(np.stack([e.features[row] for e, row in picked])), self._tensor(elapsed)
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def save(self, path: Path) -> None:
+    def save(self, folder: Path) -> None:
         """Episodes and moments; the head's weights are the policy's."""
-        tensors = {f"adam.{name}": value for name, value in moments_of(self._adam).items()}
-        for name in ("features", "elapsed", "rewards") if self._episodes else ():
-            parts = [getattr(e, name) for e in self._episodes]
-            tensors[name] = torch.from_numpy(np.concatenate(parts))
-            tensors[f"{name}.lengths"] = torch.tensor([len(part) for part in parts])
-        save_tensors(tensors, path)
+        self._kept.save(folder / _EPISODES)
+        save_tensors(moments_of(self._adam), folder / _MOMENTS)
 
-    def load(self, path: Path) -> None:
-        """Continue from ``save``. Raises UserError if the file is damaged."""
-        found = load_tensors(path)
-        moments = {name.removeprefix("adam."): value for name, value in found.items() if name.startswith("adam.")}
-        set_moments(self._adam, {name: value.to(self._device) for name, value in moments.items()})
-        if "features" in found:
-            names = "features", "elapsed", "rewards"
-            parts = (found[name].split(found[f"{name}.lengths"].tolist()) for name in names)
-            self._episodes.extend(KeptEpisode(*(x.numpy() for x in each)) for each in zip(*parts, strict=True))
+    def load(self, folder: Path) -> None:
+        """Continue from ``save``; without its files, as new. Raises UserError if they are damaged."""
+        if not (folder / _EPISODES).is_file():
+            return
+        self._kept.load(folder / _EPISODES)
+        set_moments(self._adam, load_tensors(folder / _MOMENTS, self._device))

@@ -7,8 +7,7 @@ rewards, and the observation after its executed steps.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from envs.base.demonstration_records import Demonstrations
-from vla_rl.core.errors import UserError
-from vla_rl.core.postponed import write
+from vla_rl.core.kept_episodes import KeptEpisodes
 from vla_rl.core.records import STATE, STATE_AFTER, Array, Record, SuperBatch, join_records, take_rows
 
 
@@ -72,11 +70,10 @@ class StoredEpisode:
         )
 
 
-_ARRAYS = tuple(f.name for f in fields(StoredEpisode) if f.type is Array)
 _OBSERVED = "images", "proprio", "elapsed", "state"
 _CHOSEN = "actions", "rewards", "num_steps"
 _SMALL = *_OBSERVED[1:], *_CHOSEN  # images stay where they are
-_RECORD = "record."  # before the names of a record, in the file
+_RECORD = "record."  # before the names of a record, among other columns
 
 
 def episodes_of(batch: SuperBatch, actions: Array, valued: Array, record: Mapping[str, Array]) -> list[StoredEpisode]:
@@ -154,53 +151,72 @@ def episodes_of_demonstrations(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class DrawingRule:
+    """Which chunks are drawn how often.
+
+    Attributes:
+        successes: share of chunks of successful episodes, as long as there are both kinds; None: as they come.
+        tasks_evenly: whether each task has the same share, of successes and of others.
+        half_life: an episode counts half as much when so many newer ones are there; None: age does not count.
+    """
+
+    successes: float | None = None
+    tasks_evenly: bool = False
+    half_life: float | None = None
+
+
 class ReplayMemory:
     """The newest episodes, up to ``max_bytes``; the last one is kept, however large it is."""
 
     def __init__(self, max_bytes: float) -> None:
-        self._max_bytes = max_bytes
-        self._episodes: list[StoredEpisode] = []
-        self._chunks = self._observed = np.zeros(0, np.int64)  # of each episode: chunks, observations
-        self._succeeded = np.zeros(0, bool)
-        self._flat: dict[str, Array] = {}  # what is small, of all episodes one after the other
-        self._nbytes = 0
-        self.forgotten = 0  # episodes
+        self._kept = KeptEpisodes(StoredEpisode, max_bytes, lambda episode: episode.nbytes)
+        self._index()
 
     def __len__(self) -> int:
-        return len(self._episodes)
+        return len(self._kept)
+
+    @property
+    def episodes(self) -> tuple[StoredEpisode, ...]:
+        """All that is kept, the oldest first."""
+        return self._kept.episodes
 
     def add(self, episodes: Sequence[StoredEpisode]) -> None:
         """Keep these, and forget the oldest ones that have no room."""
-        self._episodes += episodes
-        self._nbytes += sum(episode.nbytes for episode in episodes)
-        forgotten = 0
-        while self._nbytes > self._max_bytes and forgotten < len(self._episodes) - 1:
-            self._nbytes -= self._episodes[forgotten].nbytes
-            forgotten += 1
-        self.forgotten += forgotten
-        self._episodes = self._episodes[forgotten:]
-        kept = self._episodes
-        self._chunks = np.array([len(episode) for episode in kept], np.int64)
-        self._observed = np.array([len(episode.images) for episode in kept], np.int64)
+        self._kept.add(episodes)
+        self._index()
+
+    def _index(self) -> None:
+        kept = self.episodes
+        self._chunks, self._observed = self._kept.lengths("actions"), self._kept.lengths("images")
+        self._task = np.array([episode.task for episode in kept], np.int32)
         self._succeeded = np.array([episode.success for episode in kept], bool)
-        self._flat = {name: np.concatenate([getattr(e, name) for e in kept]) for name in _SMALL if kept}
+        # what is small, of all episodes one after the other
+        self._flat = {name: self._kept.column(name) for name in _SMALL if kept}
         recorded = kept[0].record if kept else ()
         self._flat |= {_RECORD + name: np.concatenate([e.record[name] for e in kept]) for name in recorded}
 
-    def sample(self, count: int, successes: float | None, rng: np.random.Generator) -> Transitions:
-        """Chunks at random, with replacement; raises ValueError if there are none.
-
-        ``successes``: share of chunks of successful episodes, as long as there are both kinds; None: as they come.
-        """
-        if not self._episodes:
+    def sample(self, count: int, rule: DrawingRule, rng: np.random.Generator) -> Transitions:
+        """Chunks at random, with replacement; raises ValueError if there are none."""
+        if not len(self):
             raise ValueError("the replay memory is empty: add episodes first")
-        weights = self._chunks.astype(np.float64)
-        of_success = weights[self._succeeded].sum()
-        if successes is not None and 0 < of_success < weights.sum():
-            weights[self._succeeded] *= successes / of_success
-            weights[~self._succeeded] *= (1 - successes) / self._chunks[~self._succeeded].sum()
-        episode = rng.choice(len(weights), size=count, p=weights / weights.sum())
+        episode = rng.choice(len(self), size=count, p=self._shares(rule))
         return self._gathered(episode, rng.integers(self._chunks[episode]))
+
+    def _shares(self, rule: DrawingRule) -> Array:
+        """float64 [episodes]: their parts of what is drawn. Those of one kind and task are drawn by size and age."""
+        age = np.arange(len(self))[::-1]
+        weights = np.log(self._chunks) - (0.0 if rule.half_life is None else np.log(2.0) * age / rule.half_life)
+        kinds = np.zeros(len(self), bool) if rule.successes is None else self._succeeded
+        shares, of_kind = np.zeros(len(self)), {True: rule.successes or 0.0, False: 1.0 - (rule.successes or 0.0)}
+        for kind in (found := set(kinds.tolist())):
+            tasks = set(self._task[kinds == kind].tolist()) if rule.tasks_evenly else {None}
+            for task in tasks:
+                group = (kinds == kind) & (True if task is None else self._task == task)
+                part = np.exp(weights[group] - weights[group].max())  # none of them is lost, however old
+                share = (of_kind[kind] if len(found) > 1 else 1.0) / len(tasks)
+                shares[group] = share * part / part.sum()
+        return shares / shares.sum()
 
     def _gathered(self, episode: Array, row: Array) -> Transitions:
         """Chunk ``row[i]`` of episode ``episode[i]``."""
@@ -211,7 +227,7 @@ class ReplayMemory:
         return Transitions(
             before=self._seen(episode, row),
             after=self._seen(episode, row + continues),
-            task=np.array([e.task for e in self._episodes], np.int32)[episode],
+            task=self._task[episode],
             continues=continues,
             success=self._succeeded[episode],
             record={name.removeprefix(_RECORD): self._flat[name][chunk] for name in recorded},
@@ -219,7 +235,7 @@ class ReplayMemory:
         )
 
     def _seen(self, episode: Array, row: Array) -> Seen:
-        images = np.stack([self._episodes[e].images[r] for e, r in zip(episode.tolist(), row.tolist(), strict=True)])
+        images = np.stack([self.episodes[e].images[r] for e, r in zip(episode.tolist(), row.tolist(), strict=True)])
         at = _first(self._observed)[episode] + row
         return Seen(images, *(self._flat[name][at] for name in _OBSERVED[1:]))
 
@@ -233,37 +249,18 @@ class ReplayMemory:
             "memory_episodes": float(len(self)),
             "memory_chunks": float(self._chunks.sum()),
             "memory_success": float(self._succeeded.mean()) if len(self) else 0.0,
-            "memory_forgotten": float(self.forgotten),
-            "memory_gib": self._nbytes / 2**30,
+            "memory_forgotten": float(self._kept.forgotten),
+            "memory_gib": self._kept.taken / 2**30,
         }
 
     def save(self, path: Path) -> None:
         """Write all episodes to an .npz file, now or later (``postponed``); ``load`` reads it."""
-        episodes = list(self._episodes)  # whose arrays never change
-        write(path, partial(_write, path, episodes, self.forgotten))
+        self._kept.save(path)
 
     def load(self, path: Path) -> None:
         """Continue from ``save``. Raises UserError if the file is missing or damaged."""
-        try:
-            with np.load(path, allow_pickle=False) as data:
-                self.forgotten = int(data["forgotten"])
-                kinds = data["task"].tolist(), data["success"].tolist()
-                parts = {name: np.split(data[name], data[f"{name}.border"]) for name in _ARRAYS}
-                recorded = [name for name in data if name.startswith(_RECORD)]
-                records = {name: np.split(data[name], data["actions.border"]) for name in recorded}
-        except (OSError, ValueError, KeyError, EOFError) as error:
-            raise UserError(
-                f"{path} is missing or damaged ({error}); resume an earlier checkpoint: RUN@ITERATION"
-            ) from error
-        rows = (dict(zip(_ARRAYS, arrays, strict=True)) for arrays in zip(*parts.values(), strict=True))
-        stored = [
-            StoredEpisode(**row, task=t, success=s, record={n.removeprefix(_RECORD): x[e] for n, x in records.items()})
-            for e, (row, t, s) in enumerate(zip(rows, *kinds, strict=True))
-        ]
-        self._episodes, self._nbytes = [], 0
-        forgotten = self.forgotten
-        self.add(stored)
-        self.forgotten = forgotten
+        self._kept.load(path)
+        self._index()
 
 
 def joined(parts: Sequence[Transitions]) -> Transitions:
@@ -284,14 +281,3 @@ def joined(parts: Sequence[Transitions]) -> Transitions:
 def _first(counts: Array) -> Array:
     """int64 [n]: where each of n parts begins that lie one after the other."""
     return np.cumsum(counts) - counts
-
-
-def _write(path: Path, episodes: Sequence[StoredEpisode], forgotten: int) -> None:
-    arrays: dict[str, Any] = {"forgotten": np.array(forgotten)}
-    arrays |= {name: np.array([getattr(e, name) for e in episodes]) for name in ("task", "success")}
-    for name in _ARRAYS if episodes else ():
-        parts = [getattr(e, name) for e in episodes]
-        arrays |= {name: np.concatenate(parts), f"{name}.border": np.cumsum([len(part) for part in parts])[:-1]}
-    for name in episodes[0].record if episodes else ():
-        arrays[_RECORD + name] = np.concatenate([e.record[name] for e in episodes])
-    np.savez(path, **arrays)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
 
+from vla_rl.core.kept_episodes import KeptEpisodes
 from vla_rl.core.records import Array, Trajectory
 from vla_rl.world_model.model import ChunkInputs, ChunkOutcomes
 
 Rows = TypeVar("Rows", ChunkInputs, ChunkOutcomes)
 _SMALLEST_STD = 1e-3  # of an input; below this it is taken for a constant
+_SCALE = "mean", "std"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,55 +97,55 @@ class Archive:
     """The last real episodes, flattened into rows when they are sampled from."""
 
     def __init__(self, capacity: int) -> None:
-        self._episodes: deque[Episode] = deque(maxlen=capacity)
+        self._kept = KeptEpisodes(Episode, capacity)
         self._rows: tuple[ChunkInputs, ChunkOutcomes] | None = None
         self.scales: Scales | None = None  # set by ``freeze_scales``
-        self.num_added = 0  # episodes, including those that have left
 
     def __len__(self) -> int:
-        return len(self._episodes)
+        return len(self._kept)
+
+    @property
+    def num_added(self) -> int:
+        """Episodes, including those that have left."""
+        return len(self._kept) + self._kept.forgotten
 
     @property
     def num_chunks(self) -> int:
-        return sum(len(episode.event) for episode in self._episodes)
+        return int(self._kept.lengths("event").sum())
 
     @property
     def chunk_size(self) -> int:
         """K of what is here."""
-        return self._episodes[0].actions.shape[1]
+        return int(self._kept.episodes[0].actions.shape[1])
 
-    def add(self, episodes: Iterable[Episode]) -> None:
+    def add(self, episodes: Sequence[Episode]) -> None:
         """The oldest ones leave when there are too many. Costs a copy of the rows, and no further computation."""
-        for episode in episodes:
-            full = len(self._episodes) == self._episodes.maxlen
-            leaving = len(self._episodes[0].event) if full else 0
-            self._episodes.append(episode)
-            self.num_added += 1
-            if self._rows is not None:
-                inputs, outcomes = self._flatten([episode])
-                self._rows = _joined(self._rows[0], inputs, leaving), _joined(self._rows[1], outcomes, leaving)
+        before = [*self._kept.episodes, *episodes]
+        leaving = sum(len(episode.event) for episode in before[: self._kept.add(episodes)])
+        if self._rows is not None and episodes:
+            inputs, outcomes = self._flatten(episodes)
+            self._rows = _joined(self._rows[0], inputs, leaving), _joined(self._rows[1], outcomes, leaving)
 
     def freeze_scales(self) -> Scales:
         """Standardize from now on by the statistics of what is here. Raises ValueError if that is nothing."""
-        if not self._episodes:
+        if not len(self):
             raise ValueError("an empty archive has no statistics")
+        actions = self._kept.column("actions")
         self.scales = Scales(
-            features=Scale.of(np.concatenate([e.features for e in self._episodes]), shared=True),
-            proprio=Scale.of(np.concatenate([e.proprio for e in self._episodes]), shared=False),
-            actions=Scale.of(
-                np.concatenate([e.actions.reshape(-1, e.actions.shape[-1]) for e in self._episodes]), shared=True
-            ),
+            features=Scale.of(self._kept.column("features"), shared=True),
+            proprio=Scale.of(self._kept.column("proprio"), shared=False),
+            actions=Scale.of(actions.reshape(-1, actions.shape[-1]), shared=True),
         )
         self._rows = None
         return self.scales
 
     def sample(self, shape: tuple[int, int], generator: torch.Generator) -> tuple[ChunkInputs, ChunkOutcomes]:
         """Rows drawn with replacement, of the shape (members, n). Call ``freeze_scales`` first."""
-        inputs, outcomes = self._rows = self._rows or self._flatten(self._episodes)
+        inputs, outcomes = self._rows = self._rows or self._flatten(self._kept.episodes)
         rows = torch.randint(len(outcomes.event), shape, generator=generator)
         return _take(inputs, rows), _take(outcomes, rows)
 
-    def _flatten(self, episodes: Collection[Episode]) -> tuple[ChunkInputs, ChunkOutcomes]:
+    def _flatten(self, episodes: Sequence[Episode]) -> tuple[ChunkInputs, ChunkOutcomes]:
         if self.scales is None:
             raise RuntimeError("call freeze_scales before sampling")
         scale = self.scales.proprio
@@ -166,38 +167,15 @@ class Archive:
 
     def save(self, path: Path) -> None:
         """Write everything to an ``.npz`` file."""
-        arrays: dict[str, Any] = {
-            "num_added": np.array(self.num_added),
-            "lengths": np.array([len(e.event) for e in self._episodes]),
-        }
-        for field in fields(Episode):
-            values = [np.atleast_1d(getattr(e, field.name)) for e in self._episodes]
-            if values:
-                arrays[field.name] = np.concatenate(values)
-        if self.scales is not None:
-            for field in fields(Scales):
-                scale = getattr(self.scales, field.name)
-                arrays |= {f"{field.name}.mean": scale.mean, f"{field.name}.std": scale.std}
-        np.savez(path, **arrays)
+        scales = {f.name: getattr(self.scales, f.name) for f in fields(Scales)} if self.scales is not None else {}
+        self._kept.save(path, **{f"{n}.{part}": getattr(x, part) for n, x in scales.items() for part in _SCALE})
 
     def load(self, path: Path) -> None:
-        """Continue from ``save``."""
-        with np.load(path) as file:
-            arrays = dict(file)
-        lengths = arrays["lengths"]
-        ends = np.cumsum(lengths)
-        for i, (length, end) in enumerate(zip(lengths.tolist(), ends.tolist(), strict=True)):
-            rows, states = slice(end - length, end), slice(end - length + i, end + i + 1)
-            parts = {
-                f.name: arrays[f.name][states if f.name == "proprio" else rows]
-                for f in fields(Episode)
-                if f.name != "solved"
-            }
-            self._episodes.append(Episode(**parts, solved=bool(arrays["solved"][i])))
-        self.num_added = int(arrays["num_added"])
-        if "features.mean" in arrays:
-            names = [f.name for f in fields(Scales)]
-            self.scales = Scales(**{n: Scale(arrays[f"{n}.mean"], arrays[f"{n}.std"]) for n in names})
+        """Continue from ``save``. Raises UserError if the file is missing or damaged."""
+        found = self._kept.load(path)
+        if found:
+            parts = {f.name: [found[f"{f.name}.{part}"] for part in _SCALE] for f in fields(Scales)}
+            self.scales = Scales(**{name: Scale(*arrays) for name, arrays in parts.items()})
         self._rows = None
 
 

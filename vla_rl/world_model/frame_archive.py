@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 import torch
 
+from vla_rl.core.kept_episodes import KeptEpisodes
 from vla_rl.core.records import Array, Trajectory
 from vla_rl.world_model.frames import FrameInputs
 
@@ -34,21 +35,26 @@ class FrameArchive:
     """The last ``capacity`` episodes."""
 
     def __init__(self, capacity: int) -> None:
-        self.episodes: deque[FrameEpisode] = deque(maxlen=capacity)
+        self._kept = KeptEpisodes(FrameEpisode, capacity)
         self._index()
+
+    @property
+    def episodes(self) -> Sequence[FrameEpisode]:
+        """All that is kept, the oldest first."""
+        return self._kept.episodes
 
     def add(self, episode: FrameEpisode) -> None:
         """The oldest one leaves when there are too many."""
-        self.episodes.append(episode)
+        self._kept.add([episode])
         self._index()
 
     def _index(self) -> None:
         """Number all frames, in order of episodes and time."""
-        lengths = [len(e.images) for e in self.episodes]
+        lengths = self._kept.lengths("images").tolist()
         self._episode = np.repeat(np.arange(len(lengths)), lengths)  # [R] of each frame
         self._time = np.concatenate([np.arange(n) for n in lengths], dtype=np.int64) if lengths else np.zeros(0, int)
         self._task = np.repeat([e.task for e in self.episodes], lengths)
-        self._proprio = np.concatenate([e.proprio for e in self.episodes]) if lengths else np.zeros((0, 0), np.float32)
+        self._proprio = self._kept.column("proprio") if lengths else np.zeros((0, 0), np.float32)
         self._followed = np.flatnonzero(np.diff(self._episode, append=-1) == 0)  # frames with a next one
 
     def sample(self, count: int, generator: torch.Generator) -> tuple[FrameInputs, torch.Tensor]:
@@ -95,23 +101,9 @@ class FrameArchive:
 
     def save(self, path: Path) -> None:
         """For a checkpoint."""
-        if not self.episodes:
-            return
-        np.savez(
-            path,
-            lengths=np.array([len(e.images) for e in self.episodes]),
-            task=np.array([e.task for e in self.episodes]),
-            images=np.concatenate([e.images for e in self.episodes]),
-            proprio=self._proprio,
-        )
+        self._kept.save(path)
 
     def load(self, path: Path) -> None:
-        """Continue from ``save``."""
-        if not path.is_file():
-            return
-        with np.load(path) as file:
-            arrays = dict(file)
-        ends = np.cumsum(arrays["lengths"])[:-1]
-        parts = zip(np.split(arrays["images"], ends), np.split(arrays["proprio"], ends), arrays["task"], strict=True)
-        self.episodes.extend(FrameEpisode(images, proprio, int(task)) for images, proprio, task in parts)
+        """Continue from ``save``. Raises UserError if the file is missing or damaged."""
+        self._kept.load(path)
         self._index()

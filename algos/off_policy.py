@@ -1,6 +1,6 @@
 """Off-policy control: a critic rates chunks, and an actor follows it.
 
-    aim = r + γ^n · V(s')        n executed steps; r: their discounted rewards; 0 after the end
+    aim = r + γ^n · V(s')        n executed steps, of one or more chunks; r: their discounted rewards; 0 after the end
     L_Q = mean (Q(s, a) − aim)²
     L_π : each algorithm's own
 
@@ -76,6 +76,11 @@ class OffPolicyConfig(AlgoConfigBase):
         "truncated",
         description="Which episodes end with the value of their final observation. truncated: those that the time "
         "limit ended. never: none, where the time limit is part of the task.",
+    )
+    return_chunks: Positive = Field(
+        1,
+        description="Chunks whose rewards an aim sums up before the critic's own rating follows. More bring a success "
+        "to earlier states in fewer steps; that other chunks were chosen than the policy's now is not corrected.",
     )
     updates_per_step: PositiveFloat = Field(
         0.15, description="The critic's optimizer steps for each control step of new episodes."

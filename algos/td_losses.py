@@ -12,12 +12,21 @@ LEAST_Q = 0.2  # of a success that pays 1
 def chunk_return(rewards: Tensor, num_steps: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     """What n chunks earn, ``Σ_k γ^k r_k`` over their executed steps, and the discount ``γ^n`` of what follows.
 
-    ``rewards`` [n, K], ``num_steps`` int [n]; returns [n] each.
+    ``rewards`` [..., K], ``num_steps`` int [...]; returns [...] each.
     """
-    powers = gamma ** torch.arange(rewards.shape[1], dtype=rewards.dtype, device=rewards.device)
-    executed = torch.arange(rewards.shape[1], device=rewards.device) < num_steps[:, None]
-    earned = (rewards.masked_fill(~executed, 0.0) * powers).sum(dim=1)
+    steps = torch.arange(rewards.shape[-1], device=rewards.device)
+    earned = (rewards.masked_fill(steps >= num_steps[..., None], 0.0) * gamma ** steps.to(rewards.dtype)).sum(dim=-1)
     return earned, gamma ** num_steps.to(rewards.dtype)
+
+
+def return_of_chunks(rewards: Tensor, num_steps: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """``chunk_return`` of C chunks, one after the other: ``rewards`` [n, C, K], ``num_steps`` int [n, C]; [n] each.
+
+    No step of a chunk is executed after an episode's end.
+    """
+    earned, discounts = chunk_return(rewards, num_steps, gamma)
+    after = discounts.cumprod(dim=1)
+    return earned[:, 0] + (after[:, :-1] * earned[:, 1:]).sum(dim=1), after[:, -1]
 
 
 def td_aim(earned: Tensor, discount: Tensor, next_q: Tensor, continues: Tensor) -> Tensor:

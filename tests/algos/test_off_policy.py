@@ -22,6 +22,7 @@ from algos.td_losses import (
     conservative_loss,
     hl_gauss_loss,
     imagined_loss,
+    return_of_chunks,
     td3_bc_loss,
     td_aim,
     td_loss,
@@ -41,6 +42,18 @@ def test_the_aim_is_the_discounted_reward_of_executed_steps_and_the_least_rating
         expected = sum(gamma**k * rewards[i, k] for k in range(num_steps[i]))
         expected += gamma ** num_steps[i] * min(next_q[i]) if continues[i] else 0.0
         assert aim[i].item() == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_chunks_in_a_row_earn_as_their_steps_one_by_one(chunks: int) -> None:
+    rng, gamma = np.random.default_rng(chunks), 0.9
+    rewards, num_steps = rng.normal(size=(N, chunks, K)), rng.integers(1, K + 1, (N, chunks))
+    num_steps[0, 1:] = 0  # an episode that ends
+    earned, discount = return_of_chunks(torch.from_numpy(rewards), torch.from_numpy(num_steps), gamma)
+    for i in range(N):
+        steps = [rewards[i, c, k] for c in range(chunks) for k in range(num_steps[i, c])]
+        assert earned[i].item() == pytest.approx(sum(gamma**k * r for k, r in enumerate(steps)), abs=1e-10)
+        assert discount[i].item() == pytest.approx(gamma ** len(steps), abs=1e-10)
 
 
 def test_losses_of_the_critic_equal_loops() -> None:

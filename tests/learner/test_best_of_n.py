@@ -72,9 +72,11 @@ def transitions(learner: ChoiceLearner, success: bool) -> Transitions:
         *(np.repeat(getattr(seen, name), 16, axis=0) for name in ("images", "proprio", "elapsed", "state"))
     )
     record = learner.policy.encode(np.full((16, K, A), 0.9, np.float32), np.random.default_rng(0))
-    actions, steps = learner.policy.normalized_actions(record), np.ones(16, np.int32)
+    actions, steps = learner.policy.normalized_actions(record), np.ones((16, 1), np.int32)
     flags = np.zeros(16, bool), np.full(16, success)
-    return Transitions(seen, seen, np.repeat(task, 16), actions, np.zeros((16, K), np.float32), steps, *flags, record)
+    return Transitions(
+        seen, seen, np.repeat(task, 16), actions, np.zeros((16, 1, K), np.float32), steps, *flags, record
+    )
 
 
 def rated_by_their_mean(learner: ChoiceLearner, monkeypatch: pytest.MonkeyPatch, sign: float = 1.0) -> None:

@@ -86,7 +86,7 @@ def test_the_noise_follows_the_critic(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(critic, "rate", lambda state, x, sign=sign: sign * x.mean(dim=(1, 2))[:, None])
         seen, task = some_states(4)
         record = {"noise": np.zeros((4, 1, A), np.float32), "actions": np.zeros((4, K, A), np.float32)}
-        rest = np.zeros((4, K), np.float32), np.full(4, K, np.int32), np.zeros(4, bool), np.zeros(4, bool)
+        rest = np.zeros((4, 1, K), np.float32), np.full((4, 1), K, np.int32), np.zeros(4, bool), np.zeros(4, bool)
         t = Transitions(seen, seen, task, record["noise"], *rest, record)
         for step in range(15):
             learner._actor_step(t, np.random.default_rng(step))

@@ -49,7 +49,27 @@ def test_a_transition_belongs_together() -> None:
     row = t.before.proprio[:, 0]
     assert (t.after.proprio[:, 0] == row + 1)[t.continues].all()
     assert (t.continues == ((row < 2) | (number == 1))).all(), "a time limit's last observation has a value"
-    assert (t.rewards.sum(axis=1) == ((row == 2) & (number != 1))).all()
+    assert (t.rewards.sum(axis=(1, 2)) == ((row == 2) & (number != 1))).all()
+
+
+def test_a_transition_over_three_chunks_ends_with_the_episode_at_the_latest() -> None:
+    """Episodes of 5 chunks: number 0 succeeds, and the time limit ends number 1."""
+    memory = ReplayMemory(1e9, return_chunks=3)
+    memory.add(stored([True, False], chunks=5))
+    t = memory.sample(500, ANY, np.random.default_rng(0))
+    number, row = t.before.images[:, 0, 0, 0, 0], t.before.proprio[:, 0]
+    assert set(row.tolist()) == set(range(5))
+    last = np.minimum(row + 3, 5)
+    assert (t.continues == ((last < 5) | (number == 1))).all()
+    assert (t.after.images[:, 0, 0, 0, 0] == number).all()
+    assert (t.after.proprio[:, 0] == last)[t.continues].all()
+    assert ((t.steps > 0).sum(axis=1) == last - row).all(), "nothing is executed after the end"
+    played = [e.num_steps for e in memory.episodes]
+    for i in range(500):
+        mine = played[number[i]][int(row[i]) : int(last[i])]
+        assert t.steps[i, : len(mine)].tolist() == mine.tolist()
+        earned = sum(t.rewards[i, c, :n].sum() for c, n in enumerate(t.steps[i]))
+        assert earned == (number[i] == 0 and last[i] == 5)
 
 
 def test_states_belong_to_their_observations() -> None:
@@ -128,7 +148,7 @@ def test_it_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert again.metrics() == memory.metrics()
     for share in (None, 0.5):
         drawn = [m.sample(50, DrawingRule(share), np.random.default_rng(3)) for m in (memory, again)]
-        for name in ("task", "actions", "rewards", "num_steps", "continues", "success"):
+        for name in ("task", "actions", "rewards", "steps", "continues", "success"):
             assert np.array_equal(getattr(drawn[0], name), getattr(drawn[1], name))
         assert np.array_equal(drawn[0].after.images, drawn[1].after.images)
         assert np.array_equal(drawn[0].record["tokens"], drawn[1].record["tokens"])
@@ -156,8 +176,8 @@ def test_each_row_of_a_demonstration_begins_one_chunk() -> None:
     assert (t.actions[:, 0, 0] == row).all()
     assert (t.continues == (row + K < end)).all()
     assert (t.after.images[:, 0, 0, 0, 0] == row + K)[t.continues].all()
-    assert (t.rewards.sum(axis=1) == (row + K >= end)).all()
-    assert (t.rewards[np.arange(600), t.num_steps - 1] == (row + K >= end)).all(), "with the last executed step"
+    assert (t.rewards.sum(axis=(1, 2)) == (row + K >= end)).all()
+    assert (t.rewards[np.arange(600), 0, t.num_steps - 1] == (row + K >= end)).all(), "with the last executed step"
     assert np.allclose(t.before.elapsed, np.where(row < 6, row, row - 6) / 10)
     assert (t.record["tokens"] == 2 * t.actions).all()
     both = joined([t, memory.sample(2, ANY, np.random.default_rng(1))])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from algos.best_of_n import BestOfN
-from algos.td_losses import best_candidate, chunk_return, td_aim
+from algos.td_losses import best_candidate, return_of_chunks, td_aim
 from vla_rl.core.records import Record
 from vla_rl.learner.off_policy import ActorAim, OffPolicyLearner, some
 from vla_rl.policies.base.policy import PolicyInput
@@ -27,7 +27,7 @@ class ChoiceLearner(OffPolicyLearner):
             pair = self._made(now.shape[1], actions[0].numel())
             critic = pair.online
             gamma = self.algorithm.config.gamma
-            earned, discount = chunk_return(self._tensor(t.rewards), self._tensor(t.num_steps), gamma)
+            earned, discount = return_of_chunks(self._tensor(t.rewards), self._tensor(t.steps), gamma)
             following = critic.value(critic.state(after, then))
             aim = td_aim(earned, discount, following[:, None], self._tensor(t.continues))
             target_q = pair.target.rate(pair.target.state(before, now), actions)

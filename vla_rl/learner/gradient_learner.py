@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from algos.off_policy import Acted, GradientAlgorithm
-from algos.td_losses import chunk_return, executed_mean, td_aim
+from algos.td_losses import executed_mean, return_of_chunks, td_aim
 from vla_rl.learner.chunk_critic import EnsembleCritic
 from vla_rl.learner.entropy_weight import EntropyWeight
 from vla_rl.learner.off_policy import ActorAim, OffPolicyLearner
@@ -43,7 +43,7 @@ class GradientLearner(OffPolicyLearner):
             if c.critic_subset is not None and c.critic_subset < c.critics:
                 rated = rated[:, rng.permutation(c.critics)[: c.critic_subset].tolist()]
             worth = algorithm.values_after(rated, then.entropy, self._entropy.alpha)
-            earned, discount = chunk_return(self._tensor(t.rewards), self._tensor(t.num_steps), c.gamma)
+            earned, discount = return_of_chunks(self._tensor(t.rewards), self._tensor(t.steps), c.gamma)
             aim = td_aim(earned, discount, worth, self._tensor(t.continues))
         state = critic.state(before, self._given(now, t.before.state))
         td, q = critic.towards(state, actions, aim)

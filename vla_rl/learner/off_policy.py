@@ -79,8 +79,9 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         self._recorded = tuple(config.policy.spec(spec).record)  # names
         self._temperature = config.policy.temperature_at(0)
         self._branches = 0 if config.world_model is None else config.world_model.branches
-        self.memory = ReplayMemory(algorithm.config.memory_gib * 2**30)
-        self._demos = ReplayMemory(math.inf)
+        c = algorithm.config
+        self.memory = ReplayMemory(c.memory_gib * 2**30, c.return_chunks)
+        self._demos = ReplayMemory(math.inf, c.return_chunks)
         if demos is not None:
             chunks, mask = demos.chunks(config.policy.chunk_size)
             record = policy.encode(chunks, np.random.default_rng(config.seed))

@@ -3,7 +3,7 @@
     finished episodes ──add──▶ [ the newest, up to a number of bytes ] ──sample──▶ transitions of chunks
 
 Every frame is stored once, as uint8. A transition is one chunk: the observation in which it was chosen, its actions and
-rewards, and the observation after its executed steps.
+rewards, and the observation after its executed steps; or those of the next chunks, too, and the observation after them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,17 +31,22 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """n chunks, drawn with replacement."""
+    """n chunks, drawn with replacement. Rewards are those of C chunks, of which it is the first."""
 
     before: Seen
     after: Seen  # without meaning where ``continues`` is false
     task: Array  # int32 [n]
     actions: Array  # float32 [n, K, A], normalized
-    rewards: Array  # float32 [n, K]
-    num_steps: Array  # int32 [n], executed
+    rewards: Array  # float32 [n, C, K]
+    steps: Array  # int32 [n, C], executed; 0 after the episode's end
     continues: Array  # bool [n], whether ``after`` has a value
     success: Array  # bool [n], of the episode
     record: Record  # of the decisions, [n, ...] each
+
+    @property
+    def num_steps(self) -> Array:
+        """int32 [n], executed of the chunks themselves."""
+        return self.steps[:, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +76,7 @@ class StoredEpisode:
 
 
 _OBSERVED = "images", "proprio", "elapsed", "state"
-_CHOSEN = "actions", "rewards", "num_steps"
-_SMALL = *_OBSERVED[1:], *_CHOSEN  # images stay where they are
+_SMALL = *_OBSERVED[1:], "actions", "rewards", "num_steps"  # images stay where they are
 _RECORD = "record."  # before the names of a record, among other columns
 
 
@@ -169,7 +173,9 @@ class DrawingRule:
 class ReplayMemory:
     """The newest episodes, up to ``max_bytes``; the last one is kept, however large it is."""
 
-    def __init__(self, max_bytes: float) -> None:
+    def __init__(self, max_bytes: float, return_chunks: int = 1) -> None:
+        """``return_chunks``: C of the transitions."""
+        self._return_chunks = return_chunks
         self._kept = KeptEpisodes(StoredEpisode, max_bytes, lambda episode: episode.nbytes)
         self._index()
 
@@ -221,17 +227,23 @@ class ReplayMemory:
     def _gathered(self, episode: Array, row: Array) -> Transitions:
         """Chunk ``row[i]`` of episode ``episode[i]``."""
         # what follows the last chunk may have no value: any row stands for it then
-        continues = row + 1 < self._observed[episode]
+        after = np.minimum(row + self._return_chunks, self._chunks[episode])
+        continues = after < self._observed[episode]
         chunk = _first(self._chunks)[episode] + row
+        following = np.arange(self._return_chunks)
+        played = row[:, None] + following < self._chunks[episode][:, None]
+        earning = np.where(played, chunk[:, None] + following, 0)
         recorded = [name for name in self._flat if name.startswith(_RECORD)]
         return Transitions(
             before=self._seen(episode, row),
-            after=self._seen(episode, row + continues),
+            after=self._seen(episode, np.where(continues, after, row)),
             task=self._task[episode],
             continues=continues,
             success=self._succeeded[episode],
             record={name.removeprefix(_RECORD): self._flat[name][chunk] for name in recorded},
-            **{name: self._flat[name][chunk] for name in _CHOSEN},
+            actions=self._flat["actions"][chunk],
+            rewards=self._flat["rewards"][earning],
+            steps=self._flat["num_steps"][earning] * played,
         )
 
     def _seen(self, episode: Array, row: Array) -> Seen:
@@ -272,7 +284,7 @@ def joined(parts: Sequence[Transitions]) -> Transitions:
     def seen(when: str) -> Seen:
         return Seen(*(np.concatenate([getattr(getattr(part, when), name) for part in parts]) for name in _OBSERVED))
 
-    names = "task", "actions", "rewards", "num_steps", "continues", "success"
+    names = "task", "actions", "rewards", "steps", "continues", "success"
     columns: dict[str, Any] = {name: column(name) for name in names}
     record = join_records([part.record for part in parts])
     return Transitions(seen("before"), seen("after"), **columns, record=record)

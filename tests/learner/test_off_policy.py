@@ -333,7 +333,7 @@ def test_ratings_of_bins_begin_near_0_and_learn_what_chunks_earn() -> None:
 
 
 BINS = "algo.critic_loss=hl_gauss", "algo.q_bins=21"
-TUNED = "algo.target_entropy=-1", "algo.alpha_lr=0.1", "algo.entropy_in_aim=true"
+TUNED = "algo.return_chunks=2", "algo.target_entropy=-1", "algo.alpha_lr=0.1", "algo.entropy_in_aim=true"
 
 
 @pytest.mark.parametrize(("algo", "changes"), [("td3_bc", ()), ("td3_bc", FROZEN), ("sac", TUNED), ("sac", BINS)])

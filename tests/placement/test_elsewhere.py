@@ -18,7 +18,7 @@ from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.gpus import Gpu
 from vla_rl.core.machine import GIB, Machine
-from vla_rl.placement.cost_model import Workload, bound
+from vla_rl.placement.cost_model import bound
 from vla_rl.placement.elsewhere import parse_machines
 from vla_rl.placement.explanation import bottleneck, chunks_per_s, costs_text
 from vla_rl.placement.plan import Plan
@@ -28,6 +28,7 @@ from vla_rl.placement.profile import LinearCost, Memory, Profile, load_profile, 
 from vla_rl.placement.resources import Link, Node, Resources, homes
 from vla_rl.placement.search import candidate_of
 from vla_rl.placement.simulation import SimulatedRun
+from vla_rl.placement.workload import Workload
 from vla_rl.replay.rules import StoreRules
 
 RECIPE = str(ROOT / "configs/recipes/openvla_oft_lora_1gpu.yaml")

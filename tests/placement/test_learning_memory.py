@@ -17,7 +17,6 @@ from vla_rl.core.records import EnvSpec
 from vla_rl.learner.chunk_critic import EnsembleCritic
 from vla_rl.learner.readout import Bins
 from vla_rl.learner.value_memory import ValueEpisode
-from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.host_memory import host_use
 from vla_rl.placement.learning_memory import _inputs, critic_bytes, critic_weights, kept_bytes
 from vla_rl.placement.memory import expected_memory
@@ -25,6 +24,7 @@ from vla_rl.placement.plan import PlanError
 from vla_rl.placement.planner import plan_run
 from vla_rl.placement.profile import LinearCost, Memory, Profile
 from vla_rl.placement.update_calls import update_calls
+from vla_rl.placement.workload import Workload
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.build import policy_sizes
 from vla_rl.replay.memory import StoredEpisode

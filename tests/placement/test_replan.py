@@ -19,7 +19,6 @@ from vla_rl.config.loading import load_config
 from vla_rl.config.messages import ConfigError
 from vla_rl.config.run_config import RunConfig
 from vla_rl.placement import replan
-from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.plan import Layout, PlanError
 from vla_rl.placement.planner import layout_record, plan_of_record
 from vla_rl.placement.processes import make_plan
@@ -27,6 +26,7 @@ from vla_rl.placement.profile import LinearCost, Memory, Profile, load_profile, 
 from vla_rl.placement.replan import Migration, Replanner, better_plan, worthwhile
 from vla_rl.placement.resources import Resources
 from vla_rl.placement.search import Candidate, candidate_of
+from vla_rl.placement.workload import Workload
 from vla_rl.replay.rules import StoreRules
 
 RESOURCES = Resources(cores=8, devices=4, kind="virtual")

@@ -14,13 +14,13 @@ from vla_rl.commands.benchmark.scaling import as_reference, for_devices
 from vla_rl.commands.cli import main
 from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
-from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.memory import fit_memory, memory_use
 from vla_rl.placement.plan import Plan, PlanError
 from vla_rl.placement.processes import make_plan
 from vla_rl.placement.profile import LinearCost, Memory, Profile, load_profile
 from vla_rl.placement.resources import Resources
 from vla_rl.placement.search import Candidate, candidates, search, simulate
+from vla_rl.placement.workload import Workload
 from vla_rl.policies.openvla_oft.config import LoraConfig
 
 PROFILES = sorted((ROOT / "configs" / "profiles").glob("*.yaml"))

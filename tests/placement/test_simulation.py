@@ -10,13 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vla_rl.config.run_config import RunConfig
-from vla_rl.placement.cost_model import Workload, bound
+from vla_rl.placement.cost_model import bound
 from vla_rl.placement.layouts import layouts
 from vla_rl.placement.plan import Layout, Plan
 from vla_rl.placement.processes import make_plan
 from vla_rl.placement.profile import LinearCost, Memory, Profile, load_profile, save_profile
 from vla_rl.placement.resources import Resources
 from vla_rl.placement.simulation import SimulatedRun
+from vla_rl.placement.workload import Workload
 
 FREE = LinearCost(each=0.0)
 MEMORY = Memory(device=80, weights=15, trained=10)

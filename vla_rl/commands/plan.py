@@ -14,7 +14,6 @@ from vla_rl.core.machine import GIB, Machine
 from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import draw_timeline
 from vla_rl.placement.checks import load_checked_config
-from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.elsewhere import Site, elsewhere
 from vla_rl.placement.explanation import bottleneck, chunks_per_s, costs_text
 from vla_rl.placement.host_memory import host_use
@@ -26,6 +25,7 @@ from vla_rl.placement.resources import Resources
 from vla_rl.placement.search import Candidate
 from vla_rl.placement.shared_memory import SharedMemoryNeeds
 from vla_rl.placement.simulation import forecast
+from vla_rl.placement.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,30 +2,27 @@
 
 Values come from a YAML file and ``key=value`` overrides (``vla_rl.config.loading``) and do not change afterwards. Each
 group of keys is one class: ``env`` in ``envs/*/config.py``, ``algo`` in ``algos/*.py``, ``policy`` in
-``vla_rl/policies/*/config.py``, the others below. Reading a config loads no heavy library.
+``vla_rl/policies/*/config.py``, ``learner``, ``placement`` and ``world_model`` in files of their names here, the others
+below. Reading a config loads no heavy library.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, Union, get_args
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from algos import AlgoConfig
 from algos.ppo import PPOConfig
 from envs import EnvConfig
 from envs.base.config import DemosConfig
 from envs.libero.config import LiberoConfig
+from vla_rl.config.learner import LearnerConfig
+from vla_rl.config.placement import PlacementConfig
 from vla_rl.config.world_model import WorldModelConfig
 from vla_rl.core.plugins import installed, is_reference, plugin_config
 from vla_rl.core.schema import INPUT_PATH, ConfigGroup, Fraction, NonNegative, Positive, PositiveFloat, Threads
 from vla_rl.policies import PolicyConfig
 from vla_rl.policies.openvla_oft.config import OpenVLAOFTConfig
-
-# DeepSpeed's defaults, in weights; what ZeRO holds at a time on top of a rank's own part
-ZERO_BUCKET = 500_000_000  # whose gradients it reduces together
-ZERO_LIVE = 1_000_000_000  # that stage 3 gathers
-_MOST_HOSTS = 1000
 
 
 class SftConfig(ConfigGroup):
@@ -123,233 +120,6 @@ class TrainConfig(ConfigGroup):
         description="Time limit: evaluate, write a checkpoint and stop, after the first update at the earliest; null: "
         "none.",
     )
-
-
-class LearnerConfig(ConfigGroup):
-    """The optimizer and its processes (DeepSpeed)."""
-
-    ranks: Positive | None = Field(
-        None, description="Data-parallel processes; null: one per GPU of the learner, or one per node without GPUs."
-    )
-    zero_stage: int = Field(0, ge=0, le=3, description="DeepSpeed's ZeRO stage: what is sharded over the ranks.")
-    offload_optimizer: Literal["none", "cpu"] = Field(
-        "none",
-        description="cpu: optimizer state and master weights stay in host memory, where the optimizer steps "
-        "(DeepSpeed's ZeRO-Offload). Needs zero_stage of at least 1.",
-    )
-    offload_parameters: Literal["none", "cpu"] = Field(
-        "none",
-        description="cpu: weights stay in host memory, and come to the device block by block (DeepSpeed's "
-        "ZeRO-Infinity). Needs zero_stage=3.",
-    )
-    precision: Literal["fp32", "bf16"] = Field(
-        "fp32",
-        description="Dtype of the weights, in inference as well. With bf16, gradients are accumulated in fp32, and the "
-        "optimizer has master weights in fp32.",
-    )
-    matmul: Literal["fp32", "bf16"] = Field(
-        "fp32",
-        description="How matrices in fp32 are multiplied, in inference as well. bf16: their factors are rounded to "
-        "bfloat16, sums stay in fp32; for GPUs, and processors with AMX.",
-    )
-    activation_checkpointing: bool = Field(
-        False,
-        description="Keep only the inputs of blocks for the backward pass and compute the rest again: far less memory "
-        "for a third more computing (arXiv:1604.06174).",
-    )
-    compile_blocks: bool = Field(
-        False,
-        description="Compile each transformer block for training (torch.compile): fewer kernels a micro-batch, after a "
-        "minute or two at the first ones. Needs a C++ compiler, and triton on a GPU. Gradients differ in the last "
-        "digits. Not with zero_stage=3.",
-    )
-    micro_batch: Positive = Field(64, description="Chunks per forward and backward pass of one rank.")
-    lr: float = Field(1e-5, ge=0.0, description="Learning rate; fits training all weights (RL4VLA: 1e-4 with LoRA).")
-    value_lr: float | None = Field(None, ge=0.0, description="Learning rate of the value head; null: the same as lr.")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="Betas of AdamW, both below 1.")
-    weight_decay: float = Field(0.0, ge=0.0, description="Weight decay of AdamW.")
-    warmup_iterations: NonNegative = Field(
-        0,
-        description="Iterations over which the policy's learning rate rises linearly, from its first update on. The "
-        "value head has no warm-up.",
-    )
-    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant",
-        description="How the learning rates of policy and value head change after the warm-up; linear and cosine fall "
-        "to 0 at the end. Those of critics (critic_lr) stay.",
-    )
-    max_grad_norm: PositiveFloat = Field(
-        1.0,
-        description="The gradient of the policy, and that of the value head, are each clipped to this norm.",
-    )
-    ema: Annotated[float, Field(ge=0.0, lt=1.0)] | None = Field(
-        None,
-        description="Keep averaged weights: a mean of those after each update, in which each counts so much times the "
-        "next newer one. Evaluations and the policy in a checkpoint are then the average; training episodes are played "
-        "by the weights themselves. Such as 0.9. null: no average.",
-    )
-    max_skipped_updates: Positive = Field(
-        3,
-        description="Updates in a row with gradients that are not finite that end the run. Their optimizer steps are "
-        "skipped, and their data is kept for inspection.",
-    )
-    threads: Threads | None = Field(None, description="CPU threads of one rank; null: one per core it has, 1 on a GPU.")
-    latency_ms: float = Field(0.0, ge=0.0, description="Simulated extra time of one update (a sleep).")
-
-    def policy_lr_factor(self, policy_version: int, first: int, iterations: int) -> float:
-        """What the policy's learning rate is multiplied by in an update, of ``iterations`` in all, after a warm-up.
-
-        ``first``: the first version whose update trains the policy; 0 before.
-        """
-        update = policy_version - first
-        if update < self.warmup_iterations:
-            return max(0, update + 1) / (self.warmup_iterations + 1)
-        return self.schedule_factor(policy_version, first + self.warmup_iterations, iterations)
-
-    def schedule_factor(self, policy_version: int, first: int, iterations: int) -> float:
-        """What ``lr_schedule`` multiplies a learning rate by, falling from the update of version ``first`` on."""
-        done = (policy_version - first) / max(1, iterations - first)
-        match self.lr_schedule:
-            case "linear":
-                return 1.0 - done
-            case "cosine":
-                return 0.5 * (1.0 + math.cos(math.pi * done))
-            case "constant":
-                return 1.0
-
-
-class EnvHostsConfig(ConfigGroup):
-    """How many hosts only simulate (``placement.env_hosts``)."""
-
-    min: NonNegative = Field(0, le=_MOST_HOSTS, description="With fewer than that, the run waits and begins no update.")
-    max: NonNegative = Field(
-        0,
-        le=_MOST_HOSTS,
-        description="The plan has places for so many; placement.env_workers is for all of them.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_a_number(cls, given: Any) -> Any:
-        if not isinstance(given, int) or isinstance(given, bool):
-            return given
-        if not 0 <= given <= _MOST_HOSTS:
-            raise ValueError(f"{given} hosts: write a number of at least 0 and at most {_MOST_HOSTS}")
-        return {"min": given, "max": given}
-
-    @model_validator(mode="after")
-    def _range_is_not_empty(self) -> Self:
-        if self.min > self.max:
-            raise ValueError(f"min={self.min} is above max={self.max}; give both, or one number for both")
-        return self
-
-
-def _or_a_number(schema: dict[str, Any]) -> None:
-    number = {"type": "integer", "minimum": 0, "maximum": _MOST_HOSTS}
-    schema["anyOf"] = [number, {"$ref": schema.pop("$ref")}]
-
-
-class PlacementConfig(ConfigGroup):
-    """What runs where, how many processes of each kind there are, and how inference batches form.
-
-    See docs/placement.md. A device is a GPU, or a CPU core on a machine without GPUs.
-    """
-
-    mode: Literal["auto", "collocated", "pipelined", "hybrid"] = Field(
-        "auto",
-        description="collocated: inference and learner share every device and take turns. pipelined: every device has "
-        "one role. hybrid: the learner takes turns on all devices, the other roles divide them. auto: the best layout "
-        "by the profile; without a profile collocated on one device, pipelined on several.",
-    )
-    nodes: Positive = Field(
-        1,
-        description="Machines of the Ray cluster for inference and learner; all must be like this one, which is the "
-        "first.",
-    )
-    env_hosts: EnvHostsConfig = Field(
-        EnvHostsConfig(),
-        json_schema_extra=_or_a_number,
-        description="Further machines of the Ray cluster, which only simulate: they have no inference server, and "
-        "their env workers ask those of the others over the network. They may join and leave during a run. A number "
-        "stands for both min and max.",
-    )
-    env_host_cores: Annotated[Positive, Field(le=4096)] | None = Field(
-        None, description="Processor cores of each of these machines; null: as many as this one has."
-    )
-    env_host_compress: bool = Field(
-        False,
-        description="These machines compress what they send to inference (lz4, lossless): for slow links.",
-    )
-    ray_address: str | None = Field(
-        None, description="A running Ray cluster: auto, or HOST:PORT; null: start Ray on this machine for the run."
-    )
-    devices: Positive | None = Field(None, description="Devices to use, over all nodes; null: all.")
-    simulator_devices: Positive | None = Field(
-        None, description="Devices of simulators, if they run on devices and roles divide these; null: an even share."
-    )
-    inference_devices: Positive | None = Field(
-        None, description="Devices of inference, if roles divide the devices; null: an even share."
-    )
-    profile: str | None = Field(
-        None,
-        json_schema_extra=INPUT_PATH,
-        description="Profile with measured costs (configs/profiles, `vla-rl profile`); the best layout is searched by "
-        "it.",
-    )
-    replan_every: NonNegative = Field(
-        0,
-        description="Iterations between two searches for a better layout, by the costs measured since the last one. "
-        "The run migrates if the gain is worth it. 0: never. Needs mode=auto.",
-    )
-    virtual: str | None = Field(
-        None,
-        json_schema_extra=INPUT_PATH,
-        description="Profile of virtual devices: computing only holds a device for as long as the profile says. For "
-        "benchmarks of the runtime; needs env=workload.",
-    )
-    time_scale: PositiveFloat = Field(
-        1.0, description="Factor on the times of virtual devices: below 1 they are faster than the profile."
-    )
-    offload: Literal["auto", "always", "never"] = Field(
-        "auto",
-        description="Whether inference and learner offload to host memory while the other one uses a shared device. "
-        "auto: only if they do not fit together.",
-    )
-    env_workers: Positive = Field(
-        2, le=10_000, description="Simulator processes over all nodes, if simulators run on cores."
-    )
-    envs_per_worker: Positive = Field(4, le=65_536, description="Environments of one simulator process.")
-    stall_timeout_s: PositiveFloat = Field(
-        60.0,
-        description="A simulator or inference process that makes no progress for so many seconds is killed and "
-        "replaced; after 20 times its longest recent call, if that is later.",
-    )
-    max_batch: Positive = Field(16, le=65_536, description="Maximum rows of one inference batch.")
-    batch_sizes: tuple[Positive, ...] = Field(
-        (),
-        description="Sizes to which inference batches are padded with copies of a row, so that a GPU sees few shapes: "
-        "the next larger one. Empty: batches stay as they are.",
-    )
-    compile_blocks: bool = Field(
-        False,
-        description="Inference servers compile each transformer block (torch.compile): fewer kernels a batch, after a "
-        "minute at the first batches. Needs a C++ compiler, and triton on a GPU. Answers differ in the last digits.",
-    )
-    cuda_graphs: bool = Field(
-        False,
-        description="Inference servers record what a batch launches on the GPU, once for each size of batch, and "
-        "replay it: faster where batches have few rows or the policy is small. batch_sizes keeps the sizes few.",
-    )
-    max_wait_ms: float = Field(
-        5.0, ge=0.0, description="Maximum time that a request of an idle worker waits for its batch to fill."
-    )
-    inference_threads: Threads | None = Field(
-        None, description="CPU threads of one inference server; null: one per core it has, 1 on a GPU."
-    )
-
-    def padded_rows(self, rows: int) -> int:
-        """The size of an inference batch of that many rows by ``batch_sizes``."""
-        return min((size for size in self.batch_sizes if size >= rows), default=rows)
 
 
 class LogConfig(ConfigGroup):

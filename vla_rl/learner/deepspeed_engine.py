@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.config.run_config import ZERO_BUCKET, ZERO_LIVE, LearnerConfig
+from vla_rl.config.learner import ZERO_BUCKET, ZERO_LIVE, LearnerConfig
 from vla_rl.core.devices.offload import Offloader
 from vla_rl.policies.base.blocks import prepare_training
 from vla_rl.policies.base.policy import Policy

@@ -1,9 +1,9 @@
 """What limits a plan, and where its costs come from, each in one sentence."""
 
-from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.plan import Plan
 from vla_rl.placement.profile import Profile
 from vla_rl.placement.search import Candidate
+from vla_rl.placement.workload import Workload
 
 _SATURATED = 0.85  # share of the time: a resource that is in use so long leaves little to gain elsewhere
 

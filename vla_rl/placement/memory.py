@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from vla_rl.config.run_config import ZERO_BUCKET, ZERO_LIVE, LearnerConfig, RunConfig
+from vla_rl.config.learner import ZERO_BUCKET, ZERO_LIVE, LearnerConfig
+from vla_rl.config.run_config import RunConfig
 from vla_rl.config.world_model import ENCODER_ROWS
 from vla_rl.core.machine import GIB, Machine
 from vla_rl.core.records import EnvSpec

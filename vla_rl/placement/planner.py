@@ -9,7 +9,6 @@ from typing import Any
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec
-from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.host_memory import host_problem
 from vla_rl.placement.layouts import layouts, simulator_on_devices, usable_devices
 from vla_rl.placement.memory import expected_memory, fit_memory
@@ -19,6 +18,7 @@ from vla_rl.placement.profile import Profile, load_profile
 from vla_rl.placement.resources import Resources
 from vla_rl.placement.search import Candidate, candidates, search
 from vla_rl.placement.shared_memory import row_bytes
+from vla_rl.placement.workload import Workload
 
 _SPARE = 0.8  # cores in use for this share of what the busiest other resource is hold up next to nothing
 

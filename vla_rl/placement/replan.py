@@ -7,13 +7,13 @@ from typing import Any
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.machine import Machine
 from vla_rl.core.records import EnvSpec
-from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.measured_profile import MeasuredCosts, ProfileBuilder
 from vla_rl.placement.plan import Plan
 from vla_rl.placement.planner import workload_of
 from vla_rl.placement.profile import Memory, Profile
 from vla_rl.placement.resources import Resources
 from vla_rl.placement.search import Candidate, candidate_of, search, simulate
+from vla_rl.placement.workload import Workload
 
 # A migration costs the start of all processes, and simulations are a few percent off (docs/placement.md): a smaller
 # gain may be none, and a run must not migrate back and forth.

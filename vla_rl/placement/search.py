@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from vla_rl.config.run_config import RunConfig
-from vla_rl.placement.cost_model import Bound, Workload, bound
+from vla_rl.placement.cost_model import Bound, bound
 from vla_rl.placement.layouts import layouts, simulator_on_devices, usable_devices
 from vla_rl.placement.memory import fit_memory
 from vla_rl.placement.plan import Layout, Mode, Plan, PlanError
@@ -15,6 +15,7 @@ from vla_rl.placement.processes import make_plan
 from vla_rl.placement.profile import Profile
 from vla_rl.placement.resources import Resources
 from vla_rl.placement.simulation import SimulatedRun
+from vla_rl.placement.workload import Workload
 
 _WITHIN = 1.25  # a layout whose bound is this many times the best one is not worth a simulation ...
 _AT_LEAST = 4  # ... unless fewer than this many would be simulated

@@ -20,10 +20,11 @@ import numpy as np
 import simpy
 
 from vla_rl.observability.spans import Span
-from vla_rl.placement.cost_model import Workload, cores_of, crossings
+from vla_rl.placement.cost_model import cores_of, crossings
 from vla_rl.placement.plan import Plan, Process
 from vla_rl.placement.profile import Profile
 from vla_rl.placement.update_calls import update_calls
+from vla_rl.placement.workload import Workload
 
 Steps = Generator[simpy.Event, Any, None]
 

@@ -7,17 +7,12 @@ Off-policy, a critic's step costs what a run has measured, or else its passes of
 then taken to cost nothing, which is nearly so where the policy is large.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from vla_rl.placement.profile import Profile
-
-if TYPE_CHECKING:
-    from vla_rl.placement.cost_model import Workload
+from vla_rl.placement.workload import Workload
 
 _FORWARD = 1 / 3  # of a forward and a backward pass: the latter costs two of the former
 

@@ -22,9 +22,9 @@ from vla_rl.core.devices.lock import DeviceLease
 from vla_rl.core.ipc.shared_memory import Doorbell, SharedArrays
 from vla_rl.core.records import ActionBatch, Array, Observation, PolicySpec, SuperBatch
 from vla_rl.observability.meter import Meter
-from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.profile import Profile, load_profile
 from vla_rl.placement.update_calls import update_calls
+from vla_rl.placement.workload import Workload
 
 _RENDEZVOUS_TIMEOUT_S = 600.0
 

@@ -38,12 +38,12 @@ from vla_rl.core.machine import Machine
 from vla_rl.observability.console import make_console
 from vla_rl.observability.plots import read_metrics
 from vla_rl.placement.checks import load_checked_config
-from vla_rl.placement.cost_model import Workload
 from vla_rl.placement.plan import Mode, Plan, PlanError
 from vla_rl.placement.processes import make_plan
 from vla_rl.placement.profile import Profile, load_profile, save_profile
 from vla_rl.placement.resources import Resources
 from vla_rl.placement.search import Candidate, search
+from vla_rl.placement.workload import Workload
 
 COOLDOWN = 2  # last iterations, whose episodes have all been played before
 _OWN_LIMIT = 0.8  # share of this machine's cores beyond which the machine itself is the bottleneck

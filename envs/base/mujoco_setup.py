@@ -20,6 +20,9 @@ _GL_REMEDY = {
     "osmesa": "install it (Debian, Ubuntu: apt-get install libosmesa6) or set MUJOCO_GL=egl",
     "egl": "install it (Debian, Ubuntu: apt-get install libegl1) or set MUJOCO_GL=osmesa",
 }
+# Threads of Mesa's llvmpipe beside the one that draws. With any, Mesa 22.3 may free a fence while such a thread unlocks it
+# (``lp_fence_signalled`` reads without the lock): on busy machines that spoils the heap of one process in some hours.
+_DRAWING_THREADS = "0"
 _GL_LIBRARIES = {"osmesa": ("OSMesa", "libOSMesa.so.8", "libOSMesa.so.6"), "egl": ("EGL", "libEGL.so.1")}
 
 
@@ -56,7 +59,7 @@ def gl_context() -> Any:
 
 
 def select_gl_backend() -> str:
-    """Choose how MuJoCo renders off-screen, set MUJOCO_GL to it and return it.
+    """Choose how MuJoCo renders off-screen, set MUJOCO_GL to it and return it. Software draws in the calling thread.
 
     Raises EnvError if MUJOCO_GL or PYOPENGL_PLATFORM names no usable backend, or its library is missing.
     """
@@ -73,6 +76,7 @@ def select_gl_backend() -> str:
     if not _gl_library_found(named):
         raise EnvError(f"the GL library of MUJOCO_GL={named} is missing: {_GL_REMEDY[named]}")
     os.environ["MUJOCO_GL"] = named
+    os.environ.setdefault("LP_NUM_THREADS", _DRAWING_THREADS)
     return named
 
 

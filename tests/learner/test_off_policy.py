@@ -28,7 +28,7 @@ from vla_rl.learner.off_policy import OffPolicyLearner
 from vla_rl.learner.process_group import join_ranks
 from vla_rl.policies.base.policy import PolicyInput
 from vla_rl.policies.build import build_policy, save_policy
-from vla_rl.replay.memory import DrawingRule, Seen, StoredEpisode
+from vla_rl.replay.memory import DrawingRule, Seen, StoredEpisode, episodes_of
 from vla_rl.replay.schedule import training_episode
 
 SPEC = replace(SMALL, image_size=48)  # as in ``random_batch``
@@ -207,6 +207,23 @@ def test_the_actor_moves_towards_what_the_critic_has_seen_to_earn(pays: bool) ->
         assert means.mean() > 0.15
     else:
         assert abs(means.mean()) < 0.1
+
+
+def test_what_a_critic_expects_beyond_what_follows_is_its_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = made("algo.critic_reads=features", "algo.gamma=0.9")
+    assert "learner/critic_bias" not in learner.update(acted()), "it has not rated anything yet"
+    rate = learner._critic.rate
+    monkeypatch.setattr(learner._critic, "rate", lambda state, x: 0.0 * rate(state, x) + 0.7)
+    batch = acted(1, version=1)
+    batch.rewards[:] = 0.0
+    found = learner._surprise(episodes_of(batch, batch.record["actions"], batch.truncated, batch.record))
+    assert found == {"critic_bias": pytest.approx(0.7)}, "and where all earn the same, nothing can be explained"
+    last = batch.offsets[1] - 1
+    batch.rewards[last, batch.num_steps[last] - 1] = 1.0
+    before = [batch.num_steps[row:last].sum() + batch.num_steps[last] - 1 for row in range(last + 1)]
+    expected = 0.7 - sum(0.9**steps for steps in before) / batch.num_chunks
+    found = learner._surprise(episodes_of(batch, batch.record["actions"], batch.truncated, batch.record))
+    assert found["critic_bias"] == pytest.approx(expected, abs=1e-5)
 
 
 FROZEN = "policy.train_cameras=false", "algo.critic_reads=state"

@@ -92,6 +92,7 @@ FAULTS: list[tuple[str, str, dict[str, Value], dict[str, Any]]] = [
     ("data-too-stale", PPO, {"learner/ess": 0.3}, {}),
     ("data-too-stale", PPO, {"episodes/stale": lambda _, i: 10.0 * i}, {}),
     ("value-head-explains-nothing", PPO, at_success(0.5) | {"learner/explained_variance": 0.01}, {}),
+    ("critic-expects-too-much", PPO, at_success(0.1) | {"learner/critic_bias": 0.6}, {}),
 ]
 SPEED: list[tuple[str, dict[str, Value]]] = [
     ("memory-bound", {"memory/gib": 7.5}),

@@ -17,7 +17,7 @@ def variables(plan: Plan, process: Process | None, gpus: Sequence[Gpu]) -> dict[
     its own; an env worker on cores sees the one on which it draws.
     """
     threads = str(process.threads if process else 1)
-    found = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LP_NUM_THREADS": "1"}
+    found = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LP_NUM_THREADS": "0"}  # see ``mujoco_setup``
     found["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads sleep instead of spinning on their cores
     if process is None:
         return found

@@ -226,11 +226,11 @@ class OffPolicyLearner(TrainedPolicy, ABC):
     def _surprise(self, new: list[StoredEpisode]) -> dict[str, float]:
         """How well the critic predicts what new episodes return, before it has learned from them.
 
-        Nothing where all of them earn the same: only their lengths would differ.
+        It explains nothing where all of them earn the same: only their lengths would differ.
         """
-        rewards = [chunk_return(self._tensor(e.rewards), self._tensor(e.num_steps), 1.0)[0].sum().item() for e in new]
-        if self._pair is None or np.ptp(rewards) == 0:
+        if self._pair is None:
             return {}
+        rewards = [chunk_return(self._tensor(e.rewards), self._tensor(e.num_steps), 1.0)[0].sum().item() for e in new]
         rated, earned = [], []
         for e in new:
             n = len(e)
@@ -247,8 +247,10 @@ class OffPolicyLearner(TrainedPolicy, ABC):
             for row in reversed(range(n)):
                 total = returns[row] = float(gains[row]) + float(discounts[row]) * total
             earned.append(returns)
-        explained = explained_variance(np.concatenate(earned), np.concatenate(rated))
-        return {} if explained is None else {"explained_variance": explained}
+        returns, ratings = np.concatenate(earned), np.concatenate(rated)
+        found = {"critic_bias": float(ratings.mean() - returns.mean())}
+        explained = explained_variance(returns, ratings) if np.ptp(rewards) else None
+        return found if explained is None else found | {"explained_variance": explained}
 
     def _choices(self, seen: PolicyInput, record: Mapping[str, Array]) -> PolicyOutput:
         """What the policy does in these states, and what it says of these decisions."""

@@ -53,6 +53,7 @@ CAUSES = (
     Cause("The entropy has collapsed", updates.entropy_collapsed, ("learner/entropy",)),
     Cause("The data are too stale", updates.data_too_stale, ("learner/ess|episodes/stale",)),
     Cause("The value head explains nothing", updates.value_head_explains_nothing, (_EXPLAINED,), "likely"),
+    Cause("The critic expects too much", updates.critic_expects_too_much, ("learner/critic_bias",), "likely"),
     Cause("Memory is short", speed.memory_bound, ("memory/gib",), "speed"),
     Cause("The processor's cores limit the speed", speed.cores_bound, ("machine/cpu",), "speed"),
     Cause("Simulators limit the speed", speed.simulator_bound, (speed.SIMULATORS,), "speed"),

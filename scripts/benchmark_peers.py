@@ -27,7 +27,7 @@ from vla_rl.observability.console import make_console
 PEERS = ("torchrl", "rllib", "sb3", "gymnasium")
 LIMIT_S = 3600  # of one measurement, start and warm-up included
 # One thread in each environment's process; learners set their own. No library asks anybody about itself.
-VARIABLES = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "LP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+VARIABLES = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "LP_NUM_THREADS": "0", "TOKENIZERS_PARALLELISM": "false"}
 QUIET = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "WANDB_MODE": "disabled"}
 
 

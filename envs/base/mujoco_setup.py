@@ -20,8 +20,8 @@ _GL_REMEDY = {
     "osmesa": "install it (Debian, Ubuntu: apt-get install libosmesa6) or set MUJOCO_GL=egl",
     "egl": "install it (Debian, Ubuntu: apt-get install libegl1) or set MUJOCO_GL=osmesa",
 }
-# Threads of Mesa's llvmpipe beside the one that draws. With any, Mesa 22.3 may free a fence while such a thread unlocks it
-# (``lp_fence_signalled`` reads without the lock): on busy machines that spoils the heap of one process in some hours.
+# Threads of Mesa's llvmpipe beside the one that draws. With any, Mesa may free a fence that such a thread is still
+# unlocking (``lp_fence_signalled`` reads without the lock). Two busy env workers died of it three times in 40 minutes.
 _DRAWING_THREADS = "0"
 _GL_LIBRARIES = {"osmesa": ("OSMesa", "libOSMesa.so.8", "libOSMesa.so.6"), "egl": ("EGL", "libEGL.so.1")}
 

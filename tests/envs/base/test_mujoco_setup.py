@@ -38,6 +38,18 @@ def test_gl_backend(monkeypatch: pytest.MonkeyPatch) -> None:
         mujoco_setup.select_gl_backend()
 
 
+def test_software_draws_without_threads_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Mesa, such a thread writes into a fence that may have been freed."""
+    monkeypatch.setattr(mujoco_setup, "_gl_library_found", lambda name: True)
+    monkeypatch.setenv("LP_NUM_THREADS", "")
+    monkeypatch.delenv("LP_NUM_THREADS")
+    mujoco_setup.select_gl_backend()
+    assert os.environ["LP_NUM_THREADS"] == "0"
+    monkeypatch.setenv("LP_NUM_THREADS", "3")
+    mujoco_setup.select_gl_backend()
+    assert os.environ["LP_NUM_THREADS"] == "3"
+
+
 @pytest.mark.parametrize(
     ("visible", "numbers", "chosen"),
     [(None, (), None), (None, (0, 1), "0"), ("5,2", (5, 2), "5"), ("GPU-aaaa", (3,), "3"), ("", (), "0")],

@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import mujoco
 import numpy as np
@@ -136,6 +137,8 @@ def test_another_thread_draws_the_same(scene):
         assert np.array_equal(thread.submit(draw).result(), drawn)
     assert np.array_equal(images(here, model, state), drawn)
     here.close()
+    names = [name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm")]
+    assert not [name for name in names if name.startswith("llvmpipe-")], "see mujoco_setup._DRAWING_THREADS"
 
 
 def always_lean(renderer):

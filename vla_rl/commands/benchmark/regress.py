@@ -84,7 +84,7 @@ def _compare(old: Path, names: Sequence[str], blocks: int, progress: ProgressDis
 
 
 def _measure(tree: Path, figure: str) -> float:
-    threads = {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "1"}
+    threads = {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
     result = subprocess.run(
         [sys.executable, figures.__file__, figure],
         env=os.environ | threads | {"PYTHONPATH": str(tree)},

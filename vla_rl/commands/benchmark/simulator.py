@@ -56,7 +56,7 @@ class _Contestant:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "0"},
             text=True,
         )
         self.assets: str = self._answer()

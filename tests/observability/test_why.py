@@ -25,6 +25,7 @@ TOO_SHORT = "libero_spatial_cpu/control.jsonl"  # the same, of 4 updates, in whi
 NOT_HEALTHY = {f"libero_offpolicy/cloning-seed{n}.jsonl": "learning-rate-too-high" for n in (1, 2, 3)}
 for name in ("control-seed3", *(f"original_assets-seed{n}" for n in (1, 2, 3))):
     NOT_HEALTHY[f"libero_offpolicy/{name}.jsonl"] = "data-too-stale"
+NOT_HEALTHY["libero_offpolicy/cheese-pilot4.jsonl"] = "too-little-data"  # one episode in thirty succeeds
 NOT_HEALTHY["chaos/td3_bc.jsonl"] = "value-head-explains-nothing"  # in its first 80 updates
 RUNS = {path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.jsonl")}
 PPO, GRPO = "libero_ppo_cpu/seed0_mujoco337.jsonl", "libero_grpo_cpu/grpo-seed1.jsonl"

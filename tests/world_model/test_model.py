@@ -175,14 +175,21 @@ def test_nothing_is_rated_before_the_first_training_and_old_episodes_leave(tmp_p
 def test_rows_are_those_of_the_last_episodes_whenever_they_came():
     rng = np.random.default_rng(3)
     episodes = [reaching(rng) for _ in range(7)]
-    one_by_one, at_once = Archive(capacity=3), Archive(capacity=3)
+    one_by_one, more_than_it_holds, at_once = (Archive(capacity=3) for _ in range(3))
     one_by_one.add(episodes[:3])
-    at_once.scales = one_by_one.freeze_scales()
+    more_than_it_holds.add(episodes[:3])
+    at_once.scales = more_than_it_holds.scales = one_by_one.freeze_scales()
     one_by_one.sample((1, 1), torch.Generator())
+    more_than_it_holds.sample((1, 1), torch.Generator())
+    more_than_it_holds.add(episodes[3:])
     for episode in episodes[3:]:
         one_by_one.add([episode])
     at_once.add(episodes)
     assert (len(one_by_one), one_by_one.num_added, one_by_one.num_chunks) == (3, 7, at_once.num_chunks)
-    drawn = [archive.sample((2, 50), torch.Generator().manual_seed(0)) for archive in (one_by_one, at_once)]
-    for left, right in zip(*drawn, strict=True):
-        assert all(torch.equal(getattr(left, f.name), getattr(right, f.name)) for f in fields(left))
+    drawn = [
+        archive.sample((2, 50), torch.Generator().manual_seed(0))
+        for archive in (one_by_one, more_than_it_holds, at_once)
+    ]
+    for parts in zip(*drawn, strict=True):
+        for other in parts[1:]:
+            assert all(torch.equal(getattr(parts[0], f.name), getattr(other, f.name)) for f in fields(other))

@@ -180,8 +180,8 @@ class Archive:
 
 
 def _joined(rows: Rows, more: Rows, leaving: int) -> Rows:
-    """``rows`` without the first ``leaving`` ones, then ``more``."""
-    parts = {f.name: torch.cat([getattr(rows, f.name)[leaving:], getattr(more, f.name)]) for f in fields(rows)}
+    """``rows``, then ``more``, without the first ``leaving`` ones."""
+    parts = {f.name: torch.cat([getattr(rows, f.name), getattr(more, f.name)])[leaving:] for f in fields(rows)}
     return type(rows)(**parts)
 
 

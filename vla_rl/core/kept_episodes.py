@@ -22,6 +22,7 @@ from vla_rl.core.records import Array
 Kept = TypeVar("Kept")
 _BORDER = ".border"  # after a name: where its array is cut into episodes
 _MORE = "more."  # before the names of what is not of episodes
+_FORMAT, _VERSION = "format", 1
 
 
 def _one(_: Any) -> int:
@@ -64,14 +65,19 @@ class KeptEpisodes(Generic[Kept]):
     def save(self, path: Path, **more: Array) -> None:
         """Write all to an .npz file, now or later (``postponed``), with ``more`` arrays; ``load`` reads it."""
         arrays: dict[str, Any] = {_MORE + name: array for name, array in more.items()}
-        arrays["forgotten"] = np.array(self.forgotten)
+        arrays |= {"forgotten": np.array(self.forgotten), _FORMAT: np.array(_VERSION)}
         write(path, partial(_write, path, self.episodes, arrays))  # whose own arrays never change
 
     def load(self, path: Path) -> dict[str, Array]:
-        """Continue from ``save``; returns ``more``. Raises UserError if the file is missing or damaged."""
+        """Continue from ``save``; returns ``more``. Raises UserError if the file is missing, damaged, or older."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 data = dict(file)
+            if data.get(_FORMAT, 0) != _VERSION:
+                raise UserError(
+                    f"{path} was written by another version of vla_rl: resume with that one, or begin a new run from "
+                    "this one's policy (policy.checkpoint=RUN)"
+                )
             forgotten, episodes = int(data["forgotten"]), [self._kind(**row) for row in _rows(self._kind, data)]
         except (OSError, ValueError, KeyError, EOFError, TypeError, BadZipFile) as error:
             raise UserError(

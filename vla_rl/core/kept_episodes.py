@@ -76,7 +76,7 @@ class KeptEpisodes(Generic[Kept]):
             if data.get(_FORMAT, 0) != _VERSION:
                 raise UserError(
                     f"{path} was written by another version of vla_rl: resume with that one, or begin a new run from "
-                    "this one's policy (policy.checkpoint=RUN)"
+                    "this one's policy (policy.checkpoint=RUN/checkpoints/ITERATION/policy)"
                 )
             forgotten, episodes = int(data["forgotten"]), [self._kind(**row) for row in _rows(self._kind, data)]
         except (OSError, ValueError, KeyError, EOFError, TypeError, BadZipFile) as error:

@@ -68,7 +68,7 @@ def test_nothing_is_kept_and_read_back_as_nothing(tmp_path: Path) -> None:
 
 def test_a_file_of_an_earlier_version_is_told(tmp_path: Path) -> None:
     np.savez(tmp_path / "kept.npz", forgotten=np.array(0), task=np.array([1]), frames=np.zeros((2, 2)))
-    with pytest.raises(UserError, match=r"kept\.npz was written by another version .*policy\.checkpoint=RUN/checkpoints"):
+    with pytest.raises(UserError, match=r"kept\.npz was written by another version .*=RUN/checkpoints"):
         KeptEpisodes(Played, 2).load(tmp_path / "kept.npz")
 
 

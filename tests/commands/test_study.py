@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,9 @@ def test_a_study_runs_and_shows_and_repeats_nothing(tmp_path, capsys):
     assert set(record["savings"]["grpo, 0.5 small"]["50% greedy"]) == {"steps", "reached", "ratio", "low", "high"}
     assert all(row["minutes of a core"][0] > 0 for row in record["variants"].values())
     assert (tmp_path / "a.png").stat().st_size > 10_000
+    shown = capsys.readouterr().out
+    assert "2 of 2: " in shown
+    assert re.search(r"iterations of all runs, (plain|grpo, 0\.5 small), seed 3.*: \d of \d", shown), "meanwhile"
     logs = {path.name for path in (tmp_path / "costs").glob("*.log")}
     assert logs == {"plain-seed3.log", "grpo,_0.5_small-seed3.log"}
     kept = tmp_path / "costs" / "plain-seed3" / "metrics.jsonl"

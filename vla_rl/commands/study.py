@@ -8,9 +8,8 @@ compares success; a study of throughput (``train.max_minutes``, no evaluations) 
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event
@@ -33,9 +32,11 @@ from vla_rl.config.yaml_file import load_model
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import write_json
 from vla_rl.core.shipped import find_config
-from vla_rl.observability.console import make_console
+from vla_rl.observability.console import ProgressDisplay, make_console, say
 from vla_rl.observability.plots import Metrics, draw_study, read_metrics
 from vla_rl.placement.checks import load_checked_config
+
+_LOOK_S = 3.0  # between two looks at what runs have behind them
 
 
 class StudyFile(BaseModel):
@@ -72,6 +73,9 @@ class Run:
     folder: Path
     overrides: list[str]
     config: RunConfig
+
+    def __str__(self) -> str:
+        return f"{self.variant}, seed {self.seed}"
 
 
 def study_command(args: Any) -> int:
@@ -143,8 +147,12 @@ def is_complete(run: Run) -> bool:
 
 def execute_all(config: Path, missing: Sequence[Run], jobs: int, console: Console) -> None:
     """``jobs`` runs at a time, in order. If one fails, the running ones are waited for, and no other one starts."""
-    started, over = time.monotonic(), Event()
+    over = Event()
     console.print(f"{len(missing)} runs to do, {jobs} at a time")
+    if not missing:
+        return
+    before = sum(map(_iterations, missing))
+    to_do = sum(run.config.train.iterations for run in missing) - before
 
     def unless_over(run: Run) -> None:
         if over.is_set():
@@ -155,17 +163,30 @@ def execute_all(config: Path, missing: Sequence[Run], jobs: int, console: Consol
             over.set()  # before this thread takes the next run
             raise
 
-    with ThreadPoolExecutor(jobs) as pool:
-        under_way = {pool.submit(unless_over, run): run for run in missing}
+    with ThreadPoolExecutor(jobs) as pool, ProgressDisplay(console, "iterations of all runs", to_do) as progress:
+        runs = {pool.submit(unless_over, run): run for run in missing}
+        under_way = set(runs)
         try:
-            for done, future in enumerate(as_completed(under_way), 1):
-                future.result()
-                run = under_way[future]
-                left = (time.monotonic() - started) / done * (len(missing) - done) / 60
-                console.print(f"{done} of {len(missing)}: {run.variant}, seed {run.seed}; about {left:.0f} min left")
+            while under_way:
+                ended, under_way = wait(under_way, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    future.result()
+                    say(console, f"{len(missing) - len(under_way)} of {len(missing)}: {runs[future]} is complete")
+                now = ", ".join(str(runs[future]) for future in under_way if future.running())
+                progress.update(sum(map(_iterations, missing)) - before, now)
         except BaseException:
             over.set()
             raise
+
+
+def _iterations(run: Run) -> int:
+    """How many it has behind it; of a complete one, whose time may have been up, all."""
+    if is_complete(run):
+        return run.config.train.iterations
+    try:
+        return int(read_metrics(run.folder)[-1]["iteration"])
+    except UserError:  # it has not recorded any
+        return 0
 
 
 def execute(config: Path, run: Run) -> None:

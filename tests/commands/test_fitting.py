@@ -52,7 +52,7 @@ def write_checkpoint(config: RunConfig, folder: Path, iteration: int) -> None:
     save_trajectories(folder / "trajectories.npz", [waiting])
     rows = AnchorRows(images, proprio, np.zeros(3, np.int32), np.full(3, 4, np.int32), record)
     anchors = Anchors(memory=1)
-    anchors._episodes.append(rows)
+    anchors._kept.add([rows])
     anchors.save(folder / "learner/anchors.npz")
     critic = CriticTrainer(make_algorithm(config.algo), 0, torch.device("cpu"))  # type: ignore[arg-type]
     batch, features, actions = two_step_task()

@@ -14,6 +14,7 @@ from vla_rl.config.loading import load_config
 from vla_rl.config.run_config import RunConfig
 from vla_rl.core.errors import UserError
 from vla_rl.core.files import json_or_empty, shapes_in_safetensors
+from vla_rl.core.kept_episodes import BORDER
 from vla_rl.core.records import EnvSpec
 
 _GROUPS = {"env", "policy", "algo", "world_model"}  # whose keys give saved state its shape
@@ -76,7 +77,7 @@ def _arrays_in(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
                 with archive.open(name) as file:
                     shape, _, dtype = _READ_HEADER[np.lib.format.read_magic(file)](file)
                 found[name.removesuffix(".npy")] = dtype.str, shape[1:]
-    return found
+    return {name: layout for name, layout in found.items() if not name.endswith(BORDER)}
 
 
 def _shown(layout: tuple[str, tuple[int, ...]] | None) -> str:

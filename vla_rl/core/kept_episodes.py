@@ -20,7 +20,7 @@ from vla_rl.core.postponed import write
 from vla_rl.core.records import Array
 
 Kept = TypeVar("Kept")
-_BORDER = ".border"  # after a name: where its array is cut into episodes
+BORDER = ".border"  # after a name: where its array is cut into episodes
 _MORE = "more."  # before the names of what is not of episodes
 _FORMAT, _VERSION = "format", 1
 
@@ -95,7 +95,7 @@ def _write(path: Path, episodes: Sequence[Any], arrays: dict[str, Any]) -> None:
         parts = [row[name] for row in rows]
         if isinstance(parts[0], np.ndarray):
             borders = np.cumsum([len(part) for part in parts])[:-1]
-            arrays |= {name: np.concatenate(parts), name + _BORDER: borders}
+            arrays |= {name: np.concatenate(parts), name + BORDER: borders}
         else:
             arrays[name] = np.array(parts)
     np.savez(path, **arrays)
@@ -117,7 +117,7 @@ def _rows(kind: type[Any], data: Mapping[str, Array]) -> list[dict[str, Any]]:
         if name in data:
             columns[name] = _parts(data, name)
             continue
-        named = {n: _parts(data, n) for n in data if n.startswith(f"{name}.") and not n.endswith(_BORDER)}
+        named = {n: _parts(data, n) for n in data if n.startswith(f"{name}.") and not n.endswith(BORDER)}
         records = zip(*named.values(), strict=True)
         columns[name] = [{n.removeprefix(f"{name}."): x for n, x in zip(named, r, strict=True)} for r in records]
     counts = {len(parts) for parts in columns.values() if parts}
@@ -127,8 +127,8 @@ def _rows(kind: type[Any], data: Mapping[str, Array]) -> list[dict[str, Any]]:
 
 
 def _parts(data: Mapping[str, Array], name: str) -> list[Any]:
-    if name + _BORDER in data:
-        return np.split(data[name], data[name + _BORDER])
+    if name + BORDER in data:
+        return np.split(data[name], data[name + BORDER])
     if data[name].ndim != 1:
         raise ValueError(f"{name} is not cut into episodes")
     return data[name].tolist()

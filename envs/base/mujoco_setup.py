@@ -21,7 +21,7 @@ _GL_REMEDY = {
     "egl": "install it (Debian, Ubuntu: apt-get install libegl1) or set MUJOCO_GL=osmesa",
 }
 # Threads of Mesa's llvmpipe beside the one that draws. With any, Mesa may free a fence that such a thread is still
-# unlocking (``lp_fence_signalled`` reads without the lock). Two busy env workers died of it three times in 40 minutes.
+# unlocking (``lp_fence_signalled`` reads without the lock). Two busy env workers died of it three times in 44 minutes.
 _DRAWING_THREADS = "0"
 _GL_LIBRARIES = {"osmesa": ("OSMesa", "libOSMesa.so.8", "libOSMesa.so.6"), "egl": ("EGL", "libEGL.so.1")}
 

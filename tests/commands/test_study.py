@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from vla_rl.commands import study
 from vla_rl.commands.cli import main
 from vla_rl.commands.study import is_complete, plan_runs, read_study
 from vla_rl.commands.study_figures import Saving, evaluated_steps, summarize, summarize_throughput, time_to
 from vla_rl.core.errors import UserError
+from vla_rl.observability import heartbeat
 
 SHIPPED = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
 TINY = """
@@ -127,7 +129,9 @@ def test_control_steps_to_a_success_rate_beside_the_baseline() -> None:
 
 
 @pytest.mark.slow
-def test_a_study_runs_and_shows_and_repeats_nothing(tmp_path, capsys):
+def test_a_study_runs_and_shows_and_repeats_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(heartbeat, "SILENCE_S", 1.0)  # its runs are short
+    monkeypatch.setattr(study, "_LOOK_S", 0.2)
     file = _write(tmp_path, TINY + "baseline: plain\nthresholds: {{greedy: 0.5}}")
     command = ["study", str(file), "--runs", str(tmp_path), "--json", str(tmp_path / "a.json")]
     assert main([*command, "--jobs", "2", "--output", str(tmp_path / "a.png")]) == 0

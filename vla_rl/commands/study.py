@@ -165,24 +165,24 @@ def execute_all(config: Path, missing: Sequence[Run], jobs: int, console: Consol
 
     with ThreadPoolExecutor(jobs) as pool, ProgressDisplay(console, "iterations of all runs", to_do) as progress:
         runs = {pool.submit(unless_over, run): run for run in missing}
-        under_way = set(runs)
+        under_way, reached = set(runs), {future: _iterations(run) for future, run in runs.items()}
         try:
             while under_way:
                 ended, under_way = wait(under_way, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
                 for future in ended:
                     future.result()
+                    reached[future] = runs[future].config.train.iterations  # also if its time was up before
                     say(console, f"{len(missing) - len(under_way)} of {len(missing)}: {runs[future]} is complete")
-                now = ", ".join(str(runs[future]) for future in under_way if future.running())
-                progress.update(sum(map(_iterations, missing)) - before, now)
+                running = {future: runs[future] for future in under_way if future.running()}
+                reached |= {future: _iterations(run) for future, run in running.items()}
+                progress.update(sum(reached.values()) - before, ", ".join(map(str, running.values())))
         except BaseException:
             over.set()
             raise
 
 
 def _iterations(run: Run) -> int:
-    """How many it has behind it; of a complete one, whose time may have been up, all."""
-    if is_complete(run):
-        return run.config.train.iterations
+    """How many it has behind it."""
     try:
         return int(read_metrics(run.folder)[-1]["iteration"])
     except UserError:  # it has not recorded any

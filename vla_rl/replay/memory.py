@@ -160,7 +160,7 @@ class DrawingRule:
     """Which chunks are drawn how often.
 
     Attributes:
-        successes: share of chunks of successful episodes, as long as there are both kinds; None: as they come.
+        successes: share of chunks of successful episodes, if the memory has both kinds; None: as many as it has.
         tasks_evenly: whether each task has the same share, of successes and of others.
         half_life: an episode counts half as much when so many newer ones are there; None: age does not count.
     """

@@ -21,7 +21,7 @@ _NARROWED = 2.0  # nats a number that a density has lost: its deviation is a sev
 _LOW_ESS = 0.5  # healthy: at least 0.7; 0.36 to 0.43, by eight uses of each episode, did harm
 _MUCH_STALE = 0.1  # share of the finished episodes; healthy: at most 0.02
 _NO_VARIANCE = 0.05  # healthy: at least 0.15 after 30 updates, but for the tabletop, where PPO learns without
-_BIASED = 0.3  # of the highest return
+_BIASED = 0.3  # of the highest mean return of an update, or of 1, a success
 _WARM = 30  # updates after which a value head explains something
 _SOLVED = 0.9
 
@@ -140,11 +140,12 @@ def critic_expects_too_much(run: Recorded) -> Verdict | None:
     bias, most = run.typical("learner/critic_bias"), max(1.0, run.values("rollout/return").max(initial=0.0))
     if len(run.values("learner/critic_bias")) < WINDOW or not bias > _BIASED * most or run.learns:
         return None
-    rest = "algo.critic_successes=null or a higher algo.cloning"
+    clones = run.setting("algo.cloning") is not None
+    rest = "algo.critic_successes=null" + " or a higher algo.cloning" * clones
     never = run.setting("algo.bootstrap") == "never"
     return Verdict(
-        f"learner/critic_bias has the median {bias:.2g} in the last {WINDOW} updates: by so much it rates chunks above "
-        f"what follows, of at most {most:.2g} for an episode. Success does not rise.",
+        f"learner/critic_bias has the median {bias:.2g} in the last {WINDOW} updates: by so much the critic rates "
+        "chunks above what followed them. Success does not rise.",
         f"Set {rest}." if never else f"Set algo.bootstrap=never if the time limit is part of the task; else {rest}.",
     )
 

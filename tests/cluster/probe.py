@@ -90,6 +90,7 @@ def look_at_session() -> None:
     import ray
 
     from tests.cluster import probe
+    from tests.processes import answers, listening
     from vla_rl.cluster.processes.common import working_in
     from vla_rl.cluster.ray_session import RaySession
     from vla_rl.config.run_config import RunConfig
@@ -100,13 +101,12 @@ def look_at_session() -> None:
         actor = actor.options(max_concurrency=4, **session.placed(0)).remote()
         seen = ray.get(actor.look.remote(), timeout=60)
         others = psutil.Process().children(recursive=True)
-        sockets = [c for p in (psutil.Process(), *others) for c in p.net_connections("inet")]
-        seen["listens"] = sorted({c.laddr.ip for c in sockets if c.status == psutil.CONN_LISTEN})
-        for process in others:
-            process.send_signal(signal.SIGTERM)
+        seen["listens"] = sorted(listening([psutil.Process(), *others]))
+        answers(others, lambda process: process.send_signal(signal.SIGTERM))
         time.sleep(1)
         again = ray.get(actor.look.remote(), timeout=60)
-        alive = sorted(p.name() for p in others if p.is_running() and p.status() != psutil.STATUS_ZOMBIE)
+        states = answers(others, lambda process: (process.name(), process.status()))
+        alive = sorted(name for name, status in states if status != psutil.STATUS_ZOMBIE)
         address = ray.get_runtime_context().gcs_address
         seen["answers"] = [answer_to(token, address) for token in (os.environ["RAY_AUTH_TOKEN"], None, "0" * 64)]
         seen |= hung_node(session, actor) | failed_update(actor)

@@ -19,6 +19,7 @@ from envs import env_spec
 from tests import ROOT
 from tests.cluster.ray_nodes import NODE, RayNodes, two_ray_nodes
 from tests.metrics_page import undocumented
+from tests.processes import answers
 from vla_rl.cluster import ray_session
 from vla_rl.cluster.launcher import Launcher
 from vla_rl.commands.chaos.training_run import ledger
@@ -116,11 +117,11 @@ class LinkKiller(Callback):
     def on_iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
         if iteration != 1:
             return
-        for process in psutil.Process().children(recursive=True):
-            title = " ".join(process.cmdline())
+        children = psutil.Process().children(recursive=True)
+        for pid, title in answers(children, lambda process: (process.pid, " ".join(process.cmdline()))):
             for name in ("GatewayProcess", "RequestRelayProcess"):
                 if name in title and name not in self.killed:
-                    os.kill(process.pid, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
                     self.killed.append(name)
 
 

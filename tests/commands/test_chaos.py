@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import psutil
 import pytest
 import yaml
 
-from vla_rl.commands.chaos.command import Schedule, chosen, torment
+from tests.processes import answers, listening
+from vla_rl.commands.chaos.command import Schedule, chosen, inject, torment
 from vla_rl.commands.chaos.faults import FAULTS
 from vla_rl.commands.chaos.report import is_sound, summarize, write_report
 from vla_rl.commands.chaos.resources import draw_resources, sampled
@@ -37,6 +40,13 @@ def test_the_command_knows_the_faults() -> None:
     assert set(chosen("all")) == set(FAULTS) - {"tree"}
     with pytest.raises(UserError, match="--faults kill,flood: 'flood' is none; choose from all, none, kill"):
         chosen("kill,flood")
+
+
+def test_a_victim_that_ends_before_its_fault_comes_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        victim = psutil.Process(process.pid)
+    monkeypatch.setitem(FAULTS, "kill", lambda run, rng: victim.kill())
+    assert inject("kill", None, None) is None
 
 
 def test_a_ledger_that_did_not_add_up_once_is_a_failure() -> None:
@@ -118,9 +128,7 @@ def test_a_run_gets_over_faults_of_all_kinds(config: Path, tmp_path: Path) -> No
         if len(events) == len(kinds):
             run.stop()
         if len(events) == 1:
-            sockets = [c for process in run.processes() for c in process.net_connections("inet")]
-            hosts = {c.laddr.ip.removeprefix("::ffff:") for c in sockets if c.status == psutil.CONN_LISTEN}
-            assert hosts == {"127.0.0.1"}, "nothing listens to other machines"
+            assert listening(run.processes()) == {"127.0.0.1"}, "nothing listens to other machines"
     assert {event.kind for event in events} == set(kinds), run.tail()
     assert run.starts == 2, "only a killed driver needs the command again"
     said = run.log.read_text()
@@ -134,7 +142,7 @@ def test_a_run_gets_over_faults_of_all_kinds(config: Path, tmp_path: Path) -> No
     assert run.process.returncode == 0
     assert run.checkpoints()[-1].name == f"{len(records):06d}"
     _, alive = psutil.wait_procs(processes, timeout=20)
-    assert not alive, [process.cmdline() for process in alive]
+    assert not alive, answers(alive, psutil.Process.cmdline)
     assert not [path for pid in drivers for path in shared_root().glob(f"vla_rl-{pid}-*")]
     summary = summarize([{"kind": e.kind, "time": e.time, "seconds": e.seconds, "resumed": e.resumed} for e in events],
                         run.folder, run.folder)  # fmt: skip

@@ -163,6 +163,6 @@ def test_an_address_without_a_cluster_is_refused(capsys: pytest.CaptureFixture[s
 def test_a_machine_without_a_node_is_not_kept_waiting(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vla_rl.cluster.ray_session.psutil.process_iter", list)
+    monkeypatch.setattr("vla_rl.cluster.ray_session.psutil.process_iter", lambda attrs: [])
     assert main(["doctor", "--cluster", "auto"]) == 2
     assert "no Ray node runs here" in capsys.readouterr().err

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.metrics_page import undocumented
+from tests.processes import answers
 from vla_rl.cluster.fork_request import FOLDER
 from vla_rl.commands.checkpoints import Checkpoints
 from vla_rl.commands.cli import main
@@ -88,7 +89,7 @@ def test_a_run_leaves_a_complete_folder_and_nothing_else(tmp_path, monkeypatch, 
     files = [path for path in run.rglob("*") if path.is_file()]
     assert not [path for path in files if any(secret in path.read_bytes() for secret in secrets)]
     assert not _own_leftovers()
-    children = [p.name() for p in psutil.Process().children(recursive=True)]
+    children = answers(psutil.Process().children(recursive=True), psutil.Process.name)
     assert not [name for name in children if "ray" in name.lower()]
 
 
@@ -194,8 +195,8 @@ def test_being_asked_to_stop_by_a_scheduler_ends_cleanly_with_a_checkpoint(tmp_p
     """Schedulers tell all processes of a job."""
     process = _start(tmp_path, train=LONG)
     _wait_for_iteration(tmp_path / "run", 2, process)
-    for each in (*psutil.Process(process.pid).children(recursive=True), process):
-        each.send_signal(signal.SIGTERM)
+    answers(psutil.Process(process.pid).children(recursive=True), lambda child: child.send_signal(signal.SIGTERM))
+    process.send_signal(signal.SIGTERM)
     _stopped_cleanly(tmp_path / "run", process)
 
 

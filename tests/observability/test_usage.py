@@ -97,7 +97,9 @@ def test_the_network_is_measured_where_there_is_one() -> None:
 
 
 def test_swapped_memory_is_that_of_all_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
-    processes = 1 + len(psutil.Process().children(recursive=True))
+    children = [psutil.Process(), psutil.Process()]  # its own may end meanwhile
+    monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: children)
+    processes = 1 + len(children)
     monkeypatch.setattr(Path, "read_text", lambda path: "Name:\tx\nVmSwap:\t  524288 kB\n")
     assert swapped_gib() == 0.5 * processes
     monkeypatch.setattr(Path, "read_text", lambda path: "Name:\tkernel thread\n")

@@ -262,7 +262,8 @@ def require_cluster(address: str | None, key: str = _KEY) -> None:
 
 def _join_ray(address: str, key: str = _KEY) -> None:
     require_cluster(address, key)
-    if not any(process.name() == _NODE_PROCESS for process in psutil.process_iter()):  # Ray would wait for a minute
+    names = (process.info["name"] for process in psutil.process_iter(["name"]))
+    if _NODE_PROCESS not in names:  # Ray would wait for a minute
         reason = "this machine does not belong to one: no Ray node runs here"
         raise UserError(_NOT_JOINED.format(key=key, address=address, reason=reason, start=_START))
     try:

@@ -111,8 +111,8 @@ def torment(run: TrainingRun, schedule: Schedule, say: Callable[[str], object]) 
             deck = deck or rng.sample(kinds, len(kinds))
             kind = deck.pop()
             began = time.time()
-            if run.process.poll() is not None or (injected := FAULTS[kind](run, rng)) is None:
-                deck.insert(0, kind)  # there is nothing yet that it could hurt
+            if run.process.poll() is not None or (injected := inject(kind, run, rng)) is None:
+                deck.insert(0, kind)
                 continue
             event = _await_recovery(run, kind, injected, began)
             say(f"{kind} ({event.what}): {event.seconds:.1f} s until the next trained batch")
@@ -135,6 +135,14 @@ def _await_recovery(run: TrainingRun, kind: str, injected: Injected, began: floa
             time.sleep(_POLL_S)
         trained = _next_batch(run, time.time())
     return Event(kind, injected.what, began, trained - began, run.starts - starts)
+
+
+def inject(kind: str, run: TrainingRun, rng: random.Random) -> Injected | None:
+    """A fault of this kind, from now on; None if there is nothing yet that it could hurt."""
+    try:
+        return FAULTS[kind](run, rng)
+    except psutil.NoSuchProcess:  # its victim has ended before it came
+        return None
 
 
 def _is_over(injected: Injected) -> bool:

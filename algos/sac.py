@@ -4,8 +4,8 @@
     L_π = − mean Q(s, a) / scale − α · mean H(π(s)) + cloning · mean (mean of π(s) − executed)²
     aim = r + γ^n min Q_target(s', a')                    entropy_in_aim: + γ^n α · mean H(π(s'))
 
-H is the entropy of a normal distribution, which is known exactly. Nothing is squashed: the critic rates the numbers as
-they were drawn, and a simulator limits them.
+H is the entropy of a normal distribution, which is known exactly. Nothing is squashed: the critic rates chunks within
+the simulator's limits, and means beyond are drawn back (``algos.td_losses.excess_loss``).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class TD3BC(GradientAlgorithm):
 
     def chunks_after(self, means: Tensor, deviations: Tensor | None, noise: Tensor) -> Tensor:
         clip = self.config.target_clip
-        return (means + (self.config.target_noise * noise).clamp(-clip, clip)).clamp(-1.0, 1.0)
+        return means + (self.config.target_noise * noise).clamp(-clip, clip)
 
     def actor_loss(self, acted: Acted, alpha: float) -> Tensor:
         from algos.td_losses import td3_bc_loss  # loads torch

@@ -94,6 +94,15 @@ def imagined_loss(q: Tensor, gains: Tensor) -> Tensor:
     return (q - q.mean(dim=1, keepdim=True) - gains[:, :, None]).square().sum(dim=2).mean()
 
 
+def excess_loss(means: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Mean over n chunks of ``Σ (x − clip(x, low, high))²`` over their numbers x, ``means`` [n, ...].
+
+    A critic that rates what a simulator executes has no slope beyond its limits: nothing else would bring an actor back
+    (Hausknecht & Stone, arXiv:1511.04143, section 5, show how actors drift away, and other remedies).
+    """
+    return (means - means.clamp(low, high)).square().flatten(1).sum(dim=1).mean()
+
+
 def rating_scale(q: Tensor) -> Tensor:
     """``max(mean |Q|, LEAST_Q)``, without gradient: what is divided by it has size 1 whatever the returns are.
 

@@ -20,6 +20,7 @@ from algos.td_losses import (
     bin_targets,
     chunk_return,
     conservative_loss,
+    excess_loss,
     hl_gauss_loss,
     imagined_loss,
     return_of_chunks,
@@ -97,6 +98,21 @@ def test_the_actor_follows_the_critic_and_stays_near_executed_actions() -> None:
     assert not given[1].grad[~torch.from_numpy(executed)].any(), "what was not executed is not cloned"
     small = td3_bc_loss(0.01 * given[0], *given[1:], cloning=0.7).item()
     assert small == pytest.approx(-0.01 * q.mean() / 0.2 + 0.7 * distance, abs=1e-10), "noise around 0 stays small"
+
+
+def test_an_actor_is_brought_back_from_beyond_the_limits() -> None:
+    rng = np.random.default_rng(6)
+    means, low, high = rng.normal(size=(N, K, A)), rng.uniform(-1, -0.5, (K, A)), rng.uniform(0.5, 1, (K, A))
+    beyond = [max(0.0, low[k, a] - means[i, k, a]) + max(0.0, means[i, k, a] - high[k, a])
+              for i in range(N) for k in range(K) for a in range(A)]  # fmt: skip
+    given = torch.from_numpy(means).requires_grad_()
+    loss = excess_loss(given, torch.from_numpy(low), torch.from_numpy(high))
+    assert loss.item() == pytest.approx(sum(x**2 for x in beyond) / N, abs=1e-10)
+    loss.backward()
+    assert torch.equal(given.grad != 0, torch.tensor(beyond).reshape(N, K, A) > 0), "what is within stays"
+    inwards = given.grad[(means > high)]
+    assert len(inwards)
+    assert (inwards > 0).all()
 
 
 @pytest.mark.parametrize("in_aim", [False, True])

@@ -298,6 +298,37 @@ def test_the_target_equals_the_critic_while_it_warms_up() -> None:
     assert all(torch.equal(online, target) for online, target in pairs)
 
 
+def test_the_critic_rates_what_a_simulator_executes() -> None:
+    learner = made("algo.critic_reads=features", "algo.critic_warmup=1000")
+    learner.policy.set_statistics(np.array([[-0.5] * A, [0.5] * A], np.float32), np.zeros((2, SPEC.proprio_dim)))
+    learner.update(acted())
+    critic = learner._critic
+    state, chunk = critic.state(learner._seen(*some_states(4)), torch.randn(4, 32)), torch.full((4, K, A), 9.0)
+    ends = [torch.tensor(x, dtype=torch.float32) for x in (SPEC.actions.low, SPEC.actions.high)]
+    highest = (2 * ends[1]).expand(4, K, A)  # 1 stands for 0.5
+    assert torch.equal(critic.rate(state, chunk), critic.rate(state, highest))
+    assert not torch.equal(critic.rate(state, chunk), critic.rate(state, 0.9 * highest))
+
+
+@pytest.mark.parametrize("algo", ["td3_bc", "sac"])
+def test_an_actor_stays_where_a_simulator_can_follow(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where more seems better and better, and nothing is cloned."""
+    found = {}
+    for limited in (True, False):
+        learner = made("algo.critic_reads=features", "algo.cloning=0", "learner.lr=3e-2", algo=algo)
+        if not limited:
+            monkeypatch.setattr(learner.policy, "action_limits", lambda ends: None)
+        learner.update(acted())
+        monkeypatch.setattr(learner._critic, "rate", lambda state, chunk: chunk.flatten(1).sum(dim=1, keepdim=True))
+        for step in range(60):
+            t = learner._drawn(None, np.random.default_rng(step))
+            learner._actor_step(t, np.random.default_rng(step))
+        seen = learner._seen(t.before, t.task)
+        found[limited] = learner._choices(seen, t.record).means.mean().item()
+    assert 0.5 < found[True] < 1.5
+    assert found[False] > 3
+
+
 @pytest.mark.parametrize("changes", [(), ("algo.cql_coef=0.5", "algo.critic_reads=features")])
 def test_a_soft_actor_trains_its_deviation(changes: tuple[str, ...]) -> None:
     """From a deviation of 0.3, entropy 0.215: it is raised, and alpha rises or falls towards the target."""

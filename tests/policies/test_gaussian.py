@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -37,6 +38,15 @@ def test_elapsed_time_reaches_the_value_alone(value_time: bool) -> None:
     images, proprio = torch.zeros(3, 1, 16, 16, 3, dtype=torch.uint8), torch.rand(3, 3, generator=generator)
     seen = PolicyInput(images, proprio, torch.zeros(3).long(), torch.linspace(0, 1, 3))
     check_elapsed_time(policy, seen, {"noise": torch.randn(3, K, A, generator=generator)}, is_read=value_time)
+
+
+def test_limits_of_actions_are_in_the_units_of_the_network() -> None:
+    policy = OfProprioception.build_policy(GaussianPolicyConfig(chunk_size=K), SPEC, seed=0)
+    policy.set_statistics(np.array([[-0.5] * A, [0.25] * A], np.float32), np.zeros((2, 3), np.float32))
+    ends = np.stack([np.full((K, A), -1.0, np.float32), np.full((K, A), 1.0, np.float32)])
+    limits = policy.action_limits(ends)
+    assert limits[:, 0, 0].tolist() == pytest.approx([-1 - 0.5 / 0.375, 1 + 0.75 / 0.375])
+    assert np.allclose(policy.decode({"actions": limits}), ends, atol=1e-6)
 
 
 def test_a_checkpoint_knows_its_tasks_by_their_instructions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -126,6 +126,13 @@ def test_actions_are_in_the_units_of_the_data(folder: Path) -> None:
 # --- the distribution ---
 
 
+def test_limits_of_actions_may_lie_beyond_those_of_the_data(folder: Path) -> None:
+    policy, ends = build(folder), np.stack([np.full((2, 7), -1.0), np.full((2, 7), 1.0)]).astype(np.float32)
+    limits = policy.action_limits(ends)
+    assert np.abs(limits).max() > 1
+    assert np.allclose(policy.decode({"actions": limits}), ends, atol=1e-5)
+
+
 def test_logprobs_are_laplaces_and_the_learners_are_the_samplers(folder: Path) -> None:
     policy = build(folder, noise_scale=0.2)
     actions, logprobs, values = act(policy)

@@ -20,7 +20,9 @@ _LEAST_DEVIATION = 1e-3  # meters, or radians
 
 
 class EnsembleCritic(nn.Module):
-    """Q(s, a) of each member: [N, members]; V(s), if it has ``values``."""
+    """Q(s, a) of each member: [N, members]; V(s), if it has ``values``. It rates what a simulator would execute."""
+
+    limits: Tensor  # [2, K A], or [2, 1]
 
     def __init__(
         self,
@@ -33,9 +35,15 @@ class EnsembleCritic(nn.Module):
         *,
         readout: Readout | None = None,
         values: bool = False,
+        limits: Tensor | None = None,
     ) -> None:
-        """``given``: numbers of the features or of the state; ``chunk``: of one chunk of actions."""
+        """``given``: numbers of the features or of the state; ``chunk``: of one chunk of actions.
+
+        ``limits`` float32 [2, K, A]: of these actions; to the simulator, all beyond are the same. None: no limits.
+        """
         super().__init__()
+        ends = torch.tensor([[-torch.inf], [torch.inf]]) if limits is None else limits.sort(dim=0).values.flatten(1)
+        self.register_buffer("limits", ends, persistent=False)
         self.readout = readout or Scalar()
         images = len(spec.views), spec.image_size
         self.cameras = Cameras(*images, CHANNELS, CAMERA_WIDTH) if reads == "images" else None
@@ -62,7 +70,7 @@ class EnsembleCritic(nn.Module):
         return self.readout.loss(found, aim), self.readout.value(found)
 
     def _found(self, state: Tensor, actions: Tensor) -> Tensor:
-        inputs = torch.cat([state, actions.flatten(1)], dim=1)
+        inputs = torch.cat([state, actions.flatten(1).clamp(*self.limits)], dim=1)
         return torch.stack([member(inputs) for member in self.members], dim=1)
 
     def value(self, state: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from algos.off_policy import Acted, GradientAlgorithm
-from algos.td_losses import executed_mean, return_of_chunks, td_aim
+from algos.td_losses import excess_loss, executed_mean, return_of_chunks, td_aim
 from vla_rl.learner.chunk_critic import EnsembleCritic
 from vla_rl.learner.entropy_weight import EntropyWeight
 from vla_rl.learner.off_policy import ActorAim, OffPolicyLearner
@@ -81,6 +81,7 @@ class GradientLearner(OffPolicyLearner):
         executed = self._executed(t)
         acted = Acted(q, means, output.entropy, self._tensor(t.actions), executed)
         loss = self.algorithm.actor_loss(acted, self._entropy.alpha)
+        loss = loss + excess_loss(means.flatten(1), *self._critic.limits)
         entropy = executed_mean(output.entropy.detach(), executed).item()
         self._entropy.step(entropy)
         return loss, {"actor_q": q.mean().item(), "entropy": entropy, "alpha": self._entropy.alpha}

@@ -306,12 +306,20 @@ class OffPolicyLearner(TrainedPolicy, ABC):
                 torch.manual_seed(self.config.seed)
                 sizes = given, chunk, c.critics, c.critic_width
                 readout = Bins(c.q_min, c.q_max, c.q_bins) if c.critic_loss == "hl_gauss" else Scalar()
-                made = EnsembleCritic(c.critic_reads, self._spec, *sizes, readout=readout, values=c.rates_states)
+                limits, rates = self._limits(), c.rates_states
+                made = EnsembleCritic(c.critic_reads, self._spec, *sizes, readout=readout, values=rates, limits=limits)
             if isinstance(made.scale, Standardized):
                 made.scale.fit(torch.from_numpy(self.memory.states()))
             self._inputs = given, chunk
             self._pair = CriticPair(made.to(self._device), c.critic_lr, fused=True)
         return self._pair
+
+    def _limits(self) -> Tensor | None:
+        """[2, K, A]: see ``EnsembleCritic``."""
+        actions = self._spec.actions
+        ends = np.array([actions.low, actions.high], np.float32)[:, None].repeat(self.config.policy.chunk_size, axis=1)
+        found = self.policy.action_limits(ends)
+        return None if found is None else torch.from_numpy(found)
 
     def _own_state(self) -> dict[str, Tensor]:
         """What a subclass learns beside critic and actor."""

@@ -61,6 +61,8 @@ def test_its_chunk_follows_from_the_noise_as_that_of_the_policy_itself(steered: 
     density = torch.distributions.Normal(output.means, 0.2).log_prob(noise).sum(dim=(1, 2))
     torch.testing.assert_close(output.logprobs.sum(dim=(1, 2)), density, atol=1e-3, rtol=0)
     assert np.array_equal(steered.normalized_actions({"noise": noise.numpy()}), noise.numpy())
+    assert steered.action_limits(np.ones((2, 2, A), np.float32)) is None, "noise has none"
+    assert np.array_equal(plain.action_limits(np.ones((2, 2, A), np.float32)), np.ones((2, 2, A)))
 
 
 def test_only_the_small_network_and_the_value_head_are_trained(steered: Pi0) -> None:

@@ -206,6 +206,9 @@ class FlowPolicy(Policy):
     def normalized_actions(self, record: Mapping[str, Array]) -> Array:
         return record["actions" if self.steering is None else "noise"]
 
+    def action_limits(self, ends: Array) -> Array | None:
+        return self.normalize_actions(ends) if self.steering is None else None
+
     def _first_random_step(self, drawn: Tensor) -> Tensor:
         """Its number, int64 [N], in each row. ``drawn``: numbers [N] from [0, 1), by which it is chosen."""
         latest = self.noisy_steps - self.recorded_steps

@@ -137,6 +137,13 @@ class Policy(nn.Module, ABC):
     def normalized_actions(self, record: Mapping[str, Array]) -> Array:
         """The actions of recorded decisions as a network reads them: float32 [n, K, A], about -1 to 1."""
 
+    def action_limits(self, ends: Array) -> Array | None:
+        """What ``normalized_actions`` are of the simulator's lowest and highest actions: both are float32 [2, K, A].
+
+        None where they are nothing that a simulator limits.
+        """
+        return self.normalized_actions(self.encode(ends, np.random.default_rng(0)))
+
     @property
     def has_reference(self) -> bool:
         """Whether the policy still holds the weights that it began with, next to those it trains."""

@@ -101,6 +101,11 @@ class OpenVLARegression(OpenVLA):
     def normalized_actions(self, record: Mapping[str, Array]) -> Array:
         return record["actions"]
 
+    def action_limits(self, ends: Array) -> Array | None:
+        """Without the limits of ``encode``, which are those of demonstrations: ``decode`` has none."""
+        scale, shift = self.codec.bounds.affine()
+        return (ends * np.asarray(scale) + np.asarray(shift)).astype(np.float32)
+
     @property
     def has_reference(self) -> bool:
         """False, also with adapters: training overwrites the head."""

@@ -298,7 +298,7 @@ def test_the_target_equals_the_critic_while_it_warms_up() -> None:
     assert all(torch.equal(online, target) for online, target in pairs)
 
 
-def test_the_critic_rates_what_a_simulator_executes() -> None:
+def test_the_critic_rates_what_a_simulator_executes(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = made("algo.critic_reads=features", "algo.critic_warmup=1000")
     learner.policy.set_statistics(np.array([[-0.5] * A, [0.5] * A], np.float32), np.zeros((2, SPEC.proprio_dim)))
     learner.update(acted())
@@ -308,6 +308,11 @@ def test_the_critic_rates_what_a_simulator_executes() -> None:
     highest = (2 * ends[1]).expand(4, K, A)  # 1 stands for 0.5
     assert torch.equal(critic.rate(state, chunk), critic.rate(state, highest))
     assert not torch.equal(critic.rate(state, chunk), critic.rate(state, 0.9 * highest))
+    monkeypatch.setattr(learner.policy, "action_limits", lambda ends: -ends * np.eye(A, dtype=np.float32)[0])
+    low, high = learner._limits()
+    assert (low[:, 0] < high[:, 0]).all(), "in any order"
+    assert (low[:, 1:] == -np.inf).all(), "what never changes has none"
+    assert (high[:, 1:] == np.inf).all()
 
 
 @pytest.mark.parametrize("algo", ["td3_bc", "sac"])

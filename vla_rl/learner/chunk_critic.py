@@ -42,7 +42,7 @@ class EnsembleCritic(nn.Module):
         ``limits`` float32 [2, K, A]: of these actions; to the simulator, all beyond are the same. None: no limits.
         """
         super().__init__()
-        ends = torch.tensor([[-torch.inf], [torch.inf]]) if limits is None else limits.sort(dim=0).values.flatten(1)
+        ends = torch.tensor([[-torch.inf], [torch.inf]]) if limits is None else limits.flatten(1)
         self.register_buffer("limits", ends, persistent=False)
         self.readout = readout or Scalar()
         images = len(spec.views), spec.image_size

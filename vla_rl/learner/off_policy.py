@@ -318,8 +318,11 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         """[2, K, A]: see ``EnsembleCritic``."""
         actions = self._spec.actions
         ends = np.array([actions.low, actions.high], np.float32)[:, None].repeat(self.config.policy.chunk_size, axis=1)
-        found = self.policy.action_limits(ends)
-        return None if found is None else torch.from_numpy(found)
+        if (found := self.policy.action_limits(ends)) is None:
+            return None
+        ordered = np.sort(found, axis=0)
+        ordered[:, np.ptp(ordered, axis=0) == 0] = [[-np.inf], [np.inf]]  # what never changes does what it always did
+        return torch.from_numpy(ordered)
 
     def _own_state(self) -> dict[str, Tensor]:
         """What a subclass learns beside critic and actor."""

@@ -8,7 +8,7 @@ Actors with continuous actions follow the critic's gradient (``GradientAlgorithm
 
     V(s') = min Q_target(s', a')           a': ``chunks_after``
     L_Q   has also cql_coef · (log mean exp Q(s, other) − Q(s, a))
-    L_π   has also the squared excess of its chunks over the simulator's limits
+    L_π   has also the squared excess of its means over the simulator's limits
 
 Data come from a replay memory (``vla_rl.replay.memory``), so that an episode serves many updates.
 """

@@ -110,7 +110,7 @@ def test_an_actor_is_brought_back_from_beyond_the_limits() -> None:
     assert loss.item() == pytest.approx(sum(x**2 for x in beyond) / N, abs=1e-10)
     loss.backward()
     assert torch.equal(given.grad != 0, torch.tensor(beyond).reshape(N, K, A) > 0), "what is within stays"
-    inwards = given.grad[(means > high)]
+    inwards = given.grad[means > high]
     assert len(inwards)
     assert (inwards > 0).all()
 

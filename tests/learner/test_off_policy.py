@@ -298,6 +298,26 @@ def test_the_target_equals_the_critic_while_it_warms_up() -> None:
     assert all(torch.equal(online, target) for online, target in pairs)
 
 
+def test_the_actors_rate_warms_up_from_its_own_first_step_on(tmp_path: Path) -> None:
+    """Not while the critic is trained alone; also in a run that is resumed."""
+    changes = "algo.critic_warmup=30", "learner.warmup_iterations=2", "learner.lr_schedule=linear", "train.iterations=7"
+    learner, found = made(*changes), []
+    for version in range(6):
+        metrics = learner.update(acted(version, version))
+        found.append((metrics["learner/lr"], metrics.get("learner/optimizer_steps", 0.0)))
+        if version == 3:
+            learner.save(tmp_path)
+            learner = made(*changes)
+            learner.load(tmp_path)
+    alone = [lr for lr, steps in found if not steps]
+    assert 2 <= len(alone) <= 3, "the critic's updates alone"
+    assert not any(alone)
+    rates = [lr for lr, _ in found[len(alone) :]]
+    left = 7 - len(alone) - 2  # updates from the third one of the actor on, over which the rate falls to 0
+    expected = [1 / 3, 2 / 3, 1.0, 1.0 - 1 / left]
+    assert rates == pytest.approx([1e-3 * share for share in expected[: len(rates)]])
+
+
 def test_the_critic_rates_what_a_simulator_executes(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = made("algo.critic_reads=features", "algo.critic_warmup=1000")
     learner.policy.set_statistics(np.array([[-0.5] * A, [0.5] * A], np.float32), np.zeros((2, SPEC.proprio_dim)))

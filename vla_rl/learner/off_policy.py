@@ -93,6 +93,7 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         self._inputs = 0, 0  # these, and the numbers of a chunk
         self._step = 0  # of the critic, over the whole run
         self._owed = 0.0  # part of a step
+        self._first_version: int | None = None  # whose update trains the actor
 
     def update(self, batch: SuperBatch) -> dict[str, float]:
         """Take in the new episodes and make the steps they allow. Returns metrics.
@@ -102,9 +103,6 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         c = self.algorithm.config
         with self.meter.time("train"):
             time.sleep(self.config.learner.latency_ms * 1e-3)
-            factor = self.config.learner.policy_lr_factor(batch.policy_version, 0, self.config.train.iterations)
-            group = self._optimizer.param_groups[0]
-            group["lr"] = group["peak_lr"] * factor
             self._temperature = self.config.policy.temperature_at(batch.policy_version)
             record = {name: batch.record[name] for name in self._recorded}
             actions = self.policy.normalized_actions(record)
@@ -114,6 +112,7 @@ class OffPolicyLearner(TrainedPolicy, ABC):
             metrics = self._surprise(new)
             self.memory.add(new)
             self._owed += c.updates_per_step * float(sum(e.num_steps.sum() for e in new))
+            metrics["lr"] = self._set_lr(batch.policy_version)
             sums: dict[str, list[float]] = defaultdict(list)
             while self._owed >= 1:
                 self._owed -= 1
@@ -121,8 +120,20 @@ class OffPolicyLearner(TrainedPolicy, ABC):
                     sums[name].append(value)
             self._end_update()
             metrics |= {name: float(np.sum(x) if name.endswith("_steps") else np.mean(x)) for name, x in sums.items()}
-            metrics |= self.memory.metrics() | {"lr": group["lr"]}
+            metrics |= self.memory.metrics()
             return {f"learner/{name}": value for name, value in metrics.items()}
+
+    def _set_lr(self, version: int) -> float:
+        """The actor's learning rate in the update of this version: it warms up from its own first step on."""
+        c = self.algorithm.config
+        first_step = c.actor_every * math.ceil(c.critic_warmup / c.actor_every)
+        if self._first_version is None and self._step + int(self._owed) > first_step:
+            self._first_version = version
+        first = version + 1 if self._first_version is None else self._first_version
+        factor = self.config.learner.policy_lr_factor(version, first, self.config.train.iterations)
+        group = self._optimizer.param_groups[0]
+        group["lr"] = group["peak_lr"] * factor
+        return float(group["lr"])
 
     def _kept(self, episodes: list[StoredEpisode]) -> list[StoredEpisode]:
         """As the memory keeps them: what frozen weights make of the images replaces these, if no critic reads them."""
@@ -334,7 +345,8 @@ class OffPolicyLearner(TrainedPolicy, ABC):
     def save(self, folder: Path) -> None:
         """Also the critic and the memory."""
         super().save(folder)
-        count = torch.tensor([self._step, self._owed, *self._inputs], dtype=torch.float64)
+        first = -1 if self._first_version is None else self._first_version
+        count = torch.tensor([self._step, self._owed, *self._inputs, first], dtype=torch.float64)
         state = {"count.all": count, **{f"{_OWN}{name}": x for name, x in self._own_state().items()}}
         save_tensors(state | ({} if self._pair is None else self._pair.state()), folder / _CRITIC)
         self.memory.save(folder / _MEMORY)
@@ -344,8 +356,8 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         state = load_tensors(folder / _CRITIC, self._device)
         self.memory.load(folder / _MEMORY)
         self._load_own({name.removeprefix(_OWN): x for name, x in state.items() if name.startswith(_OWN)})
-        step, self._owed, given, chunk = state["count.all"].tolist()
-        self._step = int(step)
+        step, self._owed, given, chunk, first = state["count.all"].tolist()
+        self._step, self._first_version = int(step), None if first < 0 else int(first)
         if any(name.startswith("online.") for name in state):
             self._made(int(given), int(chunk)).load(state)
 

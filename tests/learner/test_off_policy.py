@@ -23,6 +23,7 @@ from vla_rl.config.loading import ConfigError, load_config
 from vla_rl.core.errors import UserError
 from vla_rl.core.machine import free_port
 from vla_rl.core.records import STATE, STATE_AFTER, EnvSpec, SuperBatch
+from vla_rl.core.tensor_files import load_tensors, save_tensors
 from vla_rl.learner.build import make_learner
 from vla_rl.learner.off_policy import OffPolicyLearner
 from vla_rl.learner.process_group import join_ranks
@@ -316,6 +317,10 @@ def test_the_actors_rate_warms_up_from_its_own_first_step_on(tmp_path: Path) -> 
     left = 7 - len(alone) - 2  # updates from the third one of the actor on, over which the rate falls to 0
     expected = [1 / 3, 2 / 3, 1.0, 1.0 - 1 / left]
     assert rates == pytest.approx([1e-3 * share for share in expected[: len(rates)]])
+    state = load_tensors(tmp_path / "off_policy.safetensors", torch.device("cpu"))
+    save_tensors(state | {"count.all": state["count.all"][:4]}, tmp_path / "off_policy.safetensors")
+    learner.load(tmp_path)
+    assert learner._first_version == 0, "as an earlier commit counted, which saved no such number"
 
 
 def test_the_critic_rates_what_a_simulator_executes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,8 @@ class EnsembleCritic(nn.Module):
     ) -> None:
         """``given``: numbers of the features or of the state; ``chunk``: of one chunk of actions.
 
-        ``limits`` float32 [2, K, A]: of these actions; to the simulator, all beyond are the same. None: no limits.
+        ``limits`` float32 [2, K, A]: the lowest and the highest of these actions; to the simulator, all beyond are the
+        same. None: no limits.
         """
         super().__init__()
         ends = torch.tensor([[-torch.inf], [torch.inf]]) if limits is None else limits.flatten(1)

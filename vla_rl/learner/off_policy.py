@@ -125,9 +125,8 @@ class OffPolicyLearner(TrainedPolicy, ABC):
 
     def _set_lr(self, version: int) -> float:
         """The actor's learning rate in the update of this version: it warms up from its own first step on."""
-        c = self.algorithm.config
-        first_step = c.actor_every * math.ceil(c.critic_warmup / c.actor_every)
-        if self._first_version is None and self._step + int(self._owed) > first_step:
+        steps = range(self._step, self._step + int(self._owed))
+        if self._first_version is None and any(map(self._trains_actor, steps)):
             self._first_version = version
         first = version + 1 if self._first_version is None else self._first_version
         factor = self.config.learner.policy_lr_factor(version, first, self.config.train.iterations)
@@ -160,6 +159,10 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         rule = self.algorithm.config.bootstrap
         return batch.truncated if rule == "truncated" else np.full_like(batch.truncated, rule == "always")
 
+    def _trains_actor(self, step: int) -> bool:
+        c = self.algorithm.config
+        return step >= c.critic_warmup and step % c.actor_every == 0
+
     def _one_step(self) -> dict[str, float]:
         c, number = self.algorithm.config, self._step
         self._step += 1
@@ -167,7 +170,7 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         drawn = self._drawn(c.critic_successes, rng)
         with self._lease(), self._timer.time("critic_step", c.batch):
             metrics = self._critic_step(drawn, rng, 1.0 if number < c.critic_warmup else c.target_rate)
-        if number >= c.critic_warmup and number % c.actor_every == 0:
+        if self._trains_actor(number):
             drawn = self._drawn(c.actor_successes, rng)
             with self._lease():
                 of_actor = self._actor_step(drawn, rng)
@@ -356,7 +359,8 @@ class OffPolicyLearner(TrainedPolicy, ABC):
         state = load_tensors(folder / _CRITIC, self._device)
         self.memory.load(folder / _MEMORY)
         self._load_own({name.removeprefix(_OWN): x for name, x in state.items() if name.startswith(_OWN)})
-        step, self._owed, given, chunk, first = state["count.all"].tolist()
+        step, self._owed, given, chunk, *rest = state["count.all"].tolist()
+        (first,) = rest or (0,)  # earlier commits counted from the start of the run
         self._step, self._first_version = int(step), None if first < 0 else int(first)
         if any(name.startswith("online.") for name in state):
             self._made(int(given), int(chunk)).load(state)

@@ -28,7 +28,7 @@ def test_the_first_signal_asks_and_is_acknowledged_and_the_second_interrupts(
 ) -> None:
     before = signal.getsignal(number)
     with StopRequest() as stop:
-        stop.graceful = True
+        stop.begin()
         os.kill(os.getpid(), number)
         assert stop.requested
         assert "stopping with a checkpoint" in capfd.readouterr().err
@@ -41,6 +41,23 @@ def test_while_a_run_starts_the_first_signal_interrupts(capfd: pytest.CaptureFix
     with StopRequest(), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGTERM)
     assert "interrupted: ending all processes of the run" in capfd.readouterr().err
+
+
+class _Finalized:
+    """Python drops what a finalizer raises, as of the callbacks of some libraries."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_start_ends_where_its_interrupt_was_dropped() -> None:
+    with StopRequest() as stop:
+        finalized = _Finalized()
+        del finalized
+        assert stop.requested  # and the start has gone on
+        with pytest.raises(KeyboardInterrupt):
+            stop.begin()
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.requested = False
         self.graceful = False
+        self._interrupted = False
         self._previous: dict[int, signal.Handlers | int | None] = {}
 
     def __enter__(self) -> Self:
@@ -37,6 +38,15 @@ class StopRequest:
             handler = signal.signal(number, self._on_signal)
             self._previous.setdefault(number, handler)  # type: ignore[arg-type]
 
+    def begin(self) -> None:
+        """From here on the first signal asks. Raises KeyboardInterrupt if one has interrupted already.
+
+        Python drops an exception that is raised within a finalizer or a library's callback: the start has gone on then.
+        """
+        if self._interrupted:
+            raise KeyboardInterrupt
+        self.graceful = True
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
@@ -47,4 +57,5 @@ class StopRequest:
         with contextlib.suppress(OSError):  # standard error may be closed
             os.write(2, _INTERRUPTED if interrupts else _ACKNOWLEDGED)  # at once, whatever the main thread is doing
         if interrupts:
+            self._interrupted = True
             raise KeyboardInterrupt

@@ -29,6 +29,7 @@ NOT_HEALTHY["libero_offpolicy/cheese-pilot4.jsonl"] = "too-little-data"  # one e
 NOT_HEALTHY["chaos/td3_bc.jsonl"] = "value-head-explains-nothing"  # in its first 80 updates
 RUNS = {path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.jsonl")}
 PPO, GRPO = "libero_ppo_cpu/seed0_mujoco337.jsonl", "libero_grpo_cpu/grpo-seed1.jsonl"
+TD3_BC = "libero_offpolicy/td3_bc-seed1.jsonl"
 Value = float | Callable[[float, int], float]
 
 
@@ -62,6 +63,7 @@ FAULTS: list[tuple[str, str, dict[str, Value], dict[str, Any]]] = [
     ("learning-rate-too-high", PPO, {"learner/approx_kl": lambda old, _: 20 * old}, {}),
     ("learning-rate-too-low", PPO, {"learner/update_kl": 1e-5} | at_success(0.5), {}),
     ("learning-rate-too-low", PPO, {"learner/lr": 0.0}, {}),
+    ("learning-rate-too-low", TD3_BC, {"learner/lr": 0.0}, {"algo": {"critic_warmup": 1500}}),  # steps
     (
         "kl-beyond-its-bound",
         PPO,

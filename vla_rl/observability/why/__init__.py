@@ -38,7 +38,7 @@ _KL, _RETURN, _EXPLAINED = "learner/update_kl|learner/approx_kl", "rollout/retur
 CAUSES = (
     Cause("Optimizer steps were skipped", updates.nan_steps, ("learner/skipped_steps",)),
     Cause("The learning rate is too high", updates.learning_rate_too_high, (_KL, "learner/lr")),
-    Cause("The learning rate is too low", updates.learning_rate_too_low, (_KL, "learner/lr")),
+    Cause("The learning rate is too low", updates.learning_rate_too_low, ("learner/lr",)),
     Cause("Updates go beyond algo.target_kl", updates.kl_beyond_its_bound, ("learner/update_kl",)),
     Cause("Nearly all actions are at a limit", episodes.actions_saturated, ("rollout/action_saturation",), "likely"),
     Cause("Actions hardly move anything", episodes.normalization_missing, ("rollout/action_middle",), "likely"),

@@ -186,5 +186,8 @@ def _of(run: Recorded) -> str:
 
 
 def _warmup(run: Recorded) -> int:
-    """First updates, which do not train the policy."""
+    """First updates, which do not train the policy. An off-policy algorithm's setting counts steps of its critic."""
+    if len(run.values("learner/critic_steps")):
+        trained = run.points("learner/actor_loss")[0]
+        return int(trained[0] if len(trained) else run.metrics[-1]["iteration"])
     return run.setting("algo.value_warmup", 0) + run.setting("algo.critic_warmup", 0)

@@ -28,7 +28,7 @@ def test_the_first_signal_asks_and_is_acknowledged_and_the_second_interrupts(
 ) -> None:
     before = signal.getsignal(number)
     with StopRequest() as stop:
-        stop.begin()
+        stop.become_graceful()
         os.kill(os.getpid(), number)
         assert stop.requested
         assert "stopping with a checkpoint" in capfd.readouterr().err
@@ -57,7 +57,7 @@ def test_a_start_ends_where_its_interrupt_was_dropped() -> None:
         del finalized
         assert stop.requested  # and the start has gone on
         with pytest.raises(KeyboardInterrupt):
-            stop.begin()
+            stop.become_graceful()
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ class StopRequest:
             handler = signal.signal(number, self._on_signal)
             self._previous.setdefault(number, handler)  # type: ignore[arg-type]
 
-    def begin(self) -> None:
+    def become_graceful(self) -> None:
         """From here on the first signal asks. Raises KeyboardInterrupt if one has interrupted already.
 
         Python drops an exception that is raised within a finalizer or a library's callback: the start has gone on then.

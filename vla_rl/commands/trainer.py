@@ -108,7 +108,7 @@ class Trainer:
         self._outcomes = self._outline["played"], self._outline["succeeded"]
         self.folder.begin()
         self.cluster.call_store("open")
-        self.stop.begin()
+        self.stop.become_graceful()
 
     def due(self, every: int) -> bool:
         """Whether something that happens every so many updates happens now; never with 0."""

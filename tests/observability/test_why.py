@@ -26,6 +26,10 @@ NOT_HEALTHY = {f"libero_offpolicy/cloning-seed{n}.jsonl": "learning-rate-too-hig
 for name in ("control-seed3", *(f"original_assets-seed{n}" for n in (1, 2, 3))):
     NOT_HEALTHY[f"libero_offpolicy/{name}.jsonl"] = "data-too-stale"
 NOT_HEALTHY["libero_offpolicy/cheese-pilot4.jsonl"] = "too-little-data"  # one episode in thirty succeeds
+for n in (1, 3):  # the same, at first
+    NOT_HEALTHY[f"libero_offpolicy/weak_spatial-seed{n}.jsonl"] = "too-little-data"
+for n in (2, 3):  # while the actor falls
+    NOT_HEALTHY[f"libero_offpolicy/critic_images-seed{n}.jsonl"] = "critic-expects-too-much"
 NOT_HEALTHY["chaos/td3_bc.jsonl"] = "value-head-explains-nothing"  # in its first 80 updates
 RUNS = {path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.jsonl")}
 PPO, GRPO = "libero_ppo_cpu/seed0_mujoco337.jsonl", "libero_grpo_cpu/grpo-seed1.jsonl"

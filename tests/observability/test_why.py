@@ -30,6 +30,8 @@ for n in (1, 3):  # the same, at first
     NOT_HEALTHY[f"libero_offpolicy/weak_spatial-seed{n}.jsonl"] = "too-little-data"
 for n in (2, 3):  # while the actor falls
     NOT_HEALTHY[f"libero_offpolicy/critic_images-seed{n}.jsonl"] = "critic-expects-too-much"
+# It falls to 0 %.
+NOT_HEALTHY["libero_offpolicy/sac-no-cloning-seed1.jsonl"] = "critic-expects-too-much too-little-data"
 NOT_HEALTHY["chaos/td3_bc.jsonl"] = "value-head-explains-nothing"  # in its first 80 updates
 RUNS = {path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.jsonl")}
 PPO, GRPO = "libero_ppo_cpu/seed0_mujoco337.jsonl", "libero_grpo_cpu/grpo-seed1.jsonl"
@@ -190,7 +192,7 @@ def test_recorded_runs_have_no_fault_at_any_time(name: str) -> None:
     run = Recorded.of(RESULTS / name)
     updates = [*range(1, len(run.metrics), max(3, len(run.metrics) // 15)), len(run.metrics)]
     found = {fault for n in updates for fault in faults(judge(replace(run, metrics=run.metrics[:n])))}
-    assert found == ({NOT_HEALTHY[name]} if name in NOT_HEALTHY else set())
+    assert found == {*NOT_HEALTHY.get(name, "").split()}
 
 
 def test_a_control_does_not_learn_because_its_learning_rates_are_zero() -> None:

@@ -126,12 +126,25 @@ def too_little_data(run: Recorded) -> Verdict | None:
     episodes, success = run.typical("rollout/episodes"), run.values("rollout/success")
     if len(success) < WINDOW:
         return None
+    if len(remembered := run.values("learner/memory_episodes")):
+        return _too_little_remembered(remembered[-1], run.last("learner/memory_success"))
     seen = episodes * float(success[-WINDOW:].mean())
     if episodes * run.setting("train.reuse", 1) >= _FEW_EPISODES and not 0 < seen < 1:
         return None
     return Verdict(
         f"An update has {episodes:.0f} new episodes, {seen:.1f} of them successful: chance decides where it goes.",
         "Raise train.batch_episodes (recipes have 16 to 64), or train.reuse with train.max_staleness.",
+    )
+
+
+def _too_little_remembered(episodes: float, success: float) -> Verdict | None:
+    """Of a replay memory, in which few new episodes are no fault: all are drawn many times."""
+    if not 0 < episodes * success < _FEW_EPISODES:
+        return None
+    return Verdict(
+        f"The memory has {episodes:.0f} episodes, {episodes * success:.0f} of them successful: the critic hardly knows "
+        "what succeeds.",
+        "Begin with a better clone (more sft.demo_episodes or sft.updates), or add demonstrations (algo.demos).",
     )
 
 

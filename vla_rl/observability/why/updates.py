@@ -140,14 +140,22 @@ def critic_expects_too_much(run: Recorded) -> Verdict | None:
     bias, most = run.typical("learner/critic_bias"), max(1.0, run.values("rollout/return").max(initial=0.0))
     if len(run.values("learner/critic_bias")) < WINDOW or not bias > _BIASED * most or run.learns:
         return None
-    clones = run.setting("algo.cloning") is not None
-    rest = "algo.critic_successes=null" + " or a higher algo.cloning" * clones
-    never = run.setting("algo.bootstrap") == "never"
     return Verdict(
         f"learner/critic_bias has the median {bias:.2g} in the last {WINDOW} updates: by so much the critic rates "
         "chunks above what followed them. Success does not rise.",
-        f"Set {rest}." if never else f"Set algo.bootstrap=never if the time limit is part of the task; else {rest}.",
+        _restraint(run),
     )
+
+
+def _restraint(run: Recorded) -> str:
+    """What keeps an actor from following its critic's errors."""
+    cloning = run.setting("algo.cloning")
+    if cloning == 0 and run.setting("policy.steer") is None:  # a policy that chooses noise cannot clone
+        return "Set algo.cloning=2: an actor that does not stay near executed chunks follows the critic's errors."
+    rest = "algo.critic_successes=null" + " or a higher algo.cloning" * bool(cloning)
+    if run.setting("algo.bootstrap") == "never":
+        return f"Set {rest}."
+    return f"Set algo.bootstrap=never if the time limit is part of the task; else {rest}."
 
 
 def _teaching(run: Recorded) -> str:

@@ -127,7 +127,8 @@ def too_little_data(run: Recorded) -> Verdict | None:
     if len(success) < WINDOW:
         return None
     if len(remembered := run.values("learner/memory_episodes")):
-        return _too_little_remembered(remembered[-1], run.last("learner/memory_success"))
+        takes_demos = run.setting("policy.steer") is None  # demonstrations hold no noise
+        return _too_little_remembered(remembered[-1], run.last("learner/memory_success"), takes_demos)
     seen = episodes * float(success[-WINDOW:].mean())
     if episodes * run.setting("train.reuse", 1) >= _FEW_EPISODES and not 0 < seen < 1:
         return None
@@ -137,14 +138,15 @@ def too_little_data(run: Recorded) -> Verdict | None:
     )
 
 
-def _too_little_remembered(episodes: float, success: float) -> Verdict | None:
+def _too_little_remembered(episodes: float, success: float, takes_demos: bool) -> Verdict | None:
     """Of a replay memory, in which few new episodes are no fault: all are drawn many times."""
     if not 0 < episodes * success < _FEW_EPISODES:
         return None
     return Verdict(
         f"The memory has {episodes:.0f} episodes, {episodes * success:.0f} of them successful: the critic hardly knows "
         "what succeeds.",
-        "Begin with a better clone (more sft.demo_episodes or sft.updates), or add demonstrations (algo.demos).",
+        "Begin with a better clone (more sft.demo_episodes or sft.updates)"
+        + (", or add demonstrations (algo.demos)." if takes_demos else "."),
     )
 
 
